@@ -1,0 +1,40 @@
+# Two commands from a bare clone:  make train  and  make test.  The first call of each installs into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train test check format benchmark clean
+
+train: .venv/.run
+	$(BIN)/unisono train recipes/digits.toml
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -q
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: .venv/.dev
+	$(BIN)/python benchmarks/allreduce_on_one_node/run.py
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "unisono needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.run: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich]'
+	@touch $@
+
+.venv/.dev: .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich,dev]'
+	@touch $@

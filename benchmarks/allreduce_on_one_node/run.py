@@ -1,0 +1,76 @@
+"""Runs the benchmark with 2 and with 4 ranks, writes results.json and prints the table.
+
+    python benchmarks/allreduce_on_one_node/run.py
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.launch import find_mpiexec
+
+HERE = Path(__file__).parent
+
+
+def run(ranks: int) -> dict[str, Any]:
+    """What `measure.py` found on `ranks` ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, str(HERE / "measure.py"), f"{folder}/store"]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=1800, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), "")
+    return {
+        "processor": model or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Medians, ratios and the quartiles of the window's time, a line for each size."""
+    head = (
+        "| bytes | window us (quartiles) | anywhere us | library us | gloo us | copy us "
+        "| library/window | gloo/window | copy/window | library/anywhere |"
+    )
+    lines = [f"{found['ranks']} ranks, {found['library']}", "", head, "| ---: " * 10 + "|"]
+    for row in found["sizes"]:
+        median = {name: row[name]["median_us"] for name in ("window", "anywhere", "library", "gloo", "copy")}
+        window = median["window"]
+        spread = f"{row['window']['lower_us']:.1f}-{row['window']['upper_us']:.1f}"
+        times = " | ".join(f"{median[name]:.1f}" for name in ("anywhere", "library", "gloo", "copy"))
+        ratios = " | ".join(f"{median[name] / window:.2f}" for name in ("library", "gloo", "copy"))
+        last = median["library"] / median["anywhere"]
+        lines.append(f"| {row['bytes']} | {window:.1f} ({spread}) | {times} | {ratios} | {last:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    results = {"machine": machine(), "runs": [run(ranks) for ranks in (2, 4)]}
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    for found in results["runs"]:
+        print(table(found), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The order of samples: a pure function of (seed, epoch, step), the same on every rank and on any number of ranks.
+
+10 samples, batches of 4, 2 ranks:
+
+    epoch's permutation   7 2 9 4 | 0 5 1 8 | 3 6
+    step                     0         1       2
+    rank 0                 7 2       0 5      3
+    rank 1                 9 4       1 8      6
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.schedules.pieces import bounds
+
+
+def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order in which an epoch sees the samples."""
+    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(samples)
+
+
+def steps_of(samples: int, batch: int) -> int:
+    """Steps of an epoch; the last may be short."""
+    return -(-samples // batch)
+
+
+def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int) -> NDArray[np.int64]:
+    """The samples of one rank in one step of an epoch whose order is given: its part of the global batch."""
+    whole = order[step * batch : (step + 1) * batch]
+    start, stop = bounds(len(whole), ranks, rank)
+    return whole[start:stop]

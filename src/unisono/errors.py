@@ -1,0 +1,48 @@
+"""Every error that Unisono raises on purpose.
+
+    UnisonoError
+    ├── UsageError            what was asked for cannot be done; the command line answers with one line and exit code 2
+    │   ├── RecipeError       a recipe or a --set has an unknown key, a wrong type or a value out of range
+    │   ├── LaunchError       the ranks cannot be started: no mpiexec, no MPI library, a wrong number
+    │   ├── CheckpointError   no checkpoint of a run is whole, or it does not fit the model
+    │   ├── TensorError       a tensor that the collectives cannot carry
+    │   └── TableError        a table of choices has an unknown name, a bad size or a gap
+    ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
+    └── MismatchError         ranks called different collectives, or the same with different tensors
+"""
+
+
+class UnisonoError(Exception):
+    """The root: catch this to catch them all."""
+
+
+class UsageError(UnisonoError):
+    """What was asked for cannot be done as asked; the message says what to change."""
+
+
+class RecipeError(UsageError):
+    """A recipe, or a value set on the command line, is not understood."""
+
+
+class LaunchError(UsageError):
+    """Ranks cannot be started as asked."""
+
+
+class CheckpointError(UsageError):
+    """A run cannot be resumed from what its directory holds."""
+
+
+class TensorError(UsageError):
+    """The collectives cannot carry this tensor."""
+
+
+class TableError(UsageError):
+    """A table of choices cannot be read."""
+
+
+class ScheduleError(UnisonoError):
+    """A schedule is wrong; the message names the rank, the lane, the round and the transfer."""
+
+
+class MismatchError(UnisonoError):
+    """Ranks disagree about the collective they are in; the message names two ranks and both calls."""

@@ -1,0 +1,58 @@
+"""How ranks are started: whether this process already is one, and the command that starts several."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from unisono.errors import LaunchError
+
+SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
+"""Where launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS say how many ranks they started."""
+
+EXTRA = "install one with: pip install 'unisono[mpich]'"
+
+
+def ranks_started(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher started, this process among them; None when no launcher did.
+
+    Slurm's batch script has SLURM_PROCID too, but is no rank: only a step of `srun` has SLURM_STEP_ID.
+    """
+    for name in SIZE_VARIABLES:
+        if name in environment:
+            return int(environment[name])
+    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
+        return int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
+    return None
+
+
+def find_mpiexec() -> Path:
+    """The mpiexec beside this Python, else the first on PATH. Raises LaunchError naming the extra that brings one."""
+    beside = Path(sys.prefix) / "bin" / "mpiexec"
+    if beside.exists():
+        return beside
+    found = shutil.which("mpiexec")
+    if found is None:
+        raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {EXTRA}")
+    return Path(found)
+
+
+def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The command that runs `python -m unisono ARGUMENTS` on `ranks` ranks of this machine."""
+    return [str(mpiexec), "-n", str(ranks), sys.executable, "-m", "unisono", *arguments]
+
+
+def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[str, str]:
+    """The environment of the ranks: what this process has, and what they cannot find out behind a launcher's pipe.
+
+    Open MPI refuses more ranks than cores, and root; on one machine, asked for by number, both are meant.
+    """
+    extra = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    if os.geteuid() == 0:
+        extra |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if terminal:  # Rich reads these
+        extra |= {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
+    return {**environment, **extra}

@@ -1,0 +1,48 @@
+"""Alltoall, sum, allgather: every rank owns a chunk, collects all parts of it, sums them, and gives the sum to all.
+
+    round 0: everyone sends chunk r to rank r          round 1: rank r sends its sum of chunk r to everyone
+
+4 ranks (`2→1` sends chunk 2 to rank 1, `+2←3` sums it into place, `2←3` replaces):
+
+            round 0                     round 1
+    rank 0  1→1 2→2 3→3 +0←1 +0←2 +0←3  0→1 0→2 0→3 1←1 2←2 3←3
+    rank 1  2→2 3→3 0→0 +1←2 +1←3 +1←0  1→2 1→3 1→0 2←2 3←3 0←0
+    rank 2  3→3 0→0 1→1 +2←3 +2←0 +2←1  2→3 2→0 2→1 3←3 0←0 1←1
+    rank 3  0→0 1→1 2→2 +3←0 +3←1 +3←2  3→0 3→1 3→2 0←0 1←1 2←2
+
+Rounds: 2. Bytes sent by each rank: 2n(p-1)/p. Each chunk is summed at one place in one go, so a sum is rounded once:
+Theano-MPI (section 3.2) builds ASA, and ASA16 with halves on the wire, on this. Between two rounds nobody but its owner
+touches a chunk; on shared memory this lets both rounds melt into one sweep (`transports/sweep.py`).
+"""
+
+from unisono.schedules.schedule import Program, Round, add, receive, send
+
+
+def part_reduce(rank: int, ranks: int) -> Program:
+    """Reduce-scatter: rank r ends with chunk r whole. 1 round, n(p-1)/p bytes sent by each."""
+    return Program(ranks, ((_collect(rank, ranks),),) if ranks > 1 else ((),))
+
+
+def part_broadcast(rank: int, ranks: int) -> Program:
+    """All-gather: rank r gives chunk r, all end with all. 1 round, n(p-1)/p bytes sent by each."""
+    return Program(ranks, ((_give(rank, ranks),),) if ranks > 1 else ((),))
+
+
+def direct(rank: int, ranks: int) -> Program:
+    """Allreduce: `part_reduce`, then `part_broadcast`."""
+    return Program(ranks, ((_collect(rank, ranks), _give(rank, ranks)),) if ranks > 1 else ((),))
+
+
+def _collect(rank: int, ranks: int) -> Round:
+    others = _others(rank, ranks)
+    return (*(send(peer, peer) for peer in others), *(add(peer, rank) for peer in others))
+
+
+def _give(rank: int, ranks: int) -> Round:
+    others = _others(rank, ranks)
+    return (*(send(peer, rank) for peer in others), *(receive(peer, peer) for peer in others))
+
+
+def _others(rank: int, ranks: int) -> list[int]:
+    """The other ranks, each rank beginning with the one after it, so that no rank is everyone's first."""
+    return [(rank + k) % ranks for k in range(1, ranks)]

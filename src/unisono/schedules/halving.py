@@ -1,0 +1,71 @@
+"""Recursive halving, then recursive doubling, ranks numbered in order; any number of ranks.
+
+4 ranks, 4 chunks. Partners are p/2 apart at first, then closer; each sends the half that its partner keeps:
+
+            round 0       round 1   round 2  round 3
+    rank 0  2-3→2 +0-1←2  1→1 +0←1  0→1 1←1  0-1→2 2-3←2
+    rank 1  2-3→3 +0-1←3  0→0 +1←0  1→0 0←0  0-1→3 2-3←3
+    rank 2  0-1→0 +2-3←0  3→3 +2←3  2→3 3←3  2-3→0 0-1←0
+    rank 3  0-1→1 +2-3←1  2→2 +3←2  3→2 2←2  2-3→1 0-1←1
+
+Rounds: 2 log2 p. Bytes sent by each rank: 2n(p-1)/p. The largest messages go to the farthest ranks, which costs dearly
+where supernodes share an uplink (swCaffe section 5.1, equations 2 and 3).
+
+When p is no power of two, 2^k < p < 2^(k+1): each of the first p - 2^k odd ranks first shares its sum with the even rank
+before it, half and half, and gets the result from it at the end. With 3 ranks (2 chunks):
+
+            round 0   round 1  round 2   round 3  round 4
+    rank 0  1→1 +0←1  1←1      1→2 +0←2  0→2 1←2  0-1→1
+    rank 1  0→0 +1←0  1→0      0-1←0
+    rank 2  0→0 +1←0  1→0 0←0
+
+That adds 3 rounds and, for an even rank with a partner, 3n/2 bytes sent.
+Source: Thakur, Rabenseifner and Gropp, 2005; swCaffe section 5.1.
+"""
+
+from unisono.schedules.schedule import Program, Round, add, receive, send
+
+
+def halving(rank: int, ranks: int) -> Program:
+    """Allreduce. The payload is cut into as many chunks as the largest power of two that is not above `ranks`."""
+    core = 1 << (ranks.bit_length() - 1)
+    folded = ranks - core
+    if rank >= 2 * folded:
+        return Program(core, (_core(rank - folded, core, folded),))
+    before, after = _fold(rank, core)
+    inner = _core(rank // 2, core, folded) if rank % 2 == 0 else ()
+    return Program(core, (before + inner + after,))
+
+
+def _fold(rank: int, core: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+    """The rounds before and after the core for a rank of a pair (even, odd)."""
+    half = core // 2
+    if rank % 2 == 0:
+        odd = rank + 1
+        return (
+            ((send(odd, half, half), add(odd, 0, half)), (receive(odd, half, half),)),
+            ((send(odd, 0, core),),),
+        )
+    even = rank - 1
+    return (
+        ((send(even, 0, half), add(even, half, half)), (send(even, half, half),)),
+        ((receive(even, 0, core),),),
+    )
+
+
+def _core(place: int, core: int, folded: int) -> tuple[Round, ...]:
+    """The rounds of place `place` among `core` places, a power of two."""
+
+    def who(other: int) -> int:
+        return 2 * other if other < folded else other + folded
+
+    halvings: list[Round] = []
+    doublings: list[Round] = []
+    distance = core // 2
+    while distance:
+        partner = place ^ distance
+        mine, theirs = place & -distance, partner & -distance  # first chunk of the half that each of the two keeps
+        halvings.append((send(who(partner), theirs, distance), add(who(partner), mine, distance)))
+        doublings.insert(0, (send(who(partner), mine, distance), receive(who(partner), theirs, distance)))
+        distance //= 2
+    return (*halvings, *doublings)

@@ -1,0 +1,47 @@
+"""Cuts a payload into the pieces that fly at once, and each piece into the chunks of a schedule.
+
+    piece-major (allreduce)        | 0 1 2 3 | 0 1 2 3 | 0 1 2 3 |      a span of chunks is one stretch of memory
+    chunk-major (part_reduce, ...) | 0 0 0 | 1 1 1 | 2 2 2 | 3 3 3 |    rank r's chunk is one stretch of memory
+
+Each piece goes through the whole schedule by itself; several do so at once, so that links stay busy between rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def bounds(length: int, parts: int, number: int) -> tuple[int, int]:
+    """First and one-past-last element of part `number` when `length` elements are cut into `parts` equal parts.
+
+    >>> [bounds(10, 4, part) for part in range(4)]
+    [(0, 2), (2, 5), (5, 7), (7, 10)]
+    """
+    return length * number // parts, length * (number + 1) // parts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`length` elements in `pieces` pieces of `chunks` chunks each."""
+
+    length: int
+    chunks: int
+    pieces: int
+    chunk_major: bool = False
+
+    def region(self, piece: int, chunk: int, span: int = 1) -> slice:
+        """Where the `span` chunks from `chunk` of one piece lie. A chunk-major cut has no spans above 1."""
+        if self.chunk_major:
+            assert span == 1, "chunk-major chunks of one piece do not touch"
+            start, stop = bounds(self.length, self.chunks, chunk)
+            first, last = bounds(stop - start, self.pieces, piece)
+            return slice(start + first, start + last)
+        start, stop = bounds(self.length, self.pieces, piece)
+        first, _ = bounds(stop - start, self.chunks, chunk)
+        _, last = bounds(stop - start, self.chunks, chunk + span - 1)
+        return slice(start + first, start + last)
+
+
+def cut(length: int, chunks: int, largest: int, chunk_major: bool = False) -> Cut:
+    """The cut with the fewest pieces in which no chunk of a piece is above `largest` elements."""
+    return Cut(length, chunks, max(1, -(-length // (chunks * max(1, largest)))), chunk_major)

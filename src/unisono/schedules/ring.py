@@ -1,0 +1,44 @@
+"""The ring: sums travel once around, then the finished sums travel around once more.
+
+    0 → 1 → 2 → 3 → 0          chunk c is summed along c+1 → c+2 → ... → c, where it is whole
+
+4 ranks; in each round a rank sends one chunk ahead and takes one from behind (`2→1` sends chunk 2 to rank 1, `+2←3` sums it into place, `2←3` replaces):
+
+            round 0   round 1   round 2   round 3  round 4  round 5
+    rank 0  3→1 +2←3  2→1 +1←3  1→1 +0←3  0→1 3←3  3→1 2←3  2→1 1←3
+    rank 1  0→2 +3←0  3→2 +2←0  2→2 +1←0  1→2 0←0  0→2 3←0  3→2 2←0
+    rank 2  1→3 +0←1  0→3 +3←1  3→3 +2←1  2→3 1←1  1→3 0←1  0→3 3←1
+    rank 3  2→0 +1←2  1→0 +0←2  0→0 +3←2  3→0 2←2  2→0 1←2  1→0 0←2
+
+Rounds: 2(p-1). Bytes sent by each rank: 2n(p-1)/p, the least possible; every link carries the same.
+Source: Patarasuk and Yuan, 2009; DIMD section 4.2 names it beside its trees.
+"""
+
+from unisono.schedules.schedule import Program, Round, add, receive, send
+
+
+def part_reduce(rank: int, ranks: int) -> Program:
+    """Reduce-scatter around the ring: rank r ends with chunk r whole. p-1 rounds, n(p-1)/p bytes sent by each."""
+    return Program(ranks, (_sums(rank, ranks),))
+
+
+def part_broadcast(rank: int, ranks: int) -> Program:
+    """All-gather around the ring: rank r gives chunk r, all end with all. p-1 rounds, n(p-1)/p bytes sent by each."""
+    return Program(ranks, (_copies(rank, ranks),))
+
+
+def ring(rank: int, ranks: int) -> Program:
+    """Allreduce: `part_reduce`, then `part_broadcast`."""
+    return Program(ranks, (_sums(rank, ranks) + _copies(rank, ranks),))
+
+
+def _sums(rank: int, ranks: int) -> tuple[Round, ...]:
+    ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
+    return tuple(
+        (send(ahead, (rank - k - 1) % ranks), add(behind, (rank - k - 2) % ranks)) for k in range(ranks - 1)
+    )
+
+
+def _copies(rank: int, ranks: int) -> tuple[Round, ...]:
+    ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
+    return tuple((send(ahead, (rank - k) % ranks), receive(behind, (rank - k - 1) % ranks)) for k in range(ranks - 1))

@@ -1,0 +1,178 @@
+"""Proves a schedule right for one number of ranks, by running it on sets of contributions instead of numbers.
+
+Every chunk at every rank holds the set of ranks whose contributions are in it. Messages are handed over only when both
+ends are in the round that names them (rule 3 of `schedule.py`), so a schedule that passes needs no buffering anywhere.
+
+    allreduce        begins {r} everywhere,                ends {0..p-1} in every chunk of every rank
+    part_reduce      begins {r} everywhere,                ends {0..p-1} in chunk r of rank r
+    part_broadcast   begins {0..p-1} in chunk r of rank r, ends {0..p-1} in every chunk of every rank
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from enum import Enum
+from itertools import combinations
+from typing import NamedTuple
+
+from unisono.errors import ScheduleError
+from unisono.schedules.schedule import Action, Algorithm, Program, Round, Transfer
+
+Held = list[list[frozenset[int]]]
+"""For each rank and each chunk: whose contributions are in it."""
+
+
+class Goal(Enum):
+    """What a schedule is for."""
+
+    ALLREDUCE = "allreduce"
+    PART_REDUCE = "part_reduce"
+    PART_BROADCAST = "part_broadcast"
+
+
+class _Message(NamedTuple):
+    chunk: int
+    span: int
+    contents: tuple[frozenset[int], ...]
+
+
+def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE) -> None:
+    """Raise ScheduleError unless the schedule reaches its goal on `ranks` ranks.
+
+    Checked: every contribution arrives, exactly once; no rank waits forever; no message is left over; messages are taken
+    in the order and the shape they were sent; no two transfers race for a chunk. Costs O(ranks^2 x chunks).
+    """
+    programs = [algorithm(rank, ranks) for rank in range(ranks)]
+    for rank, program in enumerate(programs):
+        _check_alone(rank, ranks, program, programs[0].chunks)
+    held = _begin(ranks, programs[0].chunks, goal)
+    _Run(programs, held).finish()
+    everyone = frozenset(range(ranks))
+    for rank, chunks in enumerate(held):
+        for chunk, contributions in enumerate(chunks):
+            if contributions != everyone and (goal is not Goal.PART_REDUCE or chunk == rank):
+                missing = sorted(everyone - contributions)
+                raise ScheduleError(f"rank {rank} ends with chunk {chunk} lacking the contributions of ranks {missing}")
+
+
+def _begin(ranks: int, chunks: int, goal: Goal) -> Held:
+    if goal is not Goal.ALLREDUCE and chunks != ranks:
+        raise ScheduleError(f"{goal.value} on {ranks} ranks needs {ranks} chunks, one for each rank, not {chunks}")
+    if goal is Goal.PART_BROADCAST:
+        everyone = frozenset(range(ranks))
+        return [[everyone if chunk == rank else frozenset() for chunk in range(chunks)] for rank in range(ranks)]
+    return [[frozenset([rank])] * chunks for rank in range(ranks)]
+
+
+def _check_alone(rank: int, ranks: int, program: Program, chunks: int) -> None:
+    """What can be seen in one program: its shape, and transfers that race for a chunk."""
+    if program.chunks != chunks:
+        raise ScheduleError(f"rank {rank} cuts the payload into {program.chunks} chunks, rank 0 into {chunks}")
+    lane_of_chunk: dict[int, int] = {}
+    for lane_number, lane in enumerate(program.lanes):
+        for round_number, transfers in enumerate(lane):
+            where = f"rank {rank}, lane {lane_number}, round {round_number}"
+            for transfer in transfers:
+                last = transfer.chunk + transfer.span - 1
+                if transfer.peer == rank or not 0 <= transfer.peer < ranks:
+                    raise ScheduleError(f"{where}: {_say(transfer)}: no such peer among {ranks} ranks")
+                if transfer.span < 1 or not 0 <= transfer.chunk <= last < chunks:
+                    raise ScheduleError(f"{where}: {_say(transfer)}: no such chunks among {chunks}")
+                for chunk in range(transfer.chunk, last + 1):
+                    if lane_of_chunk.setdefault(chunk, lane_number) != lane_number:
+                        raise ScheduleError(f"{where}: chunk {chunk} belongs to lane {lane_of_chunk[chunk]}")
+            _check_races(where, transfers)
+
+
+def _check_races(where: str, transfers: Round) -> None:
+    """A RECEIVE needs its chunks to itself; two ADDs need the same chunks or none in common; sends come first (rule 2)."""
+    for one, other in combinations(transfers, 2):
+        overlap = one.chunk < other.chunk + other.span and other.chunk < one.chunk + one.span
+        actions = {one.action, other.action}
+        same = (one.chunk, one.span) == (other.chunk, other.span)
+        if overlap and (Action.RECEIVE in actions or (actions == {Action.ADD} and not same)):
+            raise ScheduleError(f"{where}: {_say(one)} and {_say(other)} race for a chunk")
+
+
+class _Run:
+    """All ranks side by side, one round at a time for each lane."""
+
+    def __init__(self, programs: list[Program], held: Held) -> None:
+        self.programs, self.held = programs, held
+        self.lanes = [(rank, lane) for rank, program in enumerate(programs) for lane in range(len(program.lanes))]
+        self.position = dict.fromkeys(self.lanes, 0)
+        self.sent: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)  # (from, to, lane): oldest first
+        self.untaken = dict.fromkeys(self.lanes, 0)  # messages of the present round that nobody has taken yet
+        self.arrived: dict[tuple[int, int], list[_Message | None]] = {}
+
+    def finish(self) -> None:
+        """Hand over messages until every lane has ended, or raise when nothing moves."""
+        for rank, lane in self.lanes:
+            self._enter(rank, lane)
+        moving = True
+        while moving:
+            moving = any([self._advance(rank, lane) for rank, lane in self.lanes])
+        for rank, lane in self.lanes:
+            if transfers := self._transfers(rank, lane):
+                waits = ", ".join(_say(transfer) for transfer in transfers)
+                raise ScheduleError(f"{self._where(rank, lane)} waits forever: {waits}")
+
+    def _transfers(self, rank: int, lane: int) -> Round | None:
+        rounds, position = self.programs[rank].lanes[lane], self.position[rank, lane]
+        return rounds[position] if position < len(rounds) else None
+
+    def _where(self, rank: int, lane: int) -> str:
+        return f"rank {rank}, lane {lane}, round {self.position[rank, lane]}"
+
+    def _enter(self, rank: int, lane: int) -> None:
+        """Begin the present round: its sends are on offer from now on."""
+        transfers = self._transfers(rank, lane) or ()
+        self.arrived[rank, lane] = [None] * len(transfers)
+        for action, peer, chunk, span in transfers:
+            if action is Action.SEND:
+                contents = tuple(self.held[rank][chunk : chunk + span])
+                self.sent[rank, peer, lane].append(_Message(chunk, span, contents))
+                self.untaken[rank, lane] += 1
+
+    def _advance(self, rank: int, lane: int) -> bool:
+        """Take what is on offer and end the round if nothing is missing; whether anything moved."""
+        transfers = self._transfers(rank, lane)
+        if transfers is None:
+            return False
+        moved = False
+        arrived = self.arrived[rank, lane]
+        for index, transfer in enumerate(transfers):
+            on_offer = self.sent[transfer.peer, rank, lane]
+            if transfer.action is not Action.SEND and arrived[index] is None and on_offer:
+                message = arrived[index] = on_offer.popleft()
+                if (message.chunk, message.span) != (transfer.chunk, transfer.span):
+                    got = f"a message of chunk {message.chunk} span {message.span}"
+                    raise ScheduleError(f"{self._where(rank, lane)}: {_say(transfer)} meets {got}")
+                self.untaken[transfer.peer, lane] -= 1
+                moved = True
+        expected = sum(transfer.action is not Action.SEND for transfer in transfers)
+        if self.untaken[rank, lane] or expected > sum(message is not None for message in arrived):
+            return moved
+        _put(self._where(rank, lane), transfers, arrived, self.held[rank])
+        self.position[rank, lane] += 1
+        self._enter(rank, lane)
+        return True
+
+
+def _put(where: str, transfers: Round, messages: list[_Message | None], chunks: list[frozenset[int]]) -> None:
+    """End a round: sum and replace, refusing a contribution that is there already."""
+    for transfer, message in zip(transfers, messages, strict=True):
+        if message is None:
+            continue
+        for chunk, contributions in enumerate(message.contents, transfer.chunk):
+            if transfer.action is Action.ADD:
+                twice = chunks[chunk] & contributions
+                if twice:
+                    raise ScheduleError(f"{where}: chunk {chunk} gets the contributions of {sorted(twice)} twice")
+                chunks[chunk] |= contributions
+            else:
+                chunks[chunk] = contributions
+
+
+def _say(transfer: Transfer) -> str:
+    return f"{transfer.action.value} chunk {transfer.chunk} span {transfer.span} peer {transfer.peer}"

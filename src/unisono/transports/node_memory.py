@@ -1,0 +1,47 @@
+"""What the ranks of one node share: their signals, their slots, and the windows that tensors live in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from unisono.transports.staging import Staging
+from unisono.transports.windows import Signals, Window
+
+
+class NodeMemory:
+    """Made, used and freed by all ranks of `comm` together, who share a node."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self.signals = Signals(comm)
+        self.staging = Staging(comm, self.signals)
+        self._windows: dict[int, Window] = {}  # by the address of the own part
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor, zeroed, in memory that all ranks of the node see."""
+        if length == 0:
+            return torch.empty(0, dtype=dtype)
+        window = Window(self._comm, length * dtype.itemsize)
+        tensor = torch.frombuffer(window.own, dtype=dtype, count=length)
+        tensor.zero_()
+        self._windows[tensor.data_ptr()] = window
+        return tensor
+
+    def views(self, address: int, nbytes: int) -> list[Any] | None:
+        """The bytes from `address` as each rank holds them, when they lie in a window; else None."""
+        for start, window in self._windows.items():
+            if start <= address and address + nbytes <= start + window.nbytes:
+                first = address - start
+                return [memoryview(buffer)[first : first + nbytes] for buffer in window.buffers]
+        return None
+
+    def free(self) -> None:
+        """Give all memory back. Tensors in windows must not be used any more."""
+        for window in self._windows.values():
+            window.free()
+        self._windows.clear()
+        self.staging.free()
+        self.signals.free()

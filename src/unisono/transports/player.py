@@ -1,0 +1,70 @@
+"""Plays one rank's program: begins rounds, waits for some to end, goes on. What a transfer means is the channel's.
+
+    pieces      0     1     2     3  ...         at most `in_flight` pieces at once; each goes through
+    lanes      a b   a b   a b   a b             every lane by itself
+    rounds     ■□□   ■■□   ■□□
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from unisono.schedules.pieces import Cut
+from unisono.schedules.schedule import Action, Program, Round
+
+
+class Move(NamedTuple):
+    """A transfer of one piece: its chunks have become a stretch of the payload."""
+
+    action: Action
+    peer: int
+    where: slice
+
+
+class Channel(Protocol):
+    """What carries the moves of one play."""
+
+    def begin(self, ticket: int, moves: Sequence[Move]) -> None:
+        """Begin a round. `ticket` names the piece and the lane, the same on all ranks; its rounds come one by one."""
+
+    def ended(self) -> Sequence[int]:
+        """Wait until rounds have ended, with all that they brought in place; their tickets."""
+
+
+def play(program: Program, cut: Cut, channel: Channel, in_flight: int) -> None:
+    """Carry the program out on the payload that `channel` was made for, at most `in_flight` pieces at once."""
+    lanes = len(program.lanes)
+    position: dict[int, int] = {}
+
+    def advance(ticket: int) -> bool:
+        """Begin the ticket's next round that moves anything; False when there is none."""
+        piece, lane = divmod(ticket, lanes)
+        rounds = program.lanes[lane]
+        for number in range(position[ticket], len(rounds)):
+            if moves := _moves(rounds[number], cut, piece):
+                position[ticket] = number + 1
+                channel.begin(ticket, moves)
+                return True
+        del position[ticket]
+        return False
+
+    tickets = iter(range(cut.pieces * lanes))
+    waiting = True
+    while position or waiting:
+        while waiting and len(position) < in_flight * lanes:
+            ticket = next(tickets, None)
+            if ticket is None:
+                waiting = False
+            else:
+                position[ticket] = 0
+                advance(ticket)
+        if position:
+            for ticket in channel.ended():
+                advance(ticket)
+
+
+def _moves(transfers: Round, cut: Cut, piece: int) -> list[Move]:
+    """The transfers that move anything: both ends leave out the same empty ones."""
+    moves = [Move(action, peer, cut.region(piece, chunk, span)) for action, peer, chunk, span in transfers]
+    return [move for move in moves if move.where.stop > move.where.start]

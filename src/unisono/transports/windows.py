@@ -1,0 +1,218 @@
+"""MPI shared windows: memory of each rank of a node that all of them see, and how they tell each other it is ready.
+
+    rank 0's line   turn | calls | posted[lane][peer] | taken[lane][peer] | words         a line is written by its rank
+    rank 1's line   turn | calls | posted[lane][peer] | taken[lane][peer] | words         alone and read by all
+
+A `turn` counts how often a rank came to a meeting. Waiting looks at the lines of the others; where each rank has a core
+it looks a thousand times (some 50 us) before it gives the core away between looks, where ranks share cores it gives it
+away at once. `Win.Sync` is the memory barrier that MPI asks for.
+
+On a window SEND means "my memory is ready" (posted), ADD and RECEIVE read the peer's memory where it lies and say so
+(taken); no byte is copied on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from unisono.errors import MismatchError
+from unisono.schedules.schedule import Action
+from unisono.transports.arithmetic import Arithmetic, perform
+from unisono.transports.player import Move
+from unisono.transports.rounds import sum_arrivals
+
+LANES = 16
+"""The most lanes of a schedule that may run side by side on a window."""
+
+LOOKS = 1024
+"""Looks at memory between two that let MPI move its messages: a rank on its way here may need this one for that."""
+
+WORDS = 512
+"""Bytes of a line in which a rank says what it was doing when it was not what the others did."""
+
+
+class Window:
+    """`nbytes` of memory on each rank of `comm`, whose ranks share a node. Made and freed by all of them together."""
+
+    def __init__(self, comm: MPI.Intracomm, nbytes: int) -> None:
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each part near the rank that owns it
+        self._window = MPI.Win.Allocate_shared(max(nbytes, 8), 1, info, comm)
+        info.Free()
+        self._window.Lock_all(MPI.MODE_NOCHECK)  # nobody locks anything else, so there is nothing to ask the others
+        comm.Barrier()  # waiting on memory moves no messages: leave only when nobody needs MPI to move any
+        self.nbytes = nbytes
+        self.buffers: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
+        self.own = self.buffers[comm.rank]
+        self.sync = self._window.Sync
+
+    def free(self) -> None:
+        """Give the memory back. Views on it must not be used any more."""
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+class Call(NamedTuple):
+    """A collective call in words, and as a number that ranks compare."""
+
+    words: str
+    fingerprint: int
+
+
+def call(words: str) -> Call:
+    """The call that is described by `words`; ranks that say the same words make the same call."""
+    return Call(words, zlib.crc32(words.encode()))
+
+
+class Signals:
+    """How the ranks of a node meet and hand over memory."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
+        counters = 3 + 2 * LANES * self.size
+        self._window = Window(comm, 8 * counters + WORDS)
+        lines = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
+        self._words = [memoryview(buffer)[8 * counters : 8 * counters + WORDS] for buffer in self._window.buffers]
+        self._lines, self._own = lines, lines[self.rank]
+        self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
+        self._own[:] = memoryview(bytes(8 * counters)).cast("q")
+        self.turn = 0
+        self._patience = LOOKS if self.size <= len(os.sched_getaffinity(0)) else 5
+        self.fence = self._window.sync
+        self.fence()
+        comm.Barrier()
+
+    def meet(self, what: Call) -> None:
+        """Wait until all ranks have come. Raises MismatchError on every rank when they came for different calls."""
+        turn = self.turn = self.turn + 1
+        place = 1 + (turn & 1)  # a rank that is one turn ahead writes the other place
+        own, others, fingerprint = self._own, self._others, what.fingerprint
+        own[place] = fingerprint
+        self.fence()
+        own[0] = turn
+        for line in others:
+            if line[0] < turn:
+                self._await(line, turn)
+        self.fence()
+        for line in others:
+            if line[place] != fingerprint:
+                self._disagree(what)
+
+    def _await(self, line: memoryview, turn: int) -> None:
+        for _ in range(self._patience):
+            if line[0] >= turn:
+                return
+        looks = 0
+        while line[0] < turn:
+            os.sched_yield()
+            looks += 1
+            if looks % LOOKS == 0:
+                self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def _disagree(self, what: Call) -> None:
+        """Every rank comes here, since each differs from at least one other: exchange words, then raise."""
+        said = what.words.encode()[:WORDS].ljust(WORDS)
+        self._words[self.rank][:] = said
+        self.turn += 1
+        self.fence()
+        self._own[0] = self.turn
+        for line in self._others:
+            self._await(line, self.turn)
+        self.fence()
+        calls = [bytes(words).decode(errors="replace").strip() for words in self._words]
+        other = next(rank for rank, words in enumerate(calls) if words != calls[self.rank])
+        raise MismatchError(
+            f"rank {self.rank} called {calls[self.rank]}, but rank {other} called {calls[other]}: "
+            "every rank of a group must make the same calls in the same order"
+        )
+
+    def post(self, lane: int, peer: int) -> int:
+        """Say that this rank's memory is ready for `peer`; how many times that was said."""
+        place = 3 + lane * self.size + peer
+        self.fence()
+        self._own[place] += 1
+        return int(self._own[place])
+
+    def take(self, lane: int, peer: int) -> None:
+        """Say that this rank has read what `peer` posted."""
+        self.fence()
+        self._own[3 + (LANES + lane) * self.size + peer] += 1
+
+    def posted(self, lane: int, peer: int) -> int:
+        """How often `peer` said that its memory is ready for this rank."""
+        return int(self._lines[peer][3 + lane * self.size + self.rank])
+
+    def taken(self, lane: int, peer: int) -> int:
+        """How often `peer` said that it has read this rank's memory."""
+        return int(self._lines[peer][3 + (LANES + lane) * self.size + self.rank])
+
+    def took(self, lane: int, peer: int) -> int:
+        """How often this rank has read what `peer` posted."""
+        return int(self._own[3 + (LANES + lane) * self.size + peer])
+
+    def free(self) -> None:
+        """Give the memory back, all ranks together."""
+        for view in (*self._lines, *self._words):
+            view.release()
+        self._window.free()
+
+
+class _Round:
+    """What a lane still waits for."""
+
+    def __init__(self, moves: Sequence[Move], awaited: list[tuple[int, int]]) -> None:
+        self.moves, self.awaited = moves, awaited
+        self.missing = [place for place, move in enumerate(moves) if move.action is not Action.SEND]
+        self.kept: list[Any] = [None] * len(moves)
+
+
+class WindowChannel:
+    """Carries the moves of any schedule on memory that lies in a window. One piece at a time; `views` holds, for each
+    rank, its payload as seen from here."""
+
+    def __init__(self, signals: Signals, views: Sequence[Any], lanes: int, arithmetic: Arithmetic) -> None:
+        assert lanes <= LANES, f"{lanes} lanes on a window, {LANES} at most"
+        self._signals, self._views, self._lanes, self._arithmetic = signals, views, lanes, arithmetic
+        self._own = views[signals.rank]
+        self._rounds: dict[int, _Round] = {}
+
+    def begin(self, ticket: int, moves: Sequence[Move]) -> None:
+        """Say what is ready."""
+        lane = ticket % self._lanes
+        awaited = [
+            (move.peer, self._signals.post(lane, move.peer)) for move in moves if move.action is Action.SEND
+        ]
+        self._rounds[ticket] = _Round(moves, awaited)
+
+    def ended(self) -> list[int]:
+        """Wait until rounds have ended, with all that they brought in place; their tickets."""
+        while True:
+            done = [ticket for ticket in self._rounds if self._proceed(ticket)]
+            if done:
+                for ticket in done:
+                    del self._rounds[ticket]
+                return done
+            os.sched_yield()
+
+    def _proceed(self, ticket: int) -> bool:
+        """Read what is ready; when all was read here and by the peers, end the round."""
+        this, lane, signals = self._rounds[ticket], ticket % self._lanes, self._signals
+        for place in list(this.missing):
+            move = this.moves[place]
+            first = next(earlier for earlier in this.missing if this.moves[earlier].peer == move.peer)
+            if first == place and signals.posted(lane, move.peer) > signals.took(lane, move.peer):
+                signals.fence()
+                # kept aside, since a chunk that is sent in the same round must stay as it is until it was read
+                landed = self._own[move.where].copy() if move.action is Action.ADD else self._own[move.where]
+                perform([self._arithmetic.copy(landed, self._views[move.peer][move.where])])
+                this.kept[place] = landed
+                signals.take(lane, move.peer)
+                this.missing.remove(place)
+        if this.missing or any(signals.taken(lane, peer) < count for peer, count in this.awaited):
+            return False
+        sum_arrivals(signals.rank, self._own, self._arithmetic, this.moves, this.kept)
+        return True

@@ -1,0 +1,157 @@
+"""The ranks of a run and what they can do together."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from mpi4py import MPI
+
+from unisono.collectives import Collectives
+from unisono.errors import LaunchError, UnisonoError
+from unisono.launch import ranks_started
+from unisono.placement import Placement, place
+from unisono.tuning.table import DEFAULT, Table, read_table
+
+Result = TypeVar("Result")
+
+
+class World:
+    """A group of ranks: who they are, where they sit, and the collectives among them.
+
+    It is passed to whatever needs it. All ranks of the group call its collectives, in the same order.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table) -> None:
+        self._comm, self._table = comm, table
+        self._collectives = Collectives(comm, placement, table)
+        self._node_world: World | None = None
+        self.placement = placement
+        """The ranks of every node."""
+        self.rank: int = comm.rank
+        """This rank, 0 to size - 1."""
+        self.size: int = comm.size
+        """How many ranks there are."""
+        self.node = placement.node_of(self.rank)
+        """The number of the node this rank sits on."""
+        self.nodes = len(placement.nodes)
+        """How many nodes there are."""
+        self.supernode = placement.supernode_of(self.rank)
+        """The number of the supernode (the nodes under one switch) this rank sits in."""
+        self.allreduce = self._collectives.allreduce
+        self.part_reduce = self._collectives.part_reduce
+        self.part_broadcast = self._collectives.part_broadcast
+        self.broadcast = self._collectives.broadcast
+        self.barrier = self._collectives.barrier
+        self.empty = self._collectives.empty
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, node={self.node}, nodes={self.nodes})"
+
+    def split(self, color: int) -> World:
+        """The world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
+        comm = self._comm.Split(color, self.rank)
+        nodes = comm.allgather(self.node)
+        return World(comm, place(nodes), self._table)
+
+    @property
+    def node_world(self) -> World:
+        """The world of the ranks on this rank's node; asked for by all ranks together the first time."""
+        if self._node_world is None:
+            self._node_world = self if self.nodes == 1 else self.split(self.node)
+        return self._node_world
+
+    def on_root(self, function: Callable[[], Result]) -> Result:
+        """Call `function` on rank 0 alone; every rank gets what it returns (pickled), or raises the error it raised."""
+        outcome: tuple[Result | None, UnisonoError | OSError | None] = (None, None)
+        if self.rank == 0:
+            try:
+                outcome = function(), None
+            except (UnisonoError, OSError) as error:
+                outcome = None, error
+        result, error = self._comm.bcast(outcome, 0) if self.size > 1 else outcome
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None only where `function` returned it
+
+    def gather(self, value: Result) -> list[Result]:
+        """What every rank gives, by rank, on every rank (pickled)."""
+        return self._comm.allgather(value)
+
+    def abort(self, code: int = 1) -> None:
+        """End all ranks of the job at once with an exit code that is not 0."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(code)
+
+    def free(self) -> None:
+        """Give shared memory and communicators back, all ranks together. Not needed at the end of a program."""
+        if self._node_world is not None and self._node_world is not self:
+            self._node_world.free()
+        self._collectives.free()
+        self._comm.Free()
+
+
+def init(table: Path | None = None) -> World:
+    """The world of all ranks that `mpiexec` or `srun` started; without them, a world of one.
+
+    `table` is a file that says which schedule serves which size (the format is in `tuning/default.toml`).
+    From here on an uncaught exception on any rank prints its traceback with the rank and ends all of them, and PyTorch's
+    threads are the rank's fair share of the cores it may use, unless OMP_NUM_THREADS says otherwise.
+    Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE.
+    """
+    world = MPI.COMM_WORLD
+    started = ranks_started(os.environ)
+    if started is not None and started != world.size:
+        raise LaunchError(
+            f"{started} ranks were started, but this MPI library sees {world.size}: the launcher and "
+            f"{MPI.Get_library_version().splitlines()[0].strip()} do not belong together; start with the mpiexec of that library"
+        )
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
+    _end_all_on_error(world)
+    comm = world.Dup()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    on_node, leader = node.size, node.bcast(comm.rank, 0)
+    _forget_shared_files(node)
+    node.Free()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // on_node))
+    return World(comm, place(comm.allgather(leader)), read_table(table or DEFAULT))
+
+
+def _forget_shared_files(node: MPI.Intracomm) -> None:
+    """Take the names of MPI's own start-up memory out of /dev/shm: all ranks of the node have mapped it.
+
+    MPICH does so only when it ends in peace, so that every killed or aborted job would leave a file behind.
+    """
+    maps = Path("/proc/self/maps")
+    node.Barrier()
+    if node.rank == 0 and maps.exists():
+        mapped = {line.split()[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich_shm_" in line}
+        for name in mapped:
+            if not name.endswith("(deleted)"):
+                Path(name).unlink(missing_ok=True)
+
+
+def _end_all_on_error(comm: MPI.Intracomm) -> None:
+    """From here on, an uncaught exception in any thread prints its traceback with the rank and ends all ranks."""
+    if comm.size == 1:
+        return
+
+    def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        sys.stdout.flush()
+        sys.stderr.write("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
+        sys.stderr.flush()
+        comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = report
+    threading.excepthook = lambda args: report(args.exc_type, args.exc_value, args.exc_traceback)
