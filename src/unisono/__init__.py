@@ -2,9 +2,37 @@
 
     world = unisono.init()
     model = unisono.parallel(model, world)
+
+Names are loaded when they are first used: the command line reads recipes without starting MPI.
 """
 
-from unisono.errors import UnisonoError
-from unisono.world import World, init
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["UnisonoError", "World", "init"]
+if TYPE_CHECKING:
+    from unisono.errors import UnisonoError
+    from unisono.rules import BSP, Exchange, parallel
+    from unisono.training.trainer import Trainer
+    from unisono.world import World, init
+
+__all__ = ["BSP", "Exchange", "Trainer", "UnisonoError", "World", "init", "parallel"]
+
+_HOMES = {
+    "BSP": "unisono.rules",
+    "Exchange": "unisono.rules",
+    "Trainer": "unisono.training.trainer",
+    "UnisonoError": "unisono.errors",
+    "World": "unisono.world",
+    "init": "unisono.world",
+    "parallel": "unisono.rules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

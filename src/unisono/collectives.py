@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from mpi4py import MPI
+from unisono.mpi import MPI
 
 from unisono.errors import TensorError, UsageError
 from unisono.placement import Placement

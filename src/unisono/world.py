@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 import torch
-from mpi4py import MPI
+from unisono.mpi import MPI
 
 from unisono.collectives import Collectives
-from unisono.errors import LaunchError, UnisonoError
+from unisono.errors import LaunchError, UnisonoError, UsageError
 from unisono.launch import ranks_started
 from unisono.placement import Placement, place
 from unisono.tuning.table import DEFAULT, Table, read_table
 
 Result = TypeVar("Result")
+
+PATIENCE = 3.0
+"""Seconds within which ranks that fail in the same way are taken to do so."""
 
 
 class World:
@@ -84,6 +89,29 @@ class World:
     def gather(self, value: Result) -> list[Result]:
         """What every rank gives, by rank, on every rank (pickled)."""
         return self._comm.allgather(value)
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Let a UsageError that all ranks raise leave the block on all, told by rank 0 alone.
+
+        When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all end
+        with exit code 2.
+        """
+        try:
+            yield
+        except UsageError as error:
+            if self.size == 1:
+                raise
+            everyone = self._comm.Ibarrier()
+            give_up = time.monotonic() + PATIENCE
+            while not everyone.Test():
+                if time.monotonic() > give_up:
+                    print(f"unisono: rank {self.rank}: {error}", file=sys.stderr, flush=True)
+                    self.abort(2)
+                time.sleep(0.001)
+            if self.rank == 0:
+                raise
+            raise SystemExit(2) from error
 
     def abort(self, code: int = 1) -> None:
         """End all ranks of the job at once with an exit code that is not 0."""

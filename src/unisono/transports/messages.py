@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from mpi4py import MPI
+from unisono.mpi import MPI
 
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from mpi4py import MPI
+from unisono.mpi import MPI
 
 from unisono.transports.staging import Staging
 from unisono.transports.windows import Signals, Window

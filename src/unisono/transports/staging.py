@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpi4py import MPI
+from unisono.mpi import MPI
 
 from unisono.schedules.pieces import bounds, cut
 from unisono.transports.arithmetic import Arithmetic, Step, perform

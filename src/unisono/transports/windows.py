@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpi4py import MPI
+from unisono.mpi import MPI
 
 from unisono.errors import MismatchError
 from unisono.schedules.schedule import Action

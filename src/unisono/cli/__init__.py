@@ -1,0 +1,39 @@
+"""The command line: one file a command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from unisono.cli.draw import draw
+from unisono.cli.train import train
+from unisono.errors import UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Data-parallel training of PyTorch models over MPI.",
+)
+app.command()(train)
+app.command()(draw)
+
+
+@app.callback()
+def _commands() -> None:
+    """A callback makes commands of the functions even where there is one alone."""
+
+
+def main() -> None:
+    """Run a command; what was asked wrongly gets one line and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except (UsageError, typer.TyperException) as error:
+        message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
+        if message:
+            print(f"unisono: {' '.join(message.split())}", file=sys.stderr)
+        code = 2
+    except typer.Abort:
+        code = 130
+    sys.exit(code)

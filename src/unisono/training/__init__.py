@@ -1,0 +1,1 @@
+"""A run: from a recipe to weights, metrics and checkpoints."""

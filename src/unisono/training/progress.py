@@ -1,0 +1,68 @@
+"""What a person sees of a run: bars on a terminal, a line for each epoch elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from unisono.training.recorder import KINDS
+
+
+class Report:
+    """Shows a run's progress on rank 0; on other ranks it shows nothing."""
+
+    def __init__(self, show: bool, epochs: int) -> None:
+        self.console = Console(file=sys.stdout, quiet=not show, highlight=False, soft_wrap=True)
+        self._epochs = epochs
+        self._bar = Progress(
+            TextColumn("epoch {task.fields[epoch]}/" + str(epochs)),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[last]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not (show and self.console.is_terminal),
+        )
+        self._task = self._bar.add_task("", epoch=1, last="", total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        """A line of text."""
+        self.console.print(line, markup=False)
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        """`step` of `steps` steps of an epoch are done; epochs count from 0."""
+        self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps)
+
+    def epoch(self, metrics: dict[str, Any]) -> None:
+        """An epoch is done."""
+        said = f"loss {metrics['loss']:.4f}  test accuracy {metrics['test_accuracy']:.2%}"
+        speed = f"{metrics['samples_per_second']:,.0f} samples/s"
+        self._bar.update(self._task, last=said)
+        self.say(f"epoch {metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}  {said}  {speed}")
+
+    def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
+        """The table at the end: what was reached, and where the time went (seconds, mean over ranks)."""
+        table = Table(show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in rows:
+            table.add_row(name, value)
+        table.add_section()
+        whole = sum(split.values()) or 1.0
+        for kind in KINDS:
+            table.add_row(kind, f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
+        self.console.print(table)

@@ -1,0 +1,77 @@
+"""What a run leaves: its recipe, a line of metrics for each epoch, and checkpoints.
+
+    runs/digits-20260131-120000/
+    ├── recipe.toml
+    ├── metrics.jsonl
+    └── checkpoints/
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from unisono.errors import UsageError
+from unisono.training.recipe import Recipe, read_recipe, to_dict
+
+RECIPE, METRICS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "checkpoints"
+
+
+def begin(recipe: Recipe, folder: Path | None) -> Path:
+    """Make a run's directory, `folder` or a new one under runs/, with its recipe in it."""
+    if folder is None:
+        stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        folder = Path("runs") / f"{recipe.name}-{stamp}"
+        number = 1
+        while folder.exists():
+            number += 1
+            folder = Path("runs") / f"{recipe.name}-{stamp}-{number}"
+    if (folder / RECIPE).exists():
+        raise UsageError(f"{folder} holds a run already; go on with it by --resume {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_recipe(folder, recipe)
+    return folder
+
+
+def write_recipe(folder: Path, recipe: Recipe) -> None:
+    """Keep the recipe with the run."""
+    _replace(folder / RECIPE, tomli_w.dumps(to_dict(recipe)))
+
+
+def recipe_of(folder: Path, changes: list[str]) -> Recipe:
+    """The recipe of a run, with changes made to it. Raises UsageError where there is no run."""
+    if not (folder / RECIPE).exists():
+        raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
+    return read_recipe(folder / RECIPE, changes)
+
+
+def add_metrics(folder: Path, line: dict[str, Any]) -> None:
+    """Append a line of metrics."""
+    with (folder / METRICS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Take away the lines of metrics that are newer than `step`: the run goes on from there."""
+    path = folder / METRICS
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = []
+    for line in lines:
+        try:
+            if json.loads(line)["step"] > step:
+                continue
+        except ValueError:  # cut off in the middle when the run was killed
+            continue
+        kept.append(line + "\n")
+    _replace(path, "".join(kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text)
+    os.replace(aside, path)
