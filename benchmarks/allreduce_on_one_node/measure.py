@@ -16,7 +16,20 @@ from mpi4py import MPI
 
 import unisono
 
-SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20, 100 * 1000 * 1000)
+SIZES = (
+    4,
+    64,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    32 << 20,
+    100 * 1000 * 1000,
+)
 
 
 def contenders(world: unisono.World, nbytes: int) -> dict[str, Callable[[], object]]:
@@ -37,7 +50,7 @@ def contenders(world: unisono.World, nbytes: int) -> dict[str, Callable[[], obje
 
 
 def time_once(world: unisono.World, call: Callable[[], object], calls: int) -> tuple[float, float]:
-    """When this rank began its calls and when it ended them, in seconds of the clock that all ranks of a machine share."""
+    """When this rank began its calls and when it ended them: seconds of the clock that all ranks of a machine share."""
     world.barrier()
     start = time.perf_counter()
     for _ in range(calls):

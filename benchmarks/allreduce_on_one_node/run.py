@@ -1,6 +1,6 @@
 """Runs the benchmark with 2 and with 4 ranks, writes results.json and prints the table.
 
-    python benchmarks/allreduce_on_one_node/run.py
+python benchmarks/allreduce_on_one_node/run.py
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from unisono.mpi import MPI
 
 from unisono.errors import TensorError, UsageError
+from unisono.mpi import MPI
 from unisono.placement import Placement
 from unisono.schedules import find
 from unisono.schedules.pieces import bounds, cut
@@ -90,7 +90,7 @@ class Collectives:
         `algorithm` is "auto" (the table chooses), "library", or the name of a schedule. Every rank ends with the same
         bits. Raises TensorError for a dtype or device that cannot be carried, UsageError for an unknown algorithm.
         """
-        ready = self._ready.get((tensor.nbytes, algorithm))
+        ready = self._ready.get((tensor.numel(), algorithm))
         if ready is not None and ready.dtype is tensor.dtype and tensor.is_contiguous() and tensor.is_cpu:
             ready.play(tensor.data_ptr())
             return tensor
@@ -131,7 +131,9 @@ class Collectives:
             shard = torch.empty(stop - start, dtype=exact.dtype)
             counts = [stop - start for start, stop in (bounds(flat.numel(), self.size, r) for r in range(self.size))]
             kind = MPI_TYPES[exact.dtype]
-            self._comm.Reduce_scatter([_bytes(exact), exact.numel(), kind], [_bytes(shard), shard.numel(), kind], counts)
+            self._comm.Reduce_scatter(
+                [_bytes(exact), exact.numel(), kind], [_bytes(shard), shard.numel(), kind], counts
+            )
             return shard.to(tensor.dtype)
         algorithm_ = find(plan.choice.algorithm).part_reduce
         assert algorithm_ is not None, "the plan offers what the schedule has"
@@ -248,11 +250,11 @@ class Collectives:
             raise UsageError(f"the schedule {algorithm!r} has no {collective}")
         return Choice(algorithm, "windows" if self._place == "one node" else "messages")
 
-    def _prepare(self, algorithm: str, dtype: torch.dtype, nbytes: int, play: Callable[[int], None]) -> None:
-        """Keep what plays an allreduce of this size, for the next of its kind."""
+    def _prepare(self, algorithm: str, tensor: torch.Tensor, play: Callable[[int], None]) -> None:
+        """Keep what plays an allreduce of a tensor like this, for the next of its kind."""
         if len(self._ready) == READY:
             self._ready.clear()
-        self._ready[nbytes, algorithm] = _Ready(dtype, play)
+        self._ready[tensor.numel(), algorithm] = _Ready(tensor.dtype, play)
 
     def _allreduce_by_library(self, payload: Any, tensor: torch.Tensor) -> None:
         if tensor.dtype in HALF_DTYPES:
@@ -273,7 +275,7 @@ class Collectives:
                 part = min(SLOT, nbytes - start)
                 memory.staging.flat(part, arithmetic, what)(tensor.data_ptr() + start)
             if nbytes <= SLOT:
-                self._prepare(algorithm, dtype, nbytes, memory.staging.flat(nbytes, arithmetic, what))
+                self._prepare(algorithm, tensor, memory.staging.flat(nbytes, arithmetic, what))
             return
         key = tensor.data_ptr(), nbytes, dtype
         if key in self._sweeps:

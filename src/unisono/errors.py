@@ -1,14 +1,14 @@
 """Every error that Unisono raises on purpose.
 
-    UnisonoError
-    ├── UsageError            what was asked for cannot be done; the command line answers with one line and exit code 2
-    │   ├── RecipeError       a recipe or a --set has an unknown key, a wrong type or a value out of range
-    │   ├── LaunchError       the ranks cannot be started: no mpiexec, no MPI library, a wrong number
-    │   ├── CheckpointError   no checkpoint of a run is whole, or it does not fit the model
-    │   ├── TensorError       a tensor that the collectives cannot carry
-    │   └── TableError        a table of choices has an unknown name, a bad size or a gap
-    ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
-    └── MismatchError         ranks called different collectives, or the same with different tensors
+UnisonoError
+├── UsageError            what was asked for cannot be done; the command line answers with one line and exit code 2
+│   ├── RecipeError       a recipe or a --set has an unknown key, a wrong type or a value out of range
+│   ├── LaunchError       the ranks cannot be started: no mpiexec, no MPI library, a wrong number
+│   ├── CheckpointError   no checkpoint of a run is whole, or it does not fit the model
+│   ├── TensorError       a tensor that the collectives cannot carry
+│   └── TableError        a table of choices has an unknown name, a bad size or a gap
+├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
+└── MismatchError         ranks called different collectives, or the same with different tensors
 """
 
 

@@ -87,7 +87,7 @@ class Gradients:
         self._pending = False
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
-            parameter.register_post_accumulate_grad_hook(self._hook(view))
+            parameter.register_post_accumulate_grad_hook(self._hook(view))  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(self._count, with_kwargs=True)
         setattr(model, ATTACHED, self)
 
@@ -132,7 +132,7 @@ class Gradients:
                 parameter.grad = view
             if not self._pending:
                 self._pending = True
-                Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+                Variable._execution_engine.queue_callback(self._finish)
 
         return complete
 

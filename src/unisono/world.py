@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import TypeVar
 
 import torch
-from unisono.mpi import MPI
 
 from unisono.collectives import Collectives
 from unisono.errors import LaunchError, UnisonoError, UsageError
 from unisono.launch import ranks_started
+from unisono.mpi import MPI
 from unisono.placement import Placement, place
 from unisono.tuning.table import DEFAULT, Table, read_table
 
@@ -62,7 +62,7 @@ class World:
 
     def split(self, color: int) -> World:
         """The world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
-        comm = self._comm.Split(color, self.rank)
+        comm: MPI.Intracomm = self._comm.Split(color, self.rank)  # type: ignore[assignment]
         nodes = comm.allgather(self.node)
         return World(comm, place(nodes), self._table)
 
@@ -74,16 +74,16 @@ class World:
         return self._node_world
 
     def on_root(self, function: Callable[[], Result]) -> Result:
-        """Call `function` on rank 0 alone; every rank gets what it returns (pickled), or raises the error it raised."""
+        """Call `function` on rank 0 alone; every rank gets what it returns (pickled), or raises what it raised."""
         outcome: tuple[Result | None, UnisonoError | OSError | None] = (None, None)
         if self.rank == 0:
             try:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
-        result, error = self._comm.bcast(outcome, 0) if self.size > 1 else outcome
-        if error is not None:
-            raise error
+        result, failure = self._comm.bcast(outcome, 0) if self.size > 1 else outcome
+        if failure is not None:
+            raise failure
         return result  # type: ignore[return-value]  # None only where `function` returned it
 
     def gather(self, value: Result) -> list[Result]:
@@ -94,8 +94,8 @@ class World:
     def agreeing(self) -> Iterator[None]:
         """Let a UsageError that all ranks raise leave the block on all, told by rank 0 alone.
 
-        When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all end
-        with exit code 2.
+        When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all
+        end with exit code 2.
         """
         try:
             yield
@@ -131,8 +131,8 @@ def init(table: Path | None = None) -> World:
     """The world of all ranks that `mpiexec` or `srun` started; without them, a world of one.
 
     `table` is a file that says which schedule serves which size (the format is in `tuning/default.toml`).
-    From here on an uncaught exception on any rank prints its traceback with the rank and ends all of them, and PyTorch's
-    threads are the rank's fair share of the cores it may use, unless OMP_NUM_THREADS says otherwise.
+    From here on an uncaught exception on any rank prints its traceback with the rank and ends all of them, and
+    PyTorch's threads are the rank's fair share of the cores it may use, unless OMP_NUM_THREADS says otherwise.
     Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE.
     """
     world = MPI.COMM_WORLD
@@ -140,7 +140,7 @@ def init(table: Path | None = None) -> World:
     if started is not None and started != world.size:
         raise LaunchError(
             f"{started} ranks were started, but this MPI library sees {world.size}: the launcher and "
-            f"{MPI.Get_library_version().splitlines()[0].strip()} do not belong together; start with the mpiexec of that library"
+            f"{MPI.Get_library_version().splitlines()[0].strip()} do not belong together; use that library's mpiexec"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
@@ -155,7 +155,7 @@ def init(table: Path | None = None) -> World:
     return World(comm, place(comm.allgather(leader)), read_table(table or DEFAULT))
 
 
-def _forget_shared_files(node: MPI.Intracomm) -> None:
+def _forget_shared_files(node: MPI.Comm) -> None:
     """Take the names of MPI's own start-up memory out of /dev/shm: all ranks of the node have mapped it.
 
     MPICH does so only when it ends in peace, so that every killed or aborted job would leave a file behind.

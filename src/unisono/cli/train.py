@@ -13,7 +13,7 @@ import typer
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import find_mpiexec, launch_command, launch_environment, ranks_started
 from unisono.training import run_directory
-from unisono.training.recipe import Recipe, differences, read_recipe
+from unisono.training.recipe import Recipe, check_run, differences, read_recipe
 
 
 def train(
@@ -32,11 +32,7 @@ def train(
     if started is not None and ranks is not None and started != ranks:
         raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; leave --ranks away")
     count = started or ranks or wanted.ranks
-    if count > wanted.training.batch:
-        raise LaunchError(
-            f"{count} ranks share batches of {wanted.training.batch} samples, so some would have none; "
-            f"start at most {wanted.training.batch}, or raise training.batch"
-        )
+    check_run(wanted, count)
     if started is None and count > 1:
         options = [f"--set={change}" for change in changes]
         options += [f"--resume={resume}"] if resume else []
@@ -45,7 +41,7 @@ def train(
         raise typer.Exit(_launch(count, ["train", *([str(recipe)] if recipe else []), *options]))
     if started is None:
         _say(notes)
-    _be_a_rank(wanted, resume or run, resume is not None)
+    _be_a_rank(wanted, run, resume)
 
 
 def _recipe(path: Path | None, changes: list[str], resume: Path | None, run: Path | None) -> tuple[Recipe, list[str]]:
@@ -81,10 +77,10 @@ def _launch(ranks: int, arguments: list[str]) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _be_a_rank(recipe: Recipe, folder: Path | None, resume: bool) -> None:
+def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None) -> None:
     from unisono.training.run import train as carry_out
     from unisono.world import init
 
     world = init()
     with world.agreeing():
-        carry_out(recipe, world, folder, resume)
+        carry_out(recipe, world, run, resume)

@@ -1,9 +1,1 @@
 """What is trained on, and in which order."""
-
-from collections.abc import Callable
-
-from unisono.data import digits
-from unisono.data.dataset import Dataset
-
-DATA: dict[str, Callable[[], Dataset]] = {"digits": digits.load}
-"""The data sets that a recipe can name."""

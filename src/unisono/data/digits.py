@@ -1,6 +1,6 @@
 """Handwritten digits that come with scikit-learn: 1,797 grey images of 8 x 8, written by 43 people.
 
-Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998; scikit-learn holds its test part.
+Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998, whose test part this is.
 """
 
 from __future__ import annotations
@@ -27,5 +27,7 @@ def load() -> Dataset:
     held_out = torch.arange(len(targets)) % 5 == 0
     assert int(held_out.sum()) == TEST, "scikit-learn's digits are not the 1,797 they were"
     return Dataset(
-        train=Samples(inputs[~held_out], targets[~held_out]), test=Samples(inputs[held_out], targets[held_out]), classes=10
+        train=Samples(inputs[~held_out], targets[~held_out]),
+        test=Samples(inputs[held_out], targets[held_out]),
+        classes=10,
     )

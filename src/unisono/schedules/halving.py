@@ -1,6 +1,6 @@
 """Recursive halving, then recursive doubling, ranks numbered in order; any number of ranks.
 
-4 ranks, 4 chunks. Partners are p/2 apart at first, then closer; each sends the half that its partner keeps:
+4 ranks, 4 chunks. Partners are p/2 apart at first, then closer; each sends what its partner keeps:
 
             round 0       round 1   round 2  round 3
     rank 0  2-3→2 +0-1←2  1→1 +0←1  0→1 1←1  0-1→2 2-3←2
@@ -11,8 +11,8 @@
 Rounds: 2 log2 p. Bytes sent by each rank: 2n(p-1)/p. The largest messages go to the farthest ranks, which costs dearly
 where supernodes share an uplink (swCaffe section 5.1, equations 2 and 3).
 
-When p is no power of two, 2^k < p < 2^(k+1): each of the first p - 2^k odd ranks first shares its sum with the even rank
-before it, half and half, and gets the result from it at the end. With 3 ranks (2 chunks):
+When p is no power of two, 2^k < p < 2^(k+1): each of the first p - 2^k odd ranks first sums with the even rank before
+it, half and half, hands its half over, and gets the result from it at the end. With 3 ranks (2 chunks):
 
             round 0   round 1  round 2   round 3  round 4
     rank 0  1→1 +0←1  1←1      1→2 +0←2  0→2 1←2  0-1→1

@@ -1,9 +1,9 @@
 """Draws a schedule as text: a row for each rank, a column for each round.
 
-    2→1      chunk 2 is sent to rank 1
-    +0←3     chunk 0 from rank 3 is summed into place
-    0←3      chunk 0 from rank 3 replaces what was there
-    4-7→1    chunks 4 to 7 in one message
+2→1      chunk 2 is sent to rank 1
++0←3     chunk 0 from rank 3 is summed into place
+0←3      chunk 0 from rank 3 replaces what was there
+4-7→1    chunks 4 to 7 in one message
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     0 → 1 → 2 → 3 → 0          chunk c is summed along c+1 → c+2 → ... → c, where it is whole
 
-4 ranks; in each round a rank sends one chunk ahead and takes one from behind (`2→1` sends chunk 2 to rank 1, `+2←3` sums it into place, `2←3` replaces):
+4 ranks; in each round a rank sends one chunk ahead and takes one from behind (`2→1` sends chunk 2 to rank 1, `+2←3`
+sums it into place, `2←3` replaces):
 
             round 0   round 1   round 2   round 3  round 4  round 5
     rank 0  3→1 +2←3  2→1 +1←3  1→1 +0←3  0→1 3←3  3→1 2←3  2→1 1←3
@@ -34,9 +35,7 @@ def ring(rank: int, ranks: int) -> Program:
 
 def _sums(rank: int, ranks: int) -> tuple[Round, ...]:
     ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
-    return tuple(
-        (send(ahead, (rank - k - 1) % ranks), add(behind, (rank - k - 2) % ranks)) for k in range(ranks - 1)
-    )
+    return tuple((send(ahead, (rank - k - 1) % ranks), add(behind, (rank - k - 2) % ranks)) for k in range(ranks - 1))
 
 
 def _copies(rank: int, ranks: int) -> tuple[Round, ...]:

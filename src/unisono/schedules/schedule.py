@@ -7,9 +7,9 @@
 
 The rules that every reader (`verify`, `draw`, the players) follows:
 
-1. A transfer carries `span` neighbouring chunks, beginning with `chunk`. A span lets recursive halving name half of the
-   payload with one transfer, so that a program has O(log p) entries where it has O(log p) messages.
-2. A SEND carries what the rank held when the round began. What an ADD or a RECEIVE brings is in place when the round ends.
+1. A transfer carries `span` neighbouring chunks, beginning with `chunk`. So recursive halving names half of the payload
+   with one transfer, and a program has O(log p) entries where it has O(log p) messages.
+2. A SEND carries what the rank held when the round began. What an ADD or a RECEIVE brings is in place when it ends.
 3. A round ends when its SENDs were taken and its ADDs and RECEIVEs have arrived: nothing relies on buffering.
 4. Between two ranks, within one lane, messages are taken in the order they were sent.
 5. All ADDs of one round into one chunk, and the rank's own contribution, are summed in the order of their ranks. So one

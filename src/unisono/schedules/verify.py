@@ -39,8 +39,8 @@ class _Message(NamedTuple):
 def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE) -> None:
     """Raise ScheduleError unless the schedule reaches its goal on `ranks` ranks.
 
-    Checked: every contribution arrives, exactly once; no rank waits forever; no message is left over; messages are taken
-    in the order and the shape they were sent; no two transfers race for a chunk. Costs O(ranks^2 x chunks).
+    Checked: every contribution arrives, exactly once; no rank waits forever; no message is left over; messages are
+    taken in the order and the shape they were sent; no two transfers race for a chunk. Costs O(ranks^2 x chunks).
     """
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     for rank, program in enumerate(programs):
@@ -85,7 +85,7 @@ def _check_alone(rank: int, ranks: int, program: Program, chunks: int) -> None:
 
 
 def _check_races(where: str, transfers: Round) -> None:
-    """A RECEIVE needs its chunks to itself; two ADDs need the same chunks or none in common; sends come first (rule 2)."""
+    """A RECEIVE needs its chunks to itself; two ADDs, the same chunks or none in common; rule 2 settles the rest."""
     for one, other in combinations(transfers, 2):
         overlap = one.chunk < other.chunk + other.span and other.chunk < one.chunk + one.span
         actions = {one.action, other.action}
@@ -111,7 +111,7 @@ class _Run:
             self._enter(rank, lane)
         moving = True
         while moving:
-            moving = any([self._advance(rank, lane) for rank, lane in self.lanes])
+            moving = sum(self._advance(rank, lane) for rank, lane in self.lanes) > 0
         for rank, lane in self.lanes:
             if transfers := self._transfers(rank, lane):
                 waits = ", ".join(_say(transfer) for transfer in transfers)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from unisono.data.catalogue import SAMPLES
 from unisono.errors import RecipeError
+from unisono.schedules import find
 
 
 def _number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
@@ -103,6 +105,22 @@ def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
     return parsed
 
 
+def check_run(recipe: Recipe, ranks: int) -> None:
+    """Raise RecipeError when `ranks` ranks cannot carry the recipe out: known before any of them is started."""
+    data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
+    if data not in SAMPLES:
+        raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
+    if batch > SAMPLES[data]:
+        raise RecipeError(f"training.batch = {batch}, but {data} has {SAMPLES[data]} samples to train on")
+    if ranks > batch:
+        raise RecipeError(
+            f"{ranks} ranks share batches of {batch} samples, so some would have none; "
+            f"start at most {batch} ranks, or raise training.batch"
+        )
+    if algorithm not in ("auto", "library"):
+        find(algorithm)
+
+
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """The recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""
     return dataclasses.asdict(recipe)
@@ -147,7 +165,7 @@ def _parse(kind: type[Any], content: Mapping[str, Any], prefix: str, source: str
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise RecipeError(f"{source}: {prefix}{key} is a table of keys, not the value {value!r}")
-            values[key] = _parse(hints[key], value, f"{prefix}{key}.", source)  # type: ignore[arg-type]
+            values[key] = _parse(hints[key], value, f"{prefix}{key}.", source)
         else:
             values[key] = _value(value, hints[key], fields[key].metadata, f"{source}: {prefix}{key}")
     return kind(**values)
@@ -155,7 +173,9 @@ def _parse(kind: type[Any], content: Mapping[str, Any], prefix: str, source: str
 
 def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(key, fields, n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near else f"; there are {', '.join(prefix + name for name in fields)}"
+    return (
+        f"; did you mean {prefix}{near[0]}?" if near else f"; there are {', '.join(prefix + name for name in fields)}"
+    )
 
 
 def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:

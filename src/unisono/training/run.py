@@ -1,25 +1,30 @@
-"""Carries a recipe out on the ranks of a world: trains, tests, keeps checkpoints, says how it goes."""
+"""Carries a recipe out on the ranks of a world: trains, tests, keeps checkpoints, says how it goes.
+
+┌─ an epoch ──────────────────────────────────────────┐
+│ load, step, load, step, ... (checkpoint) ... step   │ test ─ metrics ─ checkpoint
+└─────────────────────────────────────────────────────┘
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from unisono.data import DATA
 from unisono.data.dataset import Dataset
 from unisono.data.order import permutation, share, steps_of
+from unisono.data.table import DATA
 from unisono.errors import CheckpointError, RecipeError
-from unisono.models import MODELS
+from unisono.models.table import MODELS
 from unisono.rules import BSP, Exchange
 from unisono.training import run_directory
 from unisono.training.checkpoint import Checkpoint, load_newest, save
 from unisono.training.progress import Report
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, check_run
 from unisono.training.recorder import KINDS
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -27,9 +32,12 @@ from unisono.world import World
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Place:
-    """How far a run has come: `step` steps in all, `done` of them in `epoch`, whose loss so far sums to `loss`."""
+    """How far a run has come: `step` steps in all, `done` of them in `epoch`.
+
+    `loss` is what this rank's samples of the epoch sum to so far.
+    """
 
     epoch: int = 0
     done: int = 0
@@ -37,69 +45,109 @@ class Place:
     loss: float = 0.0
 
 
-def train(recipe: Recipe, world: World, folder: Path | None, resume: bool) -> None:
-    """Run `recipe`, in `folder` (None: a new one under runs/), from its newest checkpoint if `resume`."""
-    data = _load(recipe, world)
+def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None) -> None:
+    """Carry `recipe` out in `folder` (None: a new one under runs/), or go on with the run in `resume`."""
+    check_run(recipe, world.size)
+    if recipe.model.name not in MODELS:
+        raise RecipeError(f"model.name = {recipe.model.name!r}; there are {', '.join(MODELS)}")
+    data = DATA[recipe.data.name]()
     trainer = _make_trainer(recipe, world, data)
-    if resume:
-        assert folder is not None, "a run is resumed in its own folder"
-        place, notes = _go_on(folder, trainer, world)
-        world.on_root(lambda: run_directory.write_recipe(folder, recipe))
-    else:
-        new, place, notes = folder, Place(), []
-        folder = world.on_root(lambda: run_directory.begin(recipe, new))
+    place, notes = Place(), list[str]()
+    if resume is not None:
+        place, notes = _go_on(resume, trainer, world)
+        world.on_root(lambda: run_directory.write_recipe(resume, recipe))
+    home = resume or world.on_root(lambda: run_directory.begin(recipe, folder))
     with Report(world.rank == 0, recipe.training.epochs) as report:
         for note in notes:
             report.say(note)
         on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
-        report.say(f"{recipe.name}: {world.size} ranks on {on}, {len(data.train)} samples, into {folder}")
-        started = time.perf_counter()
-        accuracy, seen = None, 0
-        while place.epoch < recipe.training.epochs:
-            begun = time.perf_counter()
-            first = place.done
-            _train_epoch(recipe, world, trainer, data, place, folder, report)
-            seconds = time.perf_counter() - begun
-            samples = len(data.train) - first * recipe.training.batch
-            loss, accuracy = _agree(place.loss, world) / len(data.train), trainer.evaluate(data.test, recipe.training.batch)
-            seen += samples
-            place = Place(place.epoch + 1, 0, place.step)
-            metrics = {
-                "epoch": place.epoch,
-                "step": place.step,
-                "loss": loss,
-                "test_accuracy": accuracy,
-                "samples_per_second": samples / seconds,
-                "seconds": seconds,
-                **_split(trainer, world),
-            }
-            _keep(folder, trainer, place, world, metrics)
-            report.epoch(metrics)
-        if accuracy is None:
-            accuracy = trainer.evaluate(data.test, recipe.training.batch)
-        took = time.perf_counter() - started
-    rows = [
-        ("test accuracy", f"{accuracy:.2%}"),
-        ("samples per second", f"{seen / took:,.0f}"),
-        ("steps", f"{place.step}"),
-        ("time", f"{took:.2f} s"),
-    ]
-    report.end(rows, _split(trainer, world))
-    report.say(f"run: {folder}")
-    report.say(f"test accuracy: {accuracy:.1%}")
+        report.say(f"{recipe.name}: {world.size} ranks on {on}, {len(data.train)} samples, into {home}")
+        _Run(recipe, world, data, trainer, home, report, place).finish()
 
 
-def _load(recipe: Recipe, world: World) -> Dataset:
-    for kind, name, known in (("data", recipe.data.name, DATA), ("model", recipe.model.name, MODELS)):
-        if name not in known:
-            raise RecipeError(f"{kind}.name = {name!r}; there are {', '.join(known)}")
-    data = DATA[recipe.data.name]()
-    batch = recipe.training.batch
-    if batch > len(data.train):
-        raise RecipeError(f"training.batch = {batch}, but {recipe.data.name} has {len(data.train)} samples to train on")
-    if world.size > batch:
-        raise RecipeError(f"{world.size} ranks share batches of {batch} samples, so some would have none")
-    return data
+@dataclass
+class _Run:
+    recipe: Recipe
+    world: World
+    data: Dataset
+    trainer: Trainer
+    folder: Path
+    report: Report
+    place: Place
+
+    def finish(self) -> None:
+        """Make the epochs that are not done, and say what came of it."""
+        begun = time.perf_counter()
+        first, batch = self.place, self.recipe.training.batch
+        while self.place.epoch < self.recipe.training.epochs:
+            self._epoch()
+        accuracy = self.trainer.evaluate(self.data.test, batch)
+        seconds = time.perf_counter() - begun
+        seen = (self.place.epoch - first.epoch) * len(self.data.train) - first.done * batch
+        rows = [
+            ("test accuracy", f"{accuracy:.2%}"),
+            ("samples per second", f"{seen / seconds:,.0f}"),
+            ("steps", f"{self.place.step}"),
+            ("time", f"{seconds:.2f} s"),
+        ]
+        self.report.end(rows, self._split())
+        self.report.say(f"run: {self.folder}")
+        self.report.say(f"test accuracy: {accuracy:.1%}")
+
+    def _epoch(self) -> None:
+        """The steps of an epoch that are not done yet, then test, metrics, checkpoint."""
+        training, train = self.recipe.training, self.data.train
+        begun, skipped = time.perf_counter(), self.place.done * training.batch
+        steps = steps_of(len(train), training.batch)
+        order = permutation(len(train), training.seed, self.place.epoch)
+        while self.place.done < steps:
+            with self.trainer.recorder.record("loading"):
+                rows = torch.from_numpy(share(order, training.batch, self.place.done, self.world.rank, self.world.size))
+                inputs, labels = train.inputs[rows].to(DTYPES[self.recipe.model.dtype]), train.labels[rows]
+            torch.manual_seed(_seed_of_step(training.seed, self.place.step, self.world.rank))
+            loss = self.place.loss + self.trainer.step(inputs, labels)
+            self.place = Place(self.place.epoch, self.place.done + 1, self.place.step + 1, loss)
+            self.report.step(self.place.epoch, self.place.done, steps)
+            every = training.checkpoint_every
+            if every and self.place.step % every == 0 and self.place.done < steps:
+                self._keep(self._agree(loss))
+        seconds = time.perf_counter() - begun
+        loss = self._agree(self.place.loss) / len(train)
+        accuracy = self.trainer.evaluate(self.data.test, training.batch)
+        self.place = Place(self.place.epoch + 1, 0, self.place.step)
+        metrics = {
+            "epoch": self.place.epoch,
+            "step": self.place.step,
+            "loss": loss,
+            "test_accuracy": accuracy,
+            "samples_per_second": (len(train) - skipped) / seconds,
+            "seconds": seconds,
+            **self._split(),
+        }
+        self._keep(0.0, metrics)
+        self.report.epoch(metrics)
+
+    def _keep(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint, after the metrics of the epoch it ends; `loss` is the sum of all ranks so far."""
+        place, trainer, folder = self.place, self.trainer, self.folder
+
+        def write() -> None:
+            if metrics is not None:
+                run_directory.add_metrics(folder, metrics)
+            progress = {"epoch": place.epoch, "done": place.done, "loss": loss}
+            state = trainer.model.state_dict(), trainer.optimizer.state_dict()
+            save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, *state, progress))
+
+        self.world.on_root(write)
+
+    def _agree(self, value: float) -> float:
+        """The sum of a number over all ranks."""
+        return float(self.world.allreduce(torch.tensor([value], dtype=torch.float64)))
+
+    def _split(self) -> dict[str, float]:
+        """Where the time went so far: seconds, mean over ranks."""
+        seconds = torch.tensor(list(self.trainer.recorder.split().values()), dtype=torch.float64)
+        return dict(zip(KINDS, (self.world.allreduce(seconds) / self.world.size).tolist(), strict=True))
 
 
 def _make_trainer(recipe: Recipe, world: World, data: Dataset) -> Trainer:
@@ -113,57 +161,9 @@ def _make_trainer(recipe: Recipe, world: World, data: Dataset) -> Trainer:
     return Trainer(model, optimizer, BSP(exchange), world)
 
 
-def _train_epoch(
-    recipe: Recipe, world: World, trainer: Trainer, data: Dataset, place: Place, folder: Path, report: Report
-) -> None:
-    """Make the steps of an epoch that are not done yet, changing `place` as they are."""
-    training = recipe.training
-    steps = steps_of(len(data.train), training.batch)
-    order = permutation(len(data.train), training.seed, place.epoch)
-    dtype = DTYPES[recipe.model.dtype]
-    while place.done < steps:
-        with trainer.recorder.record("loading"):
-            rows = torch.from_numpy(share(order, training.batch, place.done, world.rank, world.size))
-            inputs, labels = data.train.inputs[rows].to(dtype), data.train.labels[rows]
-        torch.manual_seed(_seed_of_step(training.seed, place.step, world.rank))
-        place.loss += trainer.step(inputs, labels)
-        place.done += 1
-        place.step += 1
-        report.step(place.epoch, place.done, steps)
-        if training.checkpoint_every and place.step % training.checkpoint_every == 0 and place.done < steps:
-            _keep(folder, trainer, place, world)
-
-
 def _seed_of_step(seed: int, step: int, rank: int) -> int:
     """What a step's random numbers (dropout) begin from: so that they need not be kept in checkpoints."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _agree(value: float, world: World) -> float:
-    """The sum of a number over all ranks."""
-    return float(world.allreduce(torch.tensor([value], dtype=torch.float64)))
-
-
-def _split(trainer: Trainer, world: World) -> dict[str, float]:
-    """Where the time went so far: seconds, mean over ranks."""
-    seconds = torch.tensor(list(trainer.recorder.split().values()), dtype=torch.float64)
-    return dict(zip(KINDS, (world.allreduce(seconds) / world.size).tolist(), strict=True))
-
-
-def _keep(
-    folder: Path, trainer: Trainer, place: Place, world: World, metrics: dict[str, Any] | None = None
-) -> None:
-    """Write a checkpoint, after the metrics of the epoch that it ends."""
-    loss = _agree(place.loss, world)
-
-    def write() -> None:
-        if metrics is not None:
-            run_directory.add_metrics(folder, metrics)
-        progress = {"epoch": place.epoch, "done": place.done, "loss": loss}
-        checkpoint = Checkpoint(place.step, trainer.model.state_dict(), trainer.optimizer.state_dict(), progress)
-        save(folder / run_directory.CHECKPOINTS, checkpoint)
-
-    world.on_root(write)
 
 
 def _go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[str]]:
@@ -180,8 +180,12 @@ def _go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[st
         trainer.optimizer.load_state_dict(checkpoint.optimizer)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"the checkpoint of step {checkpoint.step} does not fit the recipe's model: {reason}") from error
+        raise CheckpointError(
+            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}"
+        ) from error
     progress = checkpoint.progress
-    loss = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks, so it counts once
+    place = Place(progress["epoch"], progress["done"], checkpoint.step, progress["loss"])
+    if world.rank:  # the sum of all ranks counts once
+        place = replace(place, loss=0.0)
     notes = [f"{line}; the one before it is used" for line in torn]
-    return Place(progress["epoch"], progress["done"], checkpoint.step, loss), [*notes, f"goes on after step {checkpoint.step}"]
+    return place, [*notes, f"goes on after step {checkpoint.step}"]

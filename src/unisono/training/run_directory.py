@@ -1,16 +1,15 @@
 """What a run leaves: its recipe, a line of metrics for each epoch, and checkpoints.
 
-    runs/digits-20260131-120000/
-    ├── recipe.toml
-    ├── metrics.jsonl
-    └── checkpoints/
+runs/digits-20260131-120000/
+├── recipe.toml
+├── metrics.jsonl
+└── checkpoints/
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -74,4 +73,4 @@ def forget_after(folder: Path, step: int) -> None:
 def _replace(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.tmp")
     aside.write_text(text)
-    os.replace(aside, path)
+    aside.replace(path)

@@ -61,7 +61,12 @@ class Trainer:
         return total
 
     def evaluate(self, samples: Samples, batch: int) -> float:
-        """The share of `samples` that the model gets right: each rank looks at its part, each sample is seen once."""
+        """The share of `samples` that the model gets right: each rank looks at its part, each sample is seen once.
+
+        Buffers (running means of batch norm) are rank 0's from here on, as they are in checkpoints.
+        """
+        for buffer in self.model.buffers():
+            self.world.broadcast(buffer)
         start, stop = bounds(len(samples), self.world.size, self.world.rank)
         right = torch.zeros(1, dtype=torch.int64)
         self.model.eval()

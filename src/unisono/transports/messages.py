@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from unisono.mpi import MPI
 
+from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Move

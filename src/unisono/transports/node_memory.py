@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from unisono.mpi import MPI
 
+from unisono.mpi import MPI
 from unisono.transports.staging import Staging
 from unisono.transports.windows import Signals, Window
 

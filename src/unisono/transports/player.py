@@ -1,8 +1,8 @@
 """Plays one rank's program: begins rounds, waits for some to end, goes on. What a transfer means is the channel's.
 
-    pieces      0     1     2     3  ...         at most `in_flight` pieces at once; each goes through
-    lanes      a b   a b   a b   a b             every lane by itself
-    rounds     ■□□   ■■□   ■□□
+pieces      0     1     2     3  ...         at most `in_flight` pieces at once; each goes through
+lanes      a b   a b   a b   a b             every lane by itself
+rounds     ■□□   ■■□   ■□□
 """
 
 from __future__ import annotations

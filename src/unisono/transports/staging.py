@@ -1,9 +1,9 @@
 """Collectives of one node for tensors that lie anywhere: through slots in a window that all ranks see.
 
-    flat             copy in, meet, each rank sums all slots                                1 meeting, p x n read by each
-    allreduce        copy the others' segments in, meet, sum the own, meet, copy out        2 meetings a piece
-    part_reduce      copy in, meet, sum the own chunk of all slots into the shard           1 meeting a piece
-    part_broadcast   copy the own shard in, meet, copy all slots out                        1 meeting a piece
+    flat             copy in, meet, each rank sums all slots                              1 meeting, p x n read by each
+    allreduce        copy the others' segments in, meet, sum the own, meet, copy out      2 meetings a piece
+    part_reduce      copy in, meet, sum the own chunk of all slots into the shard         1 meeting a piece
+    part_broadcast   copy the own shard in, meet, copy all slots out                      1 meeting a piece
 
 Three slots take turns, by the number of the coming meeting. A slot that is written before meeting m is read until, at
 the latest, its reader comes to meeting m+2, and is not written again before meeting m+3, when all have been to m+2.
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.mpi import MPI
-
 from unisono.schedules.pieces import bounds, cut
 from unisono.transports.arithmetic import Arithmetic, Step, perform
 from unisono.transports.windows import Call, Signals, Window
@@ -44,7 +43,9 @@ class Staging:
     def _views(self, arithmetic: Arithmetic) -> list[Any]:
         """The elements of every rank's slot of the coming meeting."""
         if arithmetic not in self._kept:
-            self._kept[arithmetic] = [[arithmetic.view(slot) for slot in self._slots(number)] for number in range(SLOTS)]
+            self._kept[arithmetic] = [
+                [arithmetic.view(slot) for slot in self._slots(number)] for number in range(SLOTS)
+            ]
         return self._kept[arithmetic][(self._signals.turn + 1) % SLOTS]
 
     def flat(self, nbytes: int, arithmetic: Arithmetic, what: Call) -> Callable[[int], None]:

@@ -1,7 +1,7 @@
 """`direct` on memory that lies in a window: both rounds in one sweep, with no copy and two meetings.
 
 Each rank owns a segment, the chunk of its number. Between the meetings nobody else touches that segment, in whoever's
-memory it lies, so as soon as a block of it is summed the sum can be written to everyone, while it is still in the cache:
+memory it lies, so as soon as a block of it is summed the sum is written to everyone, while it is still in the cache:
 
     2 ranks            rank 0's memory      rank 1's memory
     segment 0          A  ──────┬─────────  B                 rank 0:  A+B → both

@@ -18,9 +18,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from unisono.mpi import MPI
-
 from unisono.errors import MismatchError
+from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, perform
 from unisono.transports.player import Move
@@ -183,9 +182,7 @@ class WindowChannel:
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Say what is ready."""
         lane = ticket % self._lanes
-        awaited = [
-            (move.peer, self._signals.post(lane, move.peer)) for move in moves if move.action is Action.SEND
-        ]
+        awaited = [(move.peer, self._signals.post(lane, move.peer)) for move in moves if move.action is Action.SEND]
         self._rounds[ticket] = _Round(moves, awaited)
 
     def ended(self) -> list[int]:

@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The choices of one collective in one place: choice i serves payloads of up to limits[i] bytes, the last the rest."""
+    """The choices of one collective in one place: choice i serves up to limits[i] bytes, the last one the rest."""
 
     limits: tuple[int, ...]
     choices: tuple[Choice, ...]
@@ -59,7 +59,9 @@ def parse_table(content: dict[str, Any], source: str) -> Table:
             raise TableError(f"{source}: unknown collective {name!r}; there are {', '.join(COLLECTIVES)}")
     return Table(
         {
-            (collective, place): _parse_rows(content.get(collective, []), collective, place, f"{source}: {collective}, {place!r}")
+            (collective, place): _parse_rows(
+                content.get(collective, []), collective, place, f"{source}: {collective}, {place!r}"
+            )
             for collective in COLLECTIVES
             for place in PLACES
         }
@@ -83,7 +85,9 @@ def _parse_rows(entries: list[dict[str, Any]], collective: str, place: str, wher
         if "up_to" in entry:
             up_to = entry["up_to"]
             if not isinstance(up_to, int) or up_to < 0 or (limits and up_to <= limits[-1]):
-                raise TableError(f"{where}: row {number}: up_to = {up_to!r}; it is a whole number that grows row by row")
+                raise TableError(
+                    f"{where}: row {number}: up_to = {up_to!r}; it is a whole number that grows row by row"
+                )
             limits.append(up_to)
     if len(choices) == len(limits):
         raise TableError(f"{where}: a last row without up_to is missing, so the largest sizes have no choice")

@@ -1,0 +1,186 @@
+"""`unisono train` as a person meets it: real runs on real ranks, and one clear line for what is asked wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unisono.launch import launch_environment
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SHORT = ("--set", "training.epochs=3")
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    """The files of the newest checkpoint."""
+    newest = max((run / "checkpoints").iterdir())
+    return {path.name: path.read_bytes() for path in newest.iterdir()}
+
+
+def test_a_run_from_beginning_to_end(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    done = unisono("train", recipe, *SHORT, "--run", "mine")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "digits: 2 ranks on 1 node, 1437 samples, into mine"
+    assert [line.split("  ")[0] for line in lines if line.startswith("epoch")] == [
+        "epoch 1/3",
+        "epoch 2/3",
+        "epoch 3/3",
+    ]
+    for word in ("samples per second", "loading", "computing", "communicating", "waiting"):
+        assert any(word in line for line in lines)
+    assert lines[-1].startswith("test accuracy: ")
+    assert lines[-1].endswith("%")
+    metrics = [json.loads(line) for line in (tmp_path / "mine/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [23, 46, 69]
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "recipe.toml",
+    ]
+
+
+def test_one_rank_needs_no_mpiexec(unisono: Run, recipe: str) -> None:
+    done = unisono("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert "digits: 1 ranks on 1 node" in done.stdout
+
+
+def test_inside_mpiexec_it_is_a_rank(mpiexec: Run, recipe: str, tmp_path: Path) -> None:
+    done = mpiexec(3, "-m", "unisono", "train", recipe, "--set", "training.epochs=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "digits: 3 ranks on 1 node" in done.stdout
+    assert done.stdout.count("test accuracy: ") == 1
+    done = mpiexec(2, "-m", "unisono", "train", recipe, "--ranks", "3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--ranks 3, but the launcher has started 2" in done.stderr
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path, seed: int) -> None:
+    options = ("--set", "training.epochs=4", "--set", f"training.seed={seed}", "--set", "training.checkpoint_every=5")
+    assert unisono("train", recipe, *options, "--run", "whole").returncode == 0
+    command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
+    environment = launch_environment(os.environ, terminal=False)
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+    ) as process:
+        while not list(tmp_path.glob("killed/checkpoints/step-*")):
+            time.sleep(0.01)
+            assert process.poll() is None, "the run ended by itself"
+        time.sleep(random.Random(seed).uniform(0, 1.5))
+        os.killpg(process.pid, signal.SIGKILL)
+    time.sleep(1)  # the ranks are killed by the launcher's helpers, a moment later
+    done = unisono("train", "--resume", "killed")
+    assert done.returncode == 0, done.stderr
+    assert "goes on after step" in done.stdout
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        assert whole[name] == resumed[name]
+    steps = [
+        [json.loads(line)["step"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("whole", "killed")
+    ]
+    assert steps[0] == steps[1] == [23, 46, 69, 92]
+
+
+def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    assert unisono("train", recipe, *SHORT, "--run", "mine").returncode == 0
+    whole = weights(tmp_path / "mine")
+    torn = tmp_path / "mine/checkpoints/step-000000069/weights.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    done = unisono("train", "--resume", "mine")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "step-000000069 is torn: weights.safetensors does not match its checksum; the one before it is used"
+        in done.stdout
+    )
+    assert "goes on after step 46" in done.stdout
+    assert weights(tmp_path / "mine")["weights.safetensors"] == whole["weights.safetensors"]
+    for checkpoint in (tmp_path / "mine/checkpoints").iterdir():
+        (checkpoint / "manifest.json").unlink()
+    one_line(unisono("train", "--resume", "mine"), "no checkpoint in mine/checkpoints is whole: step-000000069 is torn")
+    longer = unisono("train", "--resume", "mine", "--set", "model.dtype=float64")
+    one_line(longer, "is whole")
+
+
+def test_a_run_that_has_ended_is_told_again_and_can_be_made_longer(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    assert unisono("train", recipe, *SHORT, "--run", "mine").returncode == 0
+    again = unisono("train", recipe, "--resume", "mine")
+    assert again.returncode == 0, again.stderr
+    assert f"the run's own recipe is used; {recipe} differs from it in training.epochs" in again.stdout
+    assert again.stdout.splitlines()[-1].startswith("test accuracy: ")
+    longer = unisono("train", "--resume", "mine", "--set", "training.epochs=4", "--ranks", "3")
+    assert longer.returncode == 0, longer.stderr
+    assert (tmp_path / "mine/checkpoints/step-000000092").exists()
+
+
+def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
+    """One clear line and exit code 2: no traceback, nothing from the launcher."""
+    assert done.returncode == 2, done.stderr
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("unisono: ")
+    assert words in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set", "training.epoch=3"], "unknown key training.epoch; did you mean training.epochs?"),
+        (["--set", "data.name=digit"], "data.name = 'digit'; there are digits"),
+        (["--set", "model.name=vgg"], "model.name = 'vgg'; there are small_convnet"),
+        (["--set", "exchange.algorithm=rong"], "no schedule 'rong'; there are"),
+        (["--ranks", "0"], "--ranks 0: a run has at least 1 rank"),
+        (["--ranks", "two"], "'--ranks'"),
+        (["--ranks", "65"], "65 ranks share batches of 64 samples"),
+        (["--ranks", "3000", "--set", "training.batch=3000"], "training.batch = 3000, but digits has 1437 samples"),
+        (["--set", "training.batch=2000"], "training.batch = 2000, but digits has 1437 samples to train on"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+        (["--rank", "2"], "No such option"),
+    ],
+)
+def test_bad_input(unisono: Run, recipe: str, options: list[str], words: str) -> None:
+    one_line(unisono("train", recipe, *options, timeout=40), words)
+
+
+def test_no_recipe_at_all(unisono: Run, tmp_path: Path) -> None:
+    one_line(unisono("train"), "which recipe?")
+    one_line(unisono("train", "none.toml"), "cannot read the recipe none.toml")
+    (tmp_path / "bad.toml").write_text("[trainig]\nepochs = 3\n")
+    one_line(unisono("train", "bad.toml"), "unknown key trainig; did you mean training?")
+
+
+def test_no_checkpoint(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/recipe.toml").write_text(Path(recipe).read_text())
+    one_line(unisono("train", "--resume", "empty"), "there is no checkpoint in empty/checkpoints")
+
+
+def test_no_mpiexec_names_the_extra(recipe: str, tmp_path: Path) -> None:
+    pretend = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = ['unisono', 'train', {recipe!r}]"
+    code = f"{pretend}; from unisono.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(tmp_path)},
+        check=False,
+    )
+    one_line(done, "pip install 'unisono[mpich]'")

@@ -1,0 +1,64 @@
+"""What the tests share: running commands on real MPI ranks, within a time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unisono.launch import find_mpiexec, launch_environment, ranks_started
+
+ROOT = Path(__file__).parent.parent
+UNDER_MPIEXEC = ranks_started(os.environ) is not None
+
+collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def clean_environment() -> dict[str, str]:
+    """This environment as a launcher would pass it on."""
+    return launch_environment(os.environ, terminal=False)
+
+
+@pytest.fixture
+def mpiexec() -> Run:
+    """Runs `python ARGUMENTS` on a number of ranks; a run that takes too long fails."""
+
+    def run(
+        ranks: int, *arguments: str, timeout: float = 120, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=clean_environment(), cwd=cwd, check=False
+        )
+
+    return run
+
+
+@pytest.fixture
+def unisono(tmp_path: Path) -> Run:
+    """Runs `unisono ARGUMENTS` as a person would, in an empty folder."""
+
+    def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "unisono", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**clean_environment(), **environment},
+            cwd=tmp_path,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def recipe() -> str:
+    """The path of the recipe that everybody runs first."""
+    return str(ROOT / "recipes" / "digits.toml")

@@ -1,0 +1,20 @@
+import torch
+
+from unisono.data.catalogue import SAMPLES
+from unisono.data.digits import load
+
+
+def test_real_digits_each_kind_in_both_parts() -> None:
+    data = load()
+    assert data.train.inputs.shape == (1437, 1, 8, 8)
+    assert data.test.inputs.shape == (360, 1, 8, 8)
+    assert data.train.inputs.dtype == torch.float32
+    assert (float(data.train.inputs.min()), float(data.train.inputs.max())) == (0, 1)
+    assert set(data.train.labels.tolist()) == set(data.test.labels.tolist()) == set(range(10))
+    assert len(data.train) == SAMPLES["digits"]
+
+
+def test_nothing_that_is_held_out_is_trained_on() -> None:
+    data = load()
+    train = {image.numpy().tobytes() for image in data.train.inputs}
+    assert not train & {image.numpy().tobytes() for image in data.test.inputs}

@@ -1,0 +1,178 @@
+"""The collectives agree with a float64 sum, over a grid of lengths, dtypes, strides, algorithms and places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unisono.errors import MismatchError, TensorError, UsageError
+from unisono.schedules import SCHEDULES
+from unisono.schedules.pieces import bounds
+from unisono.transports.arithmetic import ARITHMETICS
+from unisono.world import World
+
+ALGORITHMS = ["auto", "library", *SCHEDULES]
+HALVES = [name for name in ALGORITHMS if name not in SCHEDULES or SCHEDULES[name].part_reduce]
+LENGTHS = [0, 1, 10_007, 1_000_003]
+
+
+def contribution(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small whole numbers, whose sums are exact in every dtype."""
+    return torch.randint(0, 9, (length,), generator=torch.Generator().manual_seed(length * 31 + rank)).to(dtype)
+
+
+def expected(world: World, length: int) -> torch.Tensor:
+    return torch.stack([contribution(rank, length, torch.float64) for rank in range(world.size)]).sum(dim=0)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_allreduce(world: World, algorithm: str, length: int) -> None:
+    for dtype in ARITHMETICS if length < 1_000_003 else (torch.float32, torch.bfloat16):
+        tensor = contribution(world.rank, length, dtype)
+        assert world.allreduce(tensor, algorithm) is tensor
+        assert torch.equal(tensor.double(), expected(world, length)), dtype
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_allreduce_in_a_window(group: World, algorithm: str, length: int) -> None:
+    for dtype in ARITHMETICS if length < 1_000_003 else (torch.float32, torch.bfloat16):
+        window = group.empty(length + 3, dtype)
+        tensor = window[2 : 2 + length]
+        tensor.copy_(contribution(group.rank, length, dtype))
+        for _ in range(2):  # the second time goes by the plan that the first has kept
+            tensor.copy_(contribution(group.rank, length, dtype))
+            group.allreduce(tensor, algorithm)
+            assert torch.equal(tensor.double(), expected(group, length)), dtype
+        assert (window[[0, 1, -1]] == 0).all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_real_numbers_and_the_same_bits_everywhere(world: World, algorithm: str) -> None:
+    for dtype, tolerance in (
+        (torch.float64, 1e-15),
+        (torch.float32, 1e-6),
+        (torch.bfloat16, 2**-8),
+        (torch.float16, 2**-11),
+    ):
+        rows = [
+            torch.randn(4099, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(world.size)
+        ]
+        tensor = rows[world.rank].clone()
+        world.allreduce(tensor, algorithm)
+        exact = torch.stack(rows).double().sum(dim=0)
+        assert (tensor.double() - exact).abs().max() <= tolerance * torch.stack(rows).double().abs().sum(dim=0).max()
+        everyone = world.gather(tensor.view(torch.uint8).numpy().tobytes())
+        assert len(set(everyone)) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "direct"])
+def test_one_node_sums_in_the_order_of_ranks(group: World, algorithm: str) -> None:
+    rows = [torch.randn(5000, generator=torch.Generator().manual_seed(rank)) for rank in range(group.size)]
+    serial = rows[0].clone()
+    for row in rows[1:]:
+        serial += row
+    window = group.empty(5000, torch.float32)
+    window.copy_(rows[group.rank])
+    for tensor in (rows[group.rank].clone(), window):
+        assert torch.equal(group.allreduce(tensor, algorithm), serial)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_shape_and_stride(world: World, algorithm: str) -> None:
+    whole = torch.arange(4 * 6 * 10, dtype=torch.float32).view(4, 6, 10)
+    for pick in (lambda t: t, lambda t: t.permute(2, 0, 1), lambda t: t[:, ::2, 1:-1], lambda t: t[1, 2, 3]):
+        tensor = whole.clone()
+        world.allreduce(pick(tensor), algorithm)
+        mirror = whole.clone()
+        pick(mirror).mul_(world.size)
+        assert torch.equal(tensor, mirror)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("algorithm", HALVES)
+def test_part_reduce_and_part_broadcast(world: World, algorithm: str, length: int) -> None:
+    for dtype in ARITHMETICS if length < 1_000_003 else (torch.float32, torch.bfloat16):
+        tensor = contribution(world.rank, length, dtype)
+        before = tensor.clone()
+        shard = world.part_reduce(tensor, algorithm)
+        assert torch.equal(tensor, before)
+        assert torch.equal(shard.double(), expected(world, length)[slice(*bounds(length, world.size, world.rank))])
+        out = torch.empty(length, dtype=dtype)
+        assert world.part_broadcast(shard, out, algorithm) is out
+        assert torch.equal(out.double(), expected(world, length)), dtype
+
+
+def test_part_broadcast_of_any_dtype_into_any_stride(world: World) -> None:
+    for dtype in (torch.bool, torch.complex64, torch.float64):
+        values = torch.arange(30).remainder(2).to(dtype)
+        out = torch.zeros(5, 12, dtype=dtype)[:, ::2]
+        world.part_broadcast(values[slice(*bounds(30, world.size, world.rank))], out)
+        assert torch.equal(out, values.view(5, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex128, torch.bfloat16], ids=str)
+def test_broadcast(world: World, dtype: torch.dtype) -> None:
+    for root in range(world.size):
+        for shape in ((0,), (), (7, 5)):
+            tensor = torch.full(shape, 3 * world.rank + 1).to(dtype)
+            world.broadcast(tensor, root)
+            assert torch.equal(tensor, torch.full(shape, 3 * root + 1).to(dtype))
+        grid = torch.full((4, 4), world.rank).to(dtype)
+        world.broadcast(grid.t()[1:], root)
+        assert torch.equal(grid[:, 1:], torch.full((4, 3), root).to(dtype))
+        assert torch.equal(grid[:, 0], torch.full((4,), world.rank).to(dtype))
+
+
+def test_parameters_are_summed_too(world: World) -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    world.allreduce(parameter)
+    assert torch.equal(parameter.detach(), torch.full((5,), float(world.size)))
+
+
+def test_many_short_ones_of_many_lengths_and_dtypes(group: World) -> None:
+    """Slots and plans are used again and again, also after more lengths than are kept."""
+    for length in (*range(1, 400), *range(1, 20)):
+        for dtype in (torch.float32, torch.int32):
+            tensor = torch.full((length,), group.rank + 1).to(dtype)
+            group.allreduce(tensor)
+            assert tensor.eq(group.size * (group.size + 1) / 2).all()
+
+
+def test_nan_and_infinity_come_through(world: World) -> None:
+    for algorithm in ALGORITHMS:
+        tensor = torch.tensor([float("nan"), float("inf"), 1.0] if world.rank == world.size - 1 else [0.0, 0.0, 0.0])
+        world.allreduce(tensor, algorithm)
+        assert tensor[0].isnan()
+        assert tensor[1:].tolist() == [float("inf"), 1.0]
+
+
+def test_what_cannot_be_carried(world: World) -> None:
+    with pytest.raises(TensorError, match="cannot sum a tensor of complex64"):
+        world.allreduce(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(TensorError, match="sparse"):
+        world.allreduce(torch.zeros(3).to_sparse())
+    with pytest.raises(TensorError, match="meta"):
+        world.allreduce(torch.zeros(3, device="meta"))
+    with pytest.raises(TensorError, match="does not fit out"):
+        world.part_broadcast(torch.zeros(99), torch.zeros(3))
+    with pytest.raises(UsageError, match="no schedule 'rong'"):
+        world.allreduce(torch.zeros(3), "rong")
+    with pytest.raises(UsageError, match="'halving' has no part_reduce"):
+        world.part_reduce(torch.zeros(3), "halving")
+    with pytest.raises(UsageError, match="broadcast from root 99"):
+        world.broadcast(torch.zeros(3), 99)
+
+
+def test_ranks_that_disagree_are_told_on_every_rank(group: World) -> None:
+    if group.size == 1:
+        pytest.skip("one rank agrees with itself")
+    last = group.rank == group.size - 1
+    with pytest.raises(MismatchError) as caught:
+        group.allreduce(torch.zeros(7 if last else 5))
+    assert "allreduce(7 x float32, flat)" in str(caught.value)
+    assert "allreduce(5 x float32, flat)" in str(caught.value)
+    with pytest.raises(MismatchError, match=r"barrier\(\)"):
+        group.barrier() if last else group.allreduce(torch.zeros(300_000))
+    assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3  # and they go on together

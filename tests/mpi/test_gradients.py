@@ -1,0 +1,101 @@
+"""Parallel equals serial: gradients averaged over ranks are the gradients of the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono.errors import UsageError
+from unisono.gradients import gradients_of
+from unisono.schedules.pieces import bounds
+from unisono.world import World
+
+
+def make(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    return torch.randn(samples, 7, generator=generator).double(), torch.randn(samples, 3, generator=generator).double()
+
+
+def serial(samples: int) -> list[torch.Tensor]:
+    model = make(0)
+    inputs, targets = batch(samples)
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def close(model: nn.Module, expected: list[torch.Tensor]) -> bool:
+    return all(
+        torch.allclose(parameter.grad, gradient, rtol=0, atol=1e-14)
+        for parameter, gradient in zip(model.parameters(), expected, strict=True)
+    )
+
+
+def test_all_ranks_begin_with_rank_0s_weights(group: World) -> None:
+    model = unisono.parallel(make(group.rank), group)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), make(0).parameters(), strict=True))
+    assert list(model.state_dict()) == list(make(0).state_dict())
+
+
+@pytest.mark.parametrize("samples", [12, 13, 5])
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
+def test_uneven_shares_are_weighted(group: World, samples: int, bucket_bytes: int) -> None:
+    model = unisono.parallel(make(0), group, unisono.BSP(unisono.Exchange(bucket_bytes=bucket_bytes)))
+    inputs, targets = batch(samples)
+    mine = slice(*bounds(samples, group.size, group.rank))
+    for clear in (model.zero_grad, lambda: model.zero_grad(set_to_none=False)):
+        clear()
+        nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+        assert close(model, serial(samples))
+
+
+def test_a_rank_without_samples_takes_part(group: World) -> None:
+    model = unisono.parallel(make(0), group)
+    inputs, targets = batch(6)
+    if group.rank == 0:
+        nn.functional.mse_loss(model(inputs), targets).backward()
+    else:
+        gradients_of(model).exchange()
+    assert close(model, serial(6))
+
+
+def test_a_parameter_that_takes_no_part_has_gradient_zero(group: World) -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    unisono.parallel(model, group)
+    model.zero_grad()
+    gradients_of(model).samples = 3
+    model[0](torch.ones(3, 2)).sum().backward()
+    assert all((parameter.grad == 0).all() for parameter in model[1].parameters())
+    assert all((parameter.grad != 0).all() for parameter in model[0].parameters())
+
+
+def test_frozen_parameters_and_halves(group: World) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).bfloat16()
+    model[0].requires_grad_(requires_grad=False)
+    unisono.parallel(model, group)
+    model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    assert model[0].weight.grad is None
+    assert model[1].weight.grad.dtype is torch.bfloat16
+    assert len(set(group.gather(model[1].weight.grad.float().sum().item()))) == 1
+
+
+def test_several_losses_in_one_step(group: World) -> None:
+    model = unisono.parallel(make(0), group)
+    inputs, targets = batch(8)
+    mine = slice(*bounds(8, group.size, group.rank))
+    model.zero_grad()
+    for _ in range(2):
+        nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+    assert close(model, [2 * gradient for gradient in serial(8)])
+
+
+def test_making_a_model_parallel_twice(group: World) -> None:
+    model = unisono.parallel(make(0), group)
+    with pytest.raises(UsageError, match="parallel already"):
+        unisono.parallel(model, group)

@@ -1,0 +1,112 @@
+"""Any number of ranks with one global batch follows the same loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono.data.digits import load
+from unisono.data.order import permutation, share, steps_of
+from unisono.models.small_convnet import SmallConvnet
+from unisono.world import World
+
+Network = Callable[[int], nn.Module]
+
+STEPS, BATCH = 100, 64
+
+
+def smooth_convnet(classes: int) -> nn.Module:
+    """A network without kinks. With ReLU or a maximum, float32 rounding sooner or later picks another branch, and from
+    there plain PyTorch differs from its own float64 by more than any number of ranks does (docs/sharp_bits.md)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(1024, classes),
+    )
+
+
+def make(dtype: torch.dtype, network: Network = SmallConvnet) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = network(10).to(dtype)
+    return model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def batches(rank: int, ranks: int) -> Iterator[torch.Tensor]:
+    """The shares of one rank."""
+    samples = len(load().train)
+    steps = steps_of(samples, BATCH)
+    for step in range(STEPS):
+        order = permutation(samples, 0, step // steps)
+        yield torch.from_numpy(share(order, BATCH, step % steps, rank, ranks))
+
+
+def serial_losses(dtype: torch.dtype, network: Network) -> list[float]:
+    """Plain PyTorch on whole batches."""
+    data, (model, optimizer) = load().train, make(dtype, network)
+    losses = []
+    for rows in batches(0, 1):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(data.inputs[rows].to(dtype)), data.labels[rows])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def parallel_run(world: World, dtype: torch.dtype, network: Network) -> tuple[list[float], bytes]:
+    data, (model, optimizer) = load().train, make(dtype, network)
+    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), world)
+    losses, seen = torch.zeros(STEPS, dtype=torch.float64), torch.zeros(STEPS, dtype=torch.float64)
+    for step, rows in enumerate(batches(world.rank, world.size)):
+        losses[step] = trainer.step(data.inputs[rows].to(dtype), data.labels[rows])
+        seen[step] = len(rows)
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    return (world.allreduce(losses) / world.allreduce(seen)).tolist(), weights
+
+
+@pytest.mark.parametrize(
+    ("dtype", "network", "tolerance"),
+    [(torch.float64, SmallConvnet, 1e-9), (torch.float64, smooth_convnet, 1e-9), (torch.float32, smooth_convnet, 1e-3)],
+)
+def test_the_same_loss_as_serial_for_100_steps(
+    group: World, dtype: torch.dtype, network: Network, tolerance: float
+) -> None:
+    losses, _ = parallel_run(group, dtype, network)
+    reference = serial_losses(dtype, network)
+    assert reference[-1] < reference[0] / 2, "a network that learns nothing agrees with anything"
+    worst = max(abs(one - other) / other for one, other in zip(losses, reference, strict=True))
+    if group.rank == 0:
+        print(f"\n{group.size} ranks, {dtype}, {network.__name__}: largest relative difference {worst:.1e}")
+    assert worst <= tolerance
+
+
+def test_two_runs_end_with_identical_bits_on_all_ranks(group: World) -> None:
+    first = parallel_run(group, torch.float32, SmallConvnet)
+    assert first == parallel_run(group, torch.float32, SmallConvnet)
+    assert len(set(group.gather(first[1]))) == 1
+
+
+def test_evaluation_sees_each_sample_once(group: World) -> None:
+    data, (model, optimizer) = load().test, make(torch.float32)
+    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    with torch.no_grad():
+        expected = (model(data.inputs).argmax(dim=1) == data.labels).double().mean().item()
+    assert trainer.evaluate(data, 7) == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_empty_share_takes_part(group: World) -> None:
+    data, (model, optimizer) = load().train, make(torch.float32)
+    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    rows = torch.arange(4 if group.rank == 0 else 0)
+    trainer.step(data.inputs[rows], data.labels[rows])
+    weights = model.classifier[1].weight.detach().numpy().tobytes()
+    assert len(set(group.gather(weights))) == 1
+    assert trainer.recorder.computing > 0

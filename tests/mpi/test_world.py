@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from unisono.errors import CheckpointError
+from unisono.world import World
+
+
+def test_who_and_where(world: World) -> None:
+    assert world.gather(world.rank) == list(range(world.size))
+    assert (world.node, world.nodes, world.supernode) == (0, 1, 0)
+    assert world.placement.nodes == (tuple(range(world.size)),)
+    assert repr(world) == f"World(rank={world.rank}, size={world.size}, node=0, nodes=1)"
+    assert world.node_world.size == world.size
+
+
+def test_split(world: World) -> None:
+    half = world.split(world.rank % 2)
+    members = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]
+    assert (half.rank, half.size) == (members.index(world.rank), len(members))
+    assert half.allreduce(torch.tensor([world.rank])).item() == sum(members)
+    assert half.allreduce(torch.ones(200_000)).eq(len(members)).all()
+    half.barrier()
+    half.free()
+
+
+def test_what_the_root_does_all_get(world: World) -> None:
+    assert world.on_root(lambda: {"rank": world.rank}) == {"rank": 0}
+
+
+def test_what_the_root_fails_at_all_raise(world: World) -> None:
+    def fail() -> None:
+        raise CheckpointError(f"on {world.rank}")
+
+    with pytest.raises(CheckpointError, match="on 0"):
+        world.on_root(fail)
+    with pytest.raises(OSError, match="No such file"):
+        world.on_root(Path("/nowhere/at/all").read_text)
+
+
+def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:
+    world.allreduce(torch.ones(3))
+    world.barrier()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/mpich_shm_" in line]
+    assert all(line.endswith("(deleted)") for line in mapped)
+
+
+def test_each_rank_has_its_share_of_threads(world: World) -> None:
+    import os
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) // world.size)

@@ -1,0 +1,43 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.schedules.pieces import bounds, cut
+
+lengths = st.integers(0, 10_000)
+counts = st.integers(1, 40)
+
+
+@given(lengths, counts)
+def test_bounds_cover_everything_once_and_evenly(length: int, parts: int) -> None:
+    ends = [bounds(length, parts, part) for part in range(parts)]
+    assert [start for start, _ in ends] == [0, *(stop for _, stop in ends[:-1])]
+    assert ends[-1][1] == length
+    sizes = [stop - start for start, stop in ends]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(lengths, counts, st.integers(1, 500), st.booleans())
+def test_regions_cover_everything_once(length: int, chunks: int, largest: int, chunk_major: bool) -> None:
+    whole = cut(length, chunks, largest, chunk_major)
+    regions = [whole.region(piece, chunk) for piece in range(whole.pieces) for chunk in range(chunks)]
+    seen = sorted(place for region in regions for place in range(region.start, region.stop))
+    assert seen == list(range(length))
+    assert all(region.stop - region.start <= largest + 1 for region in regions)
+
+
+@given(lengths, counts, st.data())
+def test_a_span_is_its_chunks(length: int, chunks: int, data: st.DataObject) -> None:
+    whole = cut(length, chunks, 100)
+    chunk = data.draw(st.integers(0, chunks - 1))
+    span = data.draw(st.integers(1, chunks - chunk))
+    region = whole.region(0, chunk, span)
+    assert (region.start, region.stop) == (whole.region(0, chunk).start, whole.region(0, chunk + span - 1).stop)
+
+
+@given(lengths, counts)
+def test_a_chunk_major_chunk_is_what_bounds_says(length: int, chunks: int) -> None:
+    whole = cut(length, chunks, 7, chunk_major=True)
+    for chunk in range(chunks):
+        assert (whole.region(0, chunk).start, whole.region(whole.pieces - 1, chunk).stop) == bounds(
+            length, chunks, chunk
+        )

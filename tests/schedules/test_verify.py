@@ -1,0 +1,102 @@
+"""`verify` refuses what is wrong, and says where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.errors import ScheduleError
+from unisono.schedules import SCHEDULES
+from unisono.schedules.schedule import Algorithm, Lane, Program, add, receive, send
+from unisono.schedules.verify import Goal, verify
+
+
+def on_two_ranks(*lanes: Lane, chunks: int = 1) -> Algorithm:
+    """A schedule whose two ranks have these one-lane programs."""
+    return lambda rank, _: Program(chunks, (lanes[rank],))
+
+
+def refused(algorithm: Algorithm, words: str, ranks: int = 2, goal: Goal = Goal.ALLREDUCE) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        verify(algorithm, ranks, goal)
+
+
+def test_a_missing_contribution() -> None:
+    refused(on_two_ranks(((send(1, 0),),), ((add(0, 0),),)), "rank 0 ends with chunk 0 lacking .* ranks \\[1\\]")
+
+
+def test_a_contribution_twice() -> None:
+    twice = on_two_ranks(((send(1, 0),), (send(1, 0),)), ((add(0, 0),), (add(0, 0),)))
+    refused(twice, "rank 1, lane 0, round 1: chunk 0 gets the contributions of \\[0\\] twice")
+
+
+def test_two_ranks_that_wait_for_each_other() -> None:
+    refused(on_two_ranks(((receive(1, 0),), (send(1, 0),)), ((receive(0, 0),), (send(0, 0),))), "waits forever")
+
+
+def test_a_message_that_nobody_takes() -> None:
+    refused(on_two_ranks(((send(1, 0),),), ()), "rank 0, lane 0, round 0 waits forever: send")
+
+
+def test_it_needs_no_buffers() -> None:
+    """Both send first and take later: right only if messages are buffered."""
+    refused(on_two_ranks(((send(1, 0),), (add(1, 0),)), ((send(0, 0),), (add(0, 0),))), "waits forever: send")
+
+
+def test_messages_taken_in_another_order() -> None:
+    swapped = on_two_ranks(((send(1, 0), send(1, 1)),), ((add(0, 1), add(0, 0)),), chunks=2)
+    refused(swapped, "add chunk 1 .* meets a message of chunk 0")
+
+
+@pytest.mark.parametrize(
+    ("transfers", "words"),
+    [
+        ((receive(1, 0), receive(1, 0)), "race"),
+        ((send(1, 0), receive(1, 0)), "race"),
+        ((add(1, 0, 2), add(1, 1)), "race"),
+        ((send(0, 0),), "no such peer"),
+        ((send(2, 0),), "no such peer"),
+        ((send(1, 2),), "no such chunks"),
+        ((send(1, 0, 3),), "no such chunks"),
+    ],
+)
+def test_what_one_program_shows(transfers: tuple, words: str) -> None:
+    refused(on_two_ranks((transfers,), (), chunks=2), words)
+
+
+def test_a_chunk_of_two_lanes() -> None:
+    refused(lambda rank, _: Program(1, (((send(1 - rank, 0),),), ((add(1 - rank, 0),),))), "belongs to lane 0")
+
+
+def test_parts_need_a_chunk_for_each_rank() -> None:
+    refused(SCHEDULES["flat"].allreduce, "needs 4 chunks", ranks=4, goal=Goal.PART_REDUCE)
+
+
+def without(algorithm: Algorithm, rank: int, round_number: int, place: int) -> Algorithm:
+    """The schedule with one transfer left out."""
+
+    def broken(me: int, ranks: int) -> Program:
+        chunks, (lane, *others) = algorithm(me, ranks)
+        if me == rank:
+            transfers = list(lane[round_number])
+            del transfers[place]
+            lane = (*lane[:round_number], tuple(transfers), *lane[round_number + 1 :])
+        return Program(chunks, (lane, *others))
+
+    return broken
+
+
+@given(st.data())
+def test_any_transfer_left_out_is_noticed(data: st.DataObject) -> None:
+    algorithm = SCHEDULES[data.draw(st.sampled_from(sorted(SCHEDULES)))].allreduce
+    ranks = data.draw(st.integers(2, 9))
+    rank = data.draw(st.integers(0, ranks - 1))
+    lane = algorithm(rank, ranks).lanes[0]
+    round_number = data.draw(st.integers(0, len(lane) - 1))
+    place = data.draw(st.integers(0, len(lane[round_number]) - 1))
+    broken: Callable[[int, int], Program] = without(algorithm, rank, round_number, place)
+    with pytest.raises(ScheduleError):
+        verify(broken, ranks)

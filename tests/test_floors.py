@@ -1,0 +1,44 @@
+"""Lower floors never import upper ones."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "unisono"
+
+FLOORS = [
+    ("errors",),
+    ("launch", "placement"),
+    ("mpi",),
+    ("schedules",),
+    ("transports",),
+    ("tuning",),
+    ("collectives",),
+    ("world",),
+    ("gradients",),
+    ("rules",),
+    ("data", "models"),
+    ("training",),
+    ("cli",),
+    ("__init__", "__main__"),
+]
+
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_down(path: Path) -> None:
+    room = room_of(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("unisono."):
+            other = node.module.split(".")[1]
+            assert other == room or FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in SOURCE.rglob("*.py")} == set(FLOOR)

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+
+from unisono import launch
+from unisono.errors import LaunchError
+from unisono.launch import find_mpiexec, launch_command, launch_environment, ranks_started
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({}, None),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, 4),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, 3),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, not a step of srun
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+    ],
+)
+def test_ranks_started(environment: dict[str, str], ranks: int | None) -> None:
+    assert ranks_started(environment) == ranks
+
+
+def test_no_mpiexec_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(launch.sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match=r"no mpiexec .* pip install 'unisono\[mpich\]'"):
+        find_mpiexec()
+
+
+def test_the_command() -> None:
+    command = launch_command(Path("/x/mpiexec"), 3, ["train", "a.toml"])
+    assert command[:3] == ["/x/mpiexec", "-n", "3"]
+    assert command[-4:] == ["-m", "unisono", "train", "a.toml"]
+
+
+def test_ranks_behind_a_pipe_are_told_of_the_terminal() -> None:
+    assert launch_environment({"A": "b"}, terminal=True)["TTY_INTERACTIVE"] == "1"
+    assert "TTY_INTERACTIVE" not in launch_environment({"A": "b"}, terminal=False)
+    assert launch_environment({"A": "b"}, terminal=False)["A"] == "b"

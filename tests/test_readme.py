@@ -1,0 +1,32 @@
+"""What README shows is run."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from unisono.schedules.picture import draw
+from unisono.schedules.ring import ring
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_ten_lines(mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    program = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    assert len(program.splitlines()) <= 11
+    (tmp_path / "program.py").write_text(program)
+    done = mpiexec(3, str(tmp_path / "program.py"))
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert sorted(said) == [f"rank {rank} of 3" for rank in range(3)]
+    assert len(set(said.values())) == 1
+    assert 0.9 < float(said["rank 0 of 3"]) < 1.1
+
+
+def test_the_picture() -> None:
+    assert draw(ring, 4, "ring") in README
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (Path(__file__).parents[1] / target).exists(), target

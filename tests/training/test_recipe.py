@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from unisono.errors import RecipeError, UsageError
+from unisono.training.recipe import Recipe, check_run, differences, parse_recipe, read_recipe, to_dict
+
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+
+
+def test_the_digits() -> None:
+    recipe = read_recipe(DIGITS, ["training.epochs=3", "model.dtype=float64", "name = 'three words here'"])
+    assert (recipe.ranks, recipe.training.epochs, recipe.model.dtype) == (2, 3, "float64")
+    assert recipe.name == "three words here"
+    assert recipe.training.batch == 64
+
+
+def test_a_recipe_survives_toml(tmp_path: Path) -> None:
+    recipe = read_recipe(DIGITS)
+    (tmp_path / "copy.toml").write_text(tomli_w.dumps(to_dict(recipe)))
+    assert read_recipe(tmp_path / "copy.toml") == recipe
+    assert parse_recipe({}, "nothing") == Recipe()
+
+
+def test_differences_name_the_keys() -> None:
+    assert differences(read_recipe(DIGITS), read_recipe(DIGITS, ["training.epochs=3", "ranks=4"])) == [
+        "ranks",
+        "training.epochs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.epoch=3", "unknown key training.epoch; did you mean training.epochs?"),
+        ("rank=3", "unknown key rank; did you mean ranks?"),
+        ("zzz=3", "unknown key zzz; there are name, ranks, data"),
+        ("training.epochs=0", "training.epochs = 0, but it has to be at least 1"),
+        ("training.epochs=1.5", "training.epochs = 1.5 is not a whole number"),
+        ("training.epochs=true", "training.epochs = True is not a whole number"),
+        ("training.batch=-1", "training.batch = -1, but it has to be at least 1"),
+        ("optimizer.learning_rate=0", "learning_rate = 0.0, but it has to be above 0"),
+        ("optimizer.learning_rate=nan", "learning_rate = nan, but it has to be above 0"),
+        ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
+        ("training=3", "training is a table of keys, not the value 3"),
+        ("name.first=3", "'name' is a value, not a table"),
+        ("epochs", "not of the form key=value"),
+    ],
+)
+def test_a_bad_change_names_itself_and_the_nearest(change: str, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(DIGITS, [change])
+    assert words in str(caught.value)
+    assert f"--set {change}" in str(caught.value)
+
+
+def test_a_file_that_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("name = ")
+    with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
+        read_recipe(path)
+    with pytest.raises(RecipeError, match="No such file"):
+        read_recipe(tmp_path / "none.toml")
+
+
+def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
+    check_run(read_recipe(DIGITS), 64)
+    for changes, ranks, words in (
+        ([], 65, "65 ranks share batches of 64 samples"),
+        (["training.batch=1438"], 1, "digits has 1437 samples"),
+        (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
+        (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check_run(read_recipe(DIGITS, changes), ranks)

@@ -1,0 +1,92 @@
+"""Every schedule, played by threads, sums what a float64 sum does; and in the order of ranks where it can."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.schedules import SCHEDULES
+from unisono.schedules.pieces import bounds, cut
+from unisono.schedules.schedule import Program, receive
+from unisono.transports import threads
+from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
+from unisono.transports.threads import play_all
+
+RANKS = (1, 2, 3, 4, 7, 8)
+
+
+def contributions(length: int, ranks: int, dtype: np.dtype) -> list[np.ndarray]:
+    """Small whole numbers, so that sums are exact in every dtype."""
+    return [np.random.default_rng((length, rank)).integers(0, 9, length).astype(dtype) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("length", [0, 1, 101, 1_000_003])
+def test_allreduce(name: str, ranks: int, length: int) -> None:
+    for dtype in NUMPY_DTYPES if length <= 101 else [torch.float32]:
+        payloads = contributions(length, ranks, NUMPY_DTYPES[dtype])
+        expected = np.sum(payloads, axis=0, dtype=np.float64)
+        programs = [SCHEDULES[name].allreduce(rank, ranks) for rank in range(ranks)]
+        play_all(programs, lambda chunks: cut(length, chunks, max(1, length // 5)), payloads, arithmetic_of(dtype))
+        for payload in payloads:
+            np.testing.assert_array_equal(payload, expected)
+
+
+@pytest.mark.parametrize("name", [name for name, family in SCHEDULES.items() if family.part_reduce])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_halves(name: str, ranks: int) -> None:
+    length, family = 1009, SCHEDULES[name]
+    payloads = contributions(length, ranks, np.dtype(np.float32))
+    expected = np.sum(payloads, axis=0)
+    for algorithm in (family.part_reduce, family.part_broadcast):
+        programs = [algorithm(rank, ranks) for rank in range(ranks)]
+        parts = lambda chunks: cut(length, chunks, 100, chunk_major=True)  # noqa: E731
+        play_all(programs, parts, payloads, arithmetic_of(torch.float32))
+        for rank, payload in enumerate(payloads):
+            own = slice(*bounds(length, ranks, rank))
+            np.testing.assert_array_equal(payload[own], expected[own])
+    for payload in payloads:
+        np.testing.assert_array_equal(payload, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    ranks=st.integers(1, 6),
+    length=st.integers(0, 400),
+    largest=st.integers(1, 60),
+    in_flight=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_all_ranks_end_with_the_same_bits(
+    name: str, ranks: int, length: int, largest: int, in_flight: int, seed: int
+) -> None:
+    payloads = list(np.random.default_rng(seed).normal(size=(ranks, length)))
+    expected = np.sum(payloads, axis=0)
+    programs = [SCHEDULES[name].allreduce(rank, ranks) for rank in range(ranks)]
+    play_all(programs, lambda chunks: cut(length, chunks, largest), payloads, arithmetic_of(torch.float64), in_flight)
+    for payload in payloads:
+        assert payload.tobytes() == payloads[0].tobytes()
+        np.testing.assert_allclose(payload, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["direct", "flat"])
+def test_one_round_sums_in_the_order_of_ranks(name: str) -> None:
+    payloads = list(np.random.default_rng(0).normal(size=(7, 1000)))
+    serial = payloads[0].copy()
+    for payload in payloads[1:]:
+        serial += payload
+    programs = [SCHEDULES[name].allreduce(rank, 7) for rank in range(7)]
+    play_all(programs, lambda chunks: cut(1000, chunks, 30), payloads, arithmetic_of(torch.float64))
+    assert all(payload.tobytes() == serial.tobytes() for payload in payloads)
+
+
+def test_a_play_that_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PATIENCE", 0.2)
+    programs = [Program(1, (((receive(1, 0),),),)), Program(1, ((),))]
+    with pytest.raises(Exception, match="rank 0 waits forever"):
+        play_all(programs, lambda chunks: cut(3, chunks, 3), [np.zeros(3), np.zeros(3)], arithmetic_of(torch.float64))
