@@ -66,9 +66,11 @@ def measure(world: unisono.World, nbytes: int) -> dict[str, dict[str, float]]:
     for call in entries.values():
         time_once(world, call, 2)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
-    for _ in range(repetitions):
-        for name, call in entries.items():
-            times[name].append(time_once(world, call, calls))
+    names = list(entries)
+    for repetition in range(repetitions):
+        for turn in range(len(names)):  # each comes first as often as the others
+            name = names[(repetition + turn) % len(names)]
+            times[name].append(time_once(world, entries[name], calls))
     results = {}
     for name, own in times.items():
         spans = [
