@@ -14,7 +14,8 @@ from unisono.launch import find_mpiexec, launch_command, launch_environment, ran
         ({"PMI_SIZE": "4", "PMI_RANK": "0"}, 4),
         ({"OMPI_COMM_WORLD_SIZE": "3"}, 3),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, not a step of srun
-        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # an interactive shell
     ],
 )
 def test_ranks_started(environment: dict[str, str], ranks: int | None) -> None:

@@ -81,7 +81,7 @@ class Collectives:
         self._place = "one node" if placement.one_node else "across nodes"
         self._memory: NodeMemory | None = None
         self._plans: dict[tuple[str, str, torch.dtype, int], _Plan] = {}
-        self._sweeps: dict[tuple[int, int, torch.dtype], list[Step]] = {}
+        self._sweeps: dict[tuple[int, int, torch.dtype], tuple[list[Step], Call]] = {}
         self._ready: dict[tuple[int, str], _Ready] = {}
 
     def allreduce(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
@@ -105,6 +105,7 @@ class Collectives:
         if plan.choice.transport == "windows":
             self._allreduce_on_node(payload, tensor, algorithm, plan)
         elif plan.choice.algorithm == "library":
+            self._meet(plan.what)
             self._allreduce_by_library(payload, tensor)
         else:
             self._play(find(plan.choice.algorithm).allreduce, tensor)
@@ -126,6 +127,7 @@ class Collectives:
             memory = self.node_memory
             memory.staging.part_reduce(view(_bytes(flat)), view(_bytes(shard)), itemsize, plan.arithmetic, plan.what)
             return shard
+        self._meet(plan.what)
         exact = flat.float() if tensor.dtype in HALF_DTYPES else flat.clone()
         if plan.choice.algorithm == "library":
             shard = torch.empty(stop - start, dtype=exact.dtype)
@@ -164,6 +166,7 @@ class Collectives:
             memory = self.node_memory
             memory.staging.part_broadcast(view(_bytes(part)), view(_bytes(flat)), itemsize, plan.arithmetic, plan.what)
         elif plan.choice.algorithm == "library":
+            self._meet(plan.what)
             ends = [bounds(flat.numel(), self.size, rank) for rank in range(self.size)]
             counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
             kind = MPI_TYPES[carrier]
@@ -182,7 +185,8 @@ class Collectives:
         _nbytes(tensor)
         if not 0 <= root < self.size:
             raise UsageError(f"rank {self.rank}: broadcast from root {root}; the group has ranks 0 to {self.size - 1}")
-        if self.size > 1 and tensor.numel():
+        if self.size > 1:
+            self._meet(call(f"broadcast({tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}, root {root})"))
             flat = tensor.detach().contiguous()
             self._comm.Bcast([_bytes(flat), MPI.BYTE], root)
             if flat.data_ptr() != tensor.data_ptr():
@@ -207,6 +211,7 @@ class Collectives:
         """
         if self._place != "one node" or self.size == 1:
             return torch.zeros(length, dtype=dtype)
+        self._meet(call(f"empty({length} x {str(dtype).removeprefix('torch.')})"))
         self._sweeps.clear()
         return self.node_memory.empty(length, dtype)
 
@@ -279,24 +284,33 @@ class Collectives:
             return
         key = tensor.data_ptr(), nbytes, dtype
         if key in self._sweeps:
-            sweep(self._sweeps[key], memory.signals, what)
+            steps, what = self._sweeps[key]
+            sweep(steps, memory.signals, what)
             return
-        buffers = memory.views(tensor.data_ptr(), nbytes)
-        if buffers is None and plan.sweeps:
+        found = memory.find(tensor.data_ptr(), nbytes)
+        if found is None and plan.sweeps:
             memory.staging.allreduce(arithmetic.view(payload), dtype.itemsize, arithmetic, what)
-        elif buffers is None or dtype in HALF_DTYPES:
+            return
+        if found is None or (dtype in HALF_DTYPES and not plan.sweeps):
             memory.signals.meet(what)
             self._play(find(plan.choice.algorithm).allreduce, tensor)
-        elif plan.sweeps:
-            views = [arithmetic.view(buffer) for buffer in buffers]
-            self._sweeps[key] = plan_sweep(views, self.rank, dtype.itemsize, arithmetic)
-            sweep(self._sweeps[key], memory.signals, what)
+            return
+        where, buffers = found
+        what = call(f"{what.words} in {where}")
+        views = [arithmetic.view(buffer) for buffer in buffers]
+        if plan.sweeps:
+            self._sweeps[key] = plan_sweep(views, self.rank, dtype.itemsize, arithmetic), what
+            sweep(self._sweeps[key][0], memory.signals, what)
         else:
             memory.signals.meet(what)
             program = find(plan.choice.algorithm).allreduce(self.rank, self.size)
-            views = [arithmetic.view(buffer) for buffer in buffers]
             channel = WindowChannel(memory.signals, views, len(program.lanes), arithmetic)
             play(program, cut(tensor.numel(), program.chunks, tensor.numel()), channel, in_flight=1)
+
+    def _meet(self, what: Call) -> None:
+        """On one node, make sure that all ranks are in the same call before MPI carries it out."""
+        if self._place == "one node":
+            self.node_memory.signals.meet(what)
 
     def _play(self, algorithm: Algorithm, tensor: torch.Tensor, chunk_major: bool = False) -> None:
         """Play a schedule over messages on a contiguous tensor, in place; halves travel and are summed in float32."""

@@ -19,14 +19,18 @@ EXTRA = "install one with: pip install 'unisono[mpich]'"
 def ranks_started(environment: Mapping[str, str]) -> int | None:
     """How many ranks the launcher started, this process among them; None when no launcher did.
 
-    Slurm's batch script has SLURM_PROCID too, but is no rank: only a step of `srun` has SLURM_STEP_ID.
+    Slurm's batch scripts and interactive shells have SLURM_PROCID too, but are no ranks: a step of several tasks is.
     """
     for name in SIZE_VARIABLES:
         if name in environment:
             return int(environment[name])
-    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
-        return int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
-    return None
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    return tasks if tasks > 1 and "SLURM_PROCID" in environment else None
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_mpiexec() -> Path:

@@ -17,7 +17,7 @@ import torch
 
 from unisono.collectives import Collectives
 from unisono.errors import LaunchError, UnisonoError, UsageError
-from unisono.launch import ranks_started
+from unisono.launch import cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
 from unisono.tuning.table import DEFAULT, Table, read_table
@@ -97,12 +97,13 @@ class World:
         When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all
         end with exit code 2.
         """
+        agreement = self._comm.Dup()
         try:
             yield
         except UsageError as error:
             if self.size == 1:
                 raise
-            everyone = self._comm.Ibarrier()
+            everyone = agreement.Ibarrier()
             give_up = time.monotonic() + PATIENCE
             while not everyone.Test():
                 if time.monotonic() > give_up:
@@ -151,7 +152,7 @@ def init(table: Path | None = None) -> World:
     _forget_shared_files(node)
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // on_node))
+        torch.set_num_threads(max(1, cores() // on_node))
     return World(comm, place(comm.allgather(leader)), read_table(table or DEFAULT))
 
 
@@ -182,4 +183,6 @@ def _end_all_on_error(comm: MPI.Intracomm) -> None:
         comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = report
-    threading.excepthook = lambda args: report(args.exc_type, args.exc_value, args.exc_traceback)
+    threading.excepthook = lambda args: (
+        None if args.exc_type is SystemExit else report(args.exc_type, args.exc_value, args.exc_traceback)
+    )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from unisono.placement import place
 from unisono.world import World, init
 
 _WORLD = pytest.StashKey[World]()
@@ -30,6 +31,15 @@ def group(world: World) -> Iterator[World]:
     group = world.split(0)
     yield group
     group.free()
+
+
+@pytest.fixture
+def spread(world: World) -> Iterator[World]:
+    """All ranks, as if they sat on two nodes by turns: what crosses nodes goes by messages."""
+    comm = world._comm.Dup()
+    spread = World(comm, place([rank % 2 for rank in range(world.size)]), world._table)
+    yield spread
+    spread.free()
 
 
 @pytest.hookimpl(wrapper=True)

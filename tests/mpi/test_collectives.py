@@ -176,3 +176,42 @@ def test_ranks_that_disagree_are_told_on_every_rank(group: World) -> None:
     with pytest.raises(MismatchError, match=r"barrier\(\)"):
         group.barrier() if last else group.allreduce(torch.zeros(300_000))
     assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3  # and they go on together
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_across_nodes(spread: World, algorithm: str, length: int) -> None:
+    assert spread.nodes == min(2, spread.size)
+    for dtype in ARITHMETICS if length < 1_000_003 else (torch.float32, torch.bfloat16):
+        tensor = contribution(spread.rank, length, dtype)
+        spread.allreduce(tensor, algorithm)
+        assert torch.equal(tensor.double(), expected(spread, length)), dtype
+        if algorithm in HALVES:
+            shard = spread.part_reduce(contribution(spread.rank, length, dtype), algorithm)
+            own = slice(*bounds(length, spread.size, spread.rank))
+            assert torch.equal(shard.double(), expected(spread, length)[own]), dtype
+            assert torch.equal(spread.part_broadcast(shard, torch.empty(length, dtype=dtype), algorithm), tensor), dtype
+    spread.barrier()
+
+
+def test_groups_within_nodes(spread: World) -> None:
+    assert spread.node_world.size == len(range(spread.rank % 2, spread.size, 2))
+    assert spread.node_world.nodes == 1
+    assert spread.node_world.allreduce(torch.tensor([1])).item() == spread.node_world.size
+    assert spread.empty(10, torch.float32).tolist() == [0.0] * 10
+
+
+def test_tensors_that_lie_in_different_places_are_noticed(group: World) -> None:
+    if group.size == 1:
+        pytest.skip("one rank agrees with itself")
+    windows = [group.empty(100_000, torch.float32) for _ in range(2)]
+    for choices in ((windows[0], windows[1]), (windows[0], torch.zeros(100_000))):
+        with pytest.raises(MismatchError, match="window"):
+            group.allreduce(choices[group.rank == 0])
+    with pytest.raises(MismatchError, match="window 0 from byte 4"):
+        group.allreduce(windows[0][1:90_001] if group.rank else windows[0][:90_000])
+    with pytest.raises(MismatchError, match=r"broadcast\(3 x float32, root 1\)"):
+        group.broadcast(torch.zeros(3), root=int(group.rank == 0))
+    with pytest.raises(MismatchError, match="library"):
+        group.allreduce(torch.zeros(3), "library" if group.rank else "ring")
+    assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -58,6 +60,8 @@ def test_uneven_shares_are_weighted(group: World, samples: int, bucket_bytes: in
 def test_a_rank_without_samples_takes_part(group: World) -> None:
     model = unisono.parallel(make(0), group)
     inputs, targets = batch(6)
+    model(inputs).sum().mul(float("nan")).backward()  # what was there before does not come back
+    torch.optim.SGD(model.parameters(), 0.1).zero_grad()
     if group.rank == 0:
         nn.functional.mse_loss(model(inputs), targets).backward()
     else:
@@ -70,19 +74,79 @@ def test_a_parameter_that_takes_no_part_has_gradient_zero(group: World) -> None:
     unisono.parallel(model, group)
     model.zero_grad()
     gradients_of(model).samples = 3
-    model[0](torch.ones(3, 2)).sum().backward()
+    model[0](torch.full((3, 2), float(group.rank))).sum().backward()
     assert all((parameter.grad == 0).all() for parameter in model[1].parameters())
-    assert all((parameter.grad != 0).all() for parameter in model[0].parameters())
+    mean = (group.size - 1) / 2
+    assert torch.allclose(model[0].weight.grad, torch.full((2, 2), 3 * mean))
 
 
 def test_frozen_parameters_and_halves(group: World) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).bfloat16()
     model[0].requires_grad_(requires_grad=False)
+    nn.init.ones_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
     unisono.parallel(model, group)
-    model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    model(torch.full((2, 4), float(group.rank), dtype=torch.bfloat16)).sum().backward()
     assert model[0].weight.grad is None
     assert model[1].weight.grad.dtype is torch.bfloat16
-    assert len(set(group.gather(model[1].weight.grad.float().sum().item()))) == 1
+    mean = (group.size - 1) / 2
+    assert torch.allclose(model[1].weight.grad.float(), torch.full((2, 4), 2 * 4 * mean), rtol=2**-7)
+
+
+def test_two_backward_passes_over_one_forward_pass(group: World) -> None:
+    model = unisono.parallel(make(0), group)
+    inputs, targets = batch(8)
+    mine = slice(*bounds(8, group.size, group.rank))
+    loss = nn.functional.mse_loss(model(inputs[mine]), targets[mine])
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert close(model, [2 * gradient for gradient in serial(8)])
+
+
+def test_a_backward_pass_that_fails_does_no_lasting_harm(group: World) -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(context: object, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("out of luck")
+
+    model = unisono.parallel(make(0), group)
+    inputs, targets = batch(8)
+    mine = slice(*bounds(8, group.size, group.rank))
+    with pytest.raises(ValueError, match="out of luck"):
+        model[2](Failing.apply(model[1](model[0](inputs[mine])))).sum().backward()
+    model.zero_grad()
+    nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+    assert close(model, serial(8))
+
+
+def test_a_copy_of_the_model_is_a_model_of_its_own(group: World) -> None:
+    model = unisono.parallel(make(0), group)
+    twin = copy.deepcopy(model)
+    assert gradients_of(twin) is None
+    if group.rank == 0:  # alone: nothing is exchanged
+        twin(torch.ones(2, 7).double()).sum().backward()
+        assert gradients_of(model).samples == 0
+
+
+def test_inputs_in_dicts_and_lists_are_counted_and_evaluation_is_not(group: World) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+            return self.layer(given["inputs"][0])
+
+    model = unisono.parallel(Nested(), group)
+    model({"inputs": [torch.ones(5, 2)]})
+    assert gradients_of(model).samples == 5
+    model.eval()
+    model({"inputs": [torch.ones(7, 2)]})
+    assert gradients_of(model).samples == 5
 
 
 def test_several_losses_in_one_step(group: World) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint import KEPT, Checkpoint, load_newest, save
+from unisono.training.checkpoint import KEPT, Checkpoint, forget_newer, load_newest, save
 
 
 def trained(step: int) -> Checkpoint:
@@ -79,3 +79,18 @@ def test_one_that_was_torn_is_written_again(tmp_path: Path) -> None:
     (save(tmp_path, trained(1)) / "manifest.json").unlink()
     save(tmp_path, trained(1))
     assert load_newest(tmp_path)[0].step == 1
+
+
+def test_whole_ones_are_not_given_up_for_torn_ones(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        (save(tmp_path, trained(step)) / "manifest.json").unlink()
+    save(tmp_path, trained(5))
+    assert load_newest(tmp_path)[0].step == 5
+    forget_newer(tmp_path, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+
+
+def test_a_disk_that_refuses(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint of step 1"):
+        save(tmp_path / "file" / "checkpoints", trained(1))

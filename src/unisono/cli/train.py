@@ -82,5 +82,8 @@ def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None) -> None:
     from unisono.world import init
 
     world = init()
-    with world.agreeing():
-        carry_out(recipe, world, run, resume)
+    try:
+        with world.agreeing():
+            carry_out(recipe, world, run, resume)
+    except KeyboardInterrupt:  # this rank got it; the others may not have, and would wait
+        world.abort(130)

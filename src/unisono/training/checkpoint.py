@@ -45,8 +45,20 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into `folder`, and take away those that are too many. Raises OSError when the disk refuses."""
-    target = folder / f"step-{checkpoint.step:09d}"
+    """Write a checkpoint into `folder`, and take away those that are too many.
+
+    Raises CheckpointError when the disk refuses; what was written before is there still.
+    """
+    try:
+        return _save(folder, checkpoint)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint of step {checkpoint.step} into {folder}: {error}"
+        ) from error
+
+
+def _save(folder: Path, checkpoint: Checkpoint) -> Path:
+    target = folder / _name(checkpoint.step)
     aside = folder / f".{target.name}.tmp"
     folder.mkdir(parents=True, exist_ok=True)
     for left in (*folder.glob(".step-*.tmp"), target):
@@ -72,9 +84,16 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     _sync(aside)
     aside.rename(target)
     _sync(folder)
-    for old in _whole_names(folder)[:-KEPT]:
+    for old in [name for name in _whole_names(folder) if name != target.name][: 1 - KEPT]:
         shutil.rmtree(folder / old)
     return target
+
+
+def forget_newer(folder: Path, step: int) -> None:
+    """Take away what is newer than the checkpoint that a run goes on from: it was torn."""
+    for name in _whole_names(folder):
+        if name > _name(step):
+            shutil.rmtree(folder / name)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
@@ -91,6 +110,10 @@ def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
     if torn:
         raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(torn)}")
     raise CheckpointError(f"there is no checkpoint in {folder}")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}"
 
 
 def _load(path: Path) -> Checkpoint:

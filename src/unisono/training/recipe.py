@@ -14,6 +14,8 @@ from unisono.data.catalogue import SAMPLES
 from unisono.errors import RecipeError
 from unisono.schedules import find
 
+LARGEST = (1 << 63) - 1
+
 
 def _number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
     return field(default=default, metadata={"above": above, "at_least": at_least})
@@ -127,9 +129,9 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
-    """The keys in which two recipes differ."""
+    """The keys in which two recipes differ, but for the ranks, which do not change what is trained."""
     first, second = _flat(to_dict(one)), _flat(to_dict(other))
-    return [key for key in first if first[key] != second[key]]
+    return [key for key in first if key != "ranks" and first[key] != second[key]]
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -184,6 +186,8 @@ def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any
     if not isinstance(value, kind) or isinstance(value, bool):
         word = {int: "a whole number", float: "a number", str: "a word"}[kind]
         raise RecipeError(f"{where} = {value!r} is not {word}")
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise RecipeError(f"{where} = {value!r} is no number of a size that can be meant")
     if limits.get("above") is not None and not value > limits["above"]:
         raise RecipeError(f"{where} = {value!r}, but it has to be above {limits['above']}")
     if limits.get("at_least") is not None and not value >= limits["at_least"]:

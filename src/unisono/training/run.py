@@ -22,7 +22,7 @@ from unisono.errors import CheckpointError, RecipeError
 from unisono.models.table import MODELS
 from unisono.rules import BSP, Exchange
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, load_newest, save
+from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest, save
 from unisono.training.progress import Report
 from unisono.training.recipe import Recipe, check_run
 from unisono.training.recorder import KINDS
@@ -54,9 +54,11 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
     trainer = _make_trainer(recipe, world, data)
     place, notes = Place(), list[str]()
     if resume is not None:
+        before = world.on_root(lambda: run_directory.recipe_of(resume, []))
         place, notes = _go_on(resume, trainer, world)
-        world.on_root(lambda: run_directory.write_recipe(resume, recipe))
-    home = resume or world.on_root(lambda: run_directory.begin(recipe, folder))
+        _check_order(before, recipe, place)
+        world.on_root(lambda: run_directory.write_recipe(resume, replace(recipe, ranks=world.size)))
+    home = resume or world.on_root(lambda: run_directory.begin(replace(recipe, ranks=world.size), folder))
     with Report(world.rank == 0, recipe.training.epochs) as report:
         for note in notes:
             report.say(note)
@@ -161,6 +163,17 @@ def _make_trainer(recipe: Recipe, world: World, data: Dataset) -> Trainer:
     return Trainer(model, optimizer, BSP(exchange), world)
 
 
+def _check_order(before: Recipe, now: Recipe, place: Place) -> None:
+    """Within an epoch the order of samples must stay, or some would be seen twice and others never."""
+    for key in ("batch", "seed"):
+        old, new = getattr(before.training, key), getattr(now.training, key)
+        if place.done and old != new:
+            raise RecipeError(
+                f"training.{key} = {new}, but the run stopped {place.done} steps into an epoch with {old}; "
+                "it can be changed at the end of an epoch alone"
+            )
+
+
 def _seed_of_step(seed: int, step: int, rank: int) -> int:
     """What a step's random numbers (dropout) begin from: so that they need not be kept in checkpoints."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
@@ -171,18 +184,22 @@ def _go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[st
 
     def read() -> tuple[Checkpoint, list[str]]:
         checkpoint, torn = load_newest(folder / run_directory.CHECKPOINTS)
+        forget_newer(folder / run_directory.CHECKPOINTS, checkpoint.step)
         run_directory.forget_after(folder, checkpoint.step)
         return checkpoint, torn
 
     checkpoint, torn = world.on_root(read)
     try:
         trainer.model.load_state_dict(checkpoint.weights)
+        options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
         trainer.optimizer.load_state_dict(checkpoint.optimizer)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}"
         ) from error
+    for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
+        group.update({key: value for key, value in option.items() if key != "params"})
     progress = checkpoint.progress
     place = Place(progress["epoch"], progress["done"], checkpoint.step, progress["loss"])
     if world.rank:  # the sum of all ranks counts once

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,11 @@ def begin(recipe: Recipe, folder: Path | None) -> Path:
             folder = Path("runs") / f"{recipe.name}-{stamp}-{number}"
     if (folder / RECIPE).exists():
         raise UsageError(f"{folder} holds a run already; go on with it by --resume {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_recipe(folder, recipe)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_recipe(folder, recipe)
+    except OSError as error:
+        raise UsageError(f"cannot make the run's folder {folder}: {error.strerror}") from error
     return folder
 
 
@@ -72,5 +76,8 @@ def forget_after(folder: Path, step: int) -> None:
 
 def _replace(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text)
+    with aside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)

@@ -30,12 +30,13 @@ class NodeMemory:
         self._windows[tensor.data_ptr()] = window
         return tensor
 
-    def views(self, address: int, nbytes: int) -> list[Any] | None:
-        """The bytes from `address` as each rank holds them, when they lie in a window; else None."""
-        for start, window in self._windows.items():
+    def find(self, address: int, nbytes: int) -> tuple[str, list[Any]] | None:
+        """The bytes from `address` if they lie in a window: where, in words, and as each rank holds them; else None."""
+        for number, (start, window) in enumerate(self._windows.items()):
             if start <= address and address + nbytes <= start + window.nbytes:
                 first = address - start
-                return [memoryview(buffer)[first : first + nbytes] for buffer in window.buffers]
+                views = [memoryview(buffer)[first : first + nbytes] for buffer in window.buffers]
+                return f"window {number} from byte {first}", views
         return None
 
     def free(self) -> None:

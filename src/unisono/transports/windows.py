@@ -1,11 +1,12 @@
 """MPI shared windows: memory of each rank of a node that all of them see, and how they tell each other it is ready.
 
-    rank 0's line   turn | calls | posted[lane][peer] | taken[lane][peer] | words         a line is written by its rank
-    rank 1's line   turn | calls | posted[lane][peer] | taken[lane][peer] | words         alone and read by all
+    rank 0's line   card | card | posted[lane][peer] | taken[lane][peer] | words         a line is written by its rank
+    rank 1's line   card | card | posted[lane][peer] | taken[lane][peer] | words         alone and read by all
 
-A `turn` counts how often a rank came to a meeting. Waiting looks at the lines of the others; where each rank has a core
-it looks a thousand times (some 50 us) before it gives the core away between looks, where ranks share cores it gives it
-away at once. `Win.Sync` is the memory barrier that MPI asks for.
+A rank that comes to a meeting leaves a card: its turn (how many meetings it has come to) and the number of the call it
+is in, in one word, so that one look tells both; odd and even turns have a place each. Waiting looks at the lines of the
+others; where each rank has a core it looks a thousand times (some 50 us) before it gives the core away between looks,
+where ranks share cores it gives it away at once. `Win.Sync` is the memory barrier that MPI asks for.
 
 On a window SEND means "my memory is ready" (posted), ADD and RECEIVE read the peer's memory where it lies and say so
 (taken); no byte is copied on the way.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from unisono.errors import MismatchError
+from unisono.launch import cores
 from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, perform
@@ -30,6 +32,9 @@ LANES = 16
 
 LOOKS = 1024
 """Looks at memory between two that let MPI move its messages: a rank on its way here may need this one for that."""
+
+CALLS = 1 << 20
+"""Numbers that calls may have: the rest of 63 bits counts turns."""
 
 WORDS = 512
 """Bytes of a line in which a rank says what it was doing when it was not what the others did."""
@@ -56,15 +61,15 @@ class Window:
 
 
 class Call(NamedTuple):
-    """A collective call in words, and as a number that ranks compare."""
+    """A collective call in words, and as a number below CALLS that ranks compare."""
 
     words: str
-    fingerprint: int
+    number: int
 
 
 def call(words: str) -> Call:
     """The call that is described by `words`; ranks that say the same words make the same call."""
-    return Call(words, zlib.crc32(words.encode()))
+    return Call(words, zlib.crc32(words.encode()) % CALLS)
 
 
 class Signals:
@@ -72,7 +77,7 @@ class Signals:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        counters = 3 + 2 * LANES * self.size
+        counters = 2 + 2 * LANES * self.size
         self._window = Window(comm, 8 * counters + WORDS)
         lines = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
         self._words = [memoryview(buffer)[8 * counters : 8 * counters + WORDS] for buffer in self._window.buffers]
@@ -80,7 +85,7 @@ class Signals:
         self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
         self.turn = 0
-        self._patience = LOOKS if self.size <= len(os.sched_getaffinity(0)) else 5
+        self._patience = LOOKS if self.size <= cores() else 5
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()
@@ -88,29 +93,28 @@ class Signals:
     def meet(self, what: Call) -> None:
         """Wait until all ranks have come. Raises MismatchError on every rank when they came for different calls."""
         turn = self.turn = self.turn + 1
-        place = 1 + (turn & 1)  # a rank that is one turn ahead writes the other place
-        own, others, fingerprint = self._own, self._others, what.fingerprint
-        own[place] = fingerprint
+        place = turn & 1
+        card = turn * CALLS + what.number
         self.fence()
-        own[0] = turn
-        for line in others:
-            if line[0] < turn:
-                self._await(line, turn)
-        self.fence()
-        for line in others:
-            if line[place] != fingerprint:
+        self._own[place] = card
+        for line in self._others:
+            if line[place] != card and self._await(line, turn) != card:
                 self._disagree(what)
+        self.fence()
 
-    def _await(self, line: memoryview, turn: int) -> None:
+    def _await(self, line: memoryview, turn: int) -> int:
+        """The card of a rank when it has come to this turn; it cannot be two ahead, so its place still holds it."""
+        place, least = turn & 1, turn * CALLS
         for _ in range(self._patience):
-            if line[0] >= turn:
-                return
+            if line[place] >= least:
+                return int(line[place])
         looks = 0
-        while line[0] < turn:
+        while line[place] < least:
             os.sched_yield()
             looks += 1
             if looks % LOOKS == 0:
                 self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+        return int(line[place])
 
     def _disagree(self, what: Call) -> None:
         """Every rank comes here, since each differs from at least one other: exchange words, then raise."""
@@ -118,7 +122,7 @@ class Signals:
         self._words[self.rank][:] = said
         self.turn += 1
         self.fence()
-        self._own[0] = self.turn
+        self._own[self.turn & 1] = self.turn * CALLS
         for line in self._others:
             self._await(line, self.turn)
         self.fence()
@@ -131,7 +135,7 @@ class Signals:
 
     def post(self, lane: int, peer: int) -> int:
         """Say that this rank's memory is ready for `peer`; how many times that was said."""
-        place = 3 + lane * self.size + peer
+        place = 2 + lane * self.size + peer
         self.fence()
         self._own[place] += 1
         return int(self._own[place])
@@ -139,19 +143,19 @@ class Signals:
     def take(self, lane: int, peer: int) -> None:
         """Say that this rank has read what `peer` posted."""
         self.fence()
-        self._own[3 + (LANES + lane) * self.size + peer] += 1
+        self._own[2 + (LANES + lane) * self.size + peer] += 1
 
     def posted(self, lane: int, peer: int) -> int:
         """How often `peer` said that its memory is ready for this rank."""
-        return int(self._lines[peer][3 + lane * self.size + self.rank])
+        return int(self._lines[peer][2 + lane * self.size + self.rank])
 
     def taken(self, lane: int, peer: int) -> int:
         """How often `peer` said that it has read this rank's memory."""
-        return int(self._lines[peer][3 + (LANES + lane) * self.size + self.rank])
+        return int(self._lines[peer][2 + (LANES + lane) * self.size + self.rank])
 
     def took(self, lane: int, peer: int) -> int:
         """How often this rank has read what `peer` posted."""
-        return int(self._own[3 + (LANES + lane) * self.size + peer])
+        return int(self._own[2 + (LANES + lane) * self.size + peer])
 
     def free(self) -> None:
         """Give the memory back, all ranks together."""
