@@ -15,7 +15,12 @@ from typing import TypeVar
 
 import torch
 
-from unisono.collectives import Collectives
+from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.barrier import barrier
+from unisono.collectives.broadcast import broadcast
+from unisono.collectives.group import Group
+from unisono.collectives.part_broadcast import part_broadcast
+from unisono.collectives.part_reduce import part_reduce
 from unisono.errors import LaunchError, UnisonoError, UsageError
 from unisono.launch import cores, ranks_started
 from unisono.mpi import MPI
@@ -36,7 +41,7 @@ class World:
 
     def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table) -> None:
         self._comm, self._table = comm, table
-        self._collectives = Collectives(comm, placement, table)
+        self._group = Group(comm, placement, table)
         self._node_world: World | None = None
         self.placement = placement
         """The ranks of every node."""
@@ -50,12 +55,37 @@ class World:
         """How many nodes there are."""
         self.supernode = placement.supernode_of(self.rank)
         """The number of the supernode (the nodes under one switch) this rank sits in."""
-        self.allreduce = self._collectives.allreduce
-        self.part_reduce = self._collectives.part_reduce
-        self.part_broadcast = self._collectives.part_broadcast
-        self.broadcast = self._collectives.broadcast
-        self.barrier = self._collectives.barrier
-        self.empty = self._collectives.empty
+        self._allreduce = Allreduce(self._group)
+        self.allreduce = self._allreduce.__call__
+
+    def part_reduce(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+        """Sum `tensor` over all ranks and return this rank's chunk of the sum, flat (reduce-scatter; PCL-DNN 3.4).
+
+        Rank r gets elements [n r // p, n (r+1) // p) of the flattened sum. `tensor` stays as it is.
+        """
+        return part_reduce(self._group, tensor, algorithm)
+
+    def part_broadcast(self, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+        """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
+
+        `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank.
+        """
+        return part_broadcast(self._group, shard, out, algorithm)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
+        return broadcast(self._group, tensor, root)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come."""
+        barrier(self._group)
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat, zeroed tensor in memory where an allreduce copies nothing: a window where all ranks share a node.
+
+        Called by all ranks with the same arguments. The memory lives as long as the world.
+        """
+        return self._group.empty(length, dtype)
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, node={self.node}, nodes={self.nodes})"
@@ -124,7 +154,8 @@ class World:
         """Give shared memory and communicators back, all ranks together. Not needed at the end of a program."""
         if self._node_world is not None and self._node_world is not self:
             self._node_world.free()
-        self._collectives.free()
+        self._allreduce.forget()
+        self._group.free()
         self._comm.Free()
 
 

@@ -1,0 +1,8 @@
+"""The collectives, one a file: each looks its schedule up and has it played on tensors of any shape and stride.
+
+    tensor ── contiguous? ── choose ──┬── library     MPI's own
+                                      ├── windows     flat, direct: through memory that the node's ranks share
+                                      └── messages    any schedule: pieces of it as MPI messages
+
+float16 and bfloat16 are summed in float32 everywhere and rounded once.
+"""

@@ -1,0 +1,52 @@
+"""part_broadcast, by PCL-DNN's name (section 3.4): each rank's own chunk goes to all (all-gather)."""
+
+from __future__ import annotations
+
+import torch
+
+from unisono.collectives.group import Group
+from unisono.collectives.payload import MPI_TYPES, carrier_of, memory_of, nbytes_of
+from unisono.errors import TensorError
+from unisono.schedules import find
+from unisono.schedules.pieces import bounds
+
+
+def part_broadcast(group: Group, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+    """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
+
+    `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank. Any dtype of 1, 2, 4 or
+    8 bytes: nothing is summed.
+    """
+    start, stop = bounds(out.numel(), group.size, group.rank)
+    if shard.numel() != stop - start or shard.dtype != out.dtype:
+        raise TensorError(
+            f"rank {group.rank}: a shard of {shard.numel()} x {shard.dtype} does not fit out, {out.numel()} x "
+            f"{out.dtype} over {group.size} ranks; this rank's shard has {stop - start} elements"
+        )
+    carrier = carrier_of(out)
+    plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out))
+    part = shard.detach().contiguous().view(-1).view(carrier)
+    target = out.detach() if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+    flat = target.view(-1).view(carrier)
+    if group.size == 1:
+        flat.copy_(part)
+    elif plan.choice.transport == "windows":
+        view, itemsize = plan.arithmetic.view, carrier.itemsize
+        memory = group.node_memory
+        memory.staging.part_broadcast(
+            view(memory_of(part)), view(memory_of(flat)), itemsize, plan.arithmetic, plan.what
+        )
+    elif plan.choice.algorithm == "library":
+        group.meet(plan.what)
+        ends = [bounds(flat.numel(), group.size, rank) for rank in range(group.size)]
+        counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
+        kind = MPI_TYPES[carrier]
+        group.comm.Allgatherv([memory_of(part), part.numel(), kind], [memory_of(flat), counts, starts, kind])
+    else:
+        flat[start:stop] = part
+        algorithm_ = find(plan.choice.algorithm).part_broadcast
+        assert algorithm_ is not None, "the plan offers what the schedule has"
+        group.play(algorithm_, flat, chunk_major=True)
+    if not out.is_contiguous():
+        out.detach().copy_(target)
+    return out
