@@ -26,6 +26,7 @@ class Report:
             TextColumn("{task.fields[last]}"),
             TimeRemainingColumn(),
             console=self.console,
+            transient=True,
             disable=not (show and self.console.is_terminal),
         )
         self._task = self._bar.add_task("", epoch=1, last="", total=None)
@@ -56,6 +57,7 @@ class Report:
 
     def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
         """The table at the end: what was reached, and where the time went (seconds, mean over ranks)."""
+        self._bar.stop()  # what comes now is to stay below everything else
         table = Table(show_header=False)
         table.add_column()
         table.add_column(justify="right")
