@@ -70,6 +70,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         ([], 65, "65 ranks share batches of 64 samples"),
         (["training.batch=1438"], 1, "digits has 1437 samples"),
         (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
+        (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
     ):
         with pytest.raises(UsageError, match=words):

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 from unisono.data.catalogue import SAMPLES
 from unisono.errors import RecipeError
+from unisono.models.catalogue import NETWORKS
 from unisono.schedules import find
 
 LARGEST = (1 << 63) - 1
@@ -112,6 +113,8 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
     if data not in SAMPLES:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
+    if recipe.model.name not in NETWORKS:
+        raise RecipeError(f"model.name = {recipe.model.name!r}; there are {', '.join(NETWORKS)}")
     if batch > SAMPLES[data]:
         raise RecipeError(f"training.batch = {batch}, but {data} has {SAMPLES[data]} samples to train on")
     if ranks > batch:

@@ -1,0 +1,3 @@
+"""The names of the networks, known without loading PyTorch."""
+
+NETWORKS = ("small_convnet",)
