@@ -21,6 +21,8 @@ from unisono.launch import find_mpiexec
 
 HERE = Path(__file__).parent
 
+PEERS = ("library", "library, tensor", "gloo")
+
 
 def run(ranks: int) -> dict[str, Any]:
     """What `measure.py` found on `ranks` ranks."""
@@ -49,15 +51,15 @@ def machine() -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """Medians, ratios and the quartiles of the window's time, a line for each size."""
     head = (
-        "| bytes | window us (quartiles) | anywhere us | library us | gloo us | copy us "
+        "| bytes | window us (quartiles) | anywhere us | library us | library, tensor us | gloo us | copy us "
         "| library/window | gloo/window | copy/window | library/anywhere |"
     )
-    lines = [f"{found['ranks']} ranks, {found['library']}", "", head, "| ---: " * 10 + "|"]
+    lines = [f"{found['ranks']} ranks, {found['library']}", "", head, "| ---: " * 11 + "|"]
     for row in found["sizes"]:
-        median = {name: row[name]["median_us"] for name in ("window", "anywhere", "library", "gloo", "copy")}
+        median = {name: row[name]["median_us"] for name in ("window", "anywhere", *PEERS, "copy")}
         window = median["window"]
         spread = f"{row['window']['lower_us']:.1f}-{row['window']['upper_us']:.1f}"
-        times = " | ".join(f"{median[name]:.1f}" for name in ("anywhere", "library", "gloo", "copy"))
+        times = " | ".join(f"{median[name]:.1f}" for name in ("anywhere", *PEERS, "copy"))
         ratios = " | ".join(f"{median[name] / window:.2f}" for name in ("library", "gloo", "copy"))
         last = median["library"] / median["anywhere"]
         lines.append(f"| {row['bytes']} | {window:.1f} ({spread}) | {times} | {ratios} | {last:.2f} |")
