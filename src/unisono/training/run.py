@@ -74,6 +74,8 @@ class _Run:
     folder: Path
     report: Report
     place: Place
+    accuracy: float | None = None
+    """What the last epoch made here reached on the test set."""
 
     def finish(self) -> None:
         """Make the epochs that are not done, and say what came of it."""
@@ -81,7 +83,7 @@ class _Run:
         first, batch = self.place, self.recipe.training.batch
         while self.place.epoch < self.recipe.training.epochs:
             self._epoch()
-        accuracy = self.trainer.evaluate(self.data.test, batch)
+        accuracy = self.trainer.evaluate(self.data.test, batch) if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - begun
         seen = (self.place.epoch - first.epoch) * len(self.data.train) - first.done * batch
         rows = [
@@ -113,13 +115,13 @@ class _Run:
                 self._keep(self._agree(loss))
         seconds = time.perf_counter() - begun
         loss = self._agree(self.place.loss) / len(train)
-        accuracy = self.trainer.evaluate(self.data.test, training.batch)
+        self.accuracy = self.trainer.evaluate(self.data.test, training.batch)
         self.place = Place(self.place.epoch + 1, 0, self.place.step)
         metrics = {
             "epoch": self.place.epoch,
             "step": self.place.step,
             "loss": loss,
-            "test_accuracy": accuracy,
+            "test_accuracy": self.accuracy,
             "samples_per_second": (len(train) - skipped) / seconds,
             "seconds": seconds,
             **self._split(),

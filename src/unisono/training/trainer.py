@@ -46,7 +46,6 @@ class Trainer:
         total = 0.0
         if samples:
             self.model.train()
-            gradients.samples = 0.0
             loss = self.loss(self.model(inputs), labels)
             gradients.samples = float(samples)
             loss.backward()  # type: ignore[no-untyped-call]

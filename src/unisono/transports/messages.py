@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,15 +12,10 @@ from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Move
-from unisono.transports.rounds import sum_arrivals
+from unisono.transports.rounds import OpenRound, sum_arrivals
 
 TAGS = 1 << 15
 """Tags repeat after this many tickets: MPI promises 32,768, and far fewer are in flight at once."""
-
-
-class _Round(NamedTuple):
-    moves: Sequence[Move]
-    arrivals: list[Array | None]
 
 
 class MessageChannel:
@@ -29,7 +23,7 @@ class MessageChannel:
 
     def __init__(self, comm: MPI.Intracomm, payload: Array, arithmetic: Arithmetic) -> None:
         self._comm, self._payload, self._arithmetic = comm, payload, arithmetic
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, OpenRound] = {}
         self._open: dict[int, int] = {}  # ticket -> requests that have not completed
         self._requests: list[MPI.Request] = []
         self._owners: list[int] = []
@@ -41,7 +35,7 @@ class MessageChannel:
         for move in moves:
             if move.action is Action.SEND:
                 self._post(self._comm.Isend([self._payload[move.where], MPI.BYTE], move.peer, ticket % TAGS), ticket)
-        self._rounds[ticket] = _Round(moves, arrivals)
+        self._rounds[ticket] = OpenRound(moves, arrivals)
         self._open[ticket] = len(moves)
 
     def ended(self) -> list[int]:

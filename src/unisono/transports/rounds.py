@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array, perform
 from unisono.transports.player import Move
+
+
+class OpenRound(NamedTuple):
+    """A round that has begun: its moves, and for each what it has brought so far."""
+
+    moves: Sequence[Move]
+    arrivals: list[Array | None]
 
 
 def sum_arrivals(

@@ -9,14 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from unisono.errors import ScheduleError
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Move, play
-from unisono.transports.rounds import sum_arrivals
+from unisono.transports.rounds import OpenRound, sum_arrivals
 
 PATIENCE = 30.0
 """Seconds without a message after which a play counts as stuck."""
@@ -31,24 +30,19 @@ class Board:
     )
 
 
-class _Round(NamedTuple):
-    moves: Sequence[Move]
-    arrivals: list[Array | None]
-
-
 class ThreadChannel:
     """Carries moves over a board that all ranks share; `payload` is a flat array."""
 
     def __init__(self, board: Board, rank: int, payload: Array, arithmetic: Arithmetic) -> None:
         self._board, self._rank, self._payload, self._arithmetic = board, rank, payload, arithmetic
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, OpenRound] = {}
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Leave the messages of a round on the board."""
         for move in moves:
             if move.action is Action.SEND:
                 self._board.boxes[self._rank, move.peer, ticket].put(self._payload[move.where].copy())
-        self._rounds[ticket] = _Round(moves, [None] * len(moves))
+        self._rounds[ticket] = OpenRound(moves, [None] * len(moves))
 
     def ended(self) -> list[int]:
         """Wait until rounds have ended, with all that they brought in place; their tickets."""
