@@ -1,4 +1,4 @@
-"""Who sits where: the ranks of each node, as a value.
+"""Who sits where: the ranks of each node and the nodes of each supernode, as a value.
 
 4 ranks on 2 nodes, as launchers usually place them:
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Placement:
     supernodes: tuple[int, ...] = ()
     """For each node the number of its supernode (the switch it hangs on); empty: all on one."""
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """How many ranks there are."""
         return sum(len(node) for node in self.nodes)
@@ -30,22 +31,51 @@ class Placement:
         """Whether all ranks share memory."""
         return len(self.nodes) == 1
 
+    @cached_property
+    def node_of_rank(self) -> tuple[int, ...]:
+        """For each rank the number of the node that it sits on."""
+        places = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        return tuple(places[rank] for rank in range(self.ranks))
+
     def node_of(self, rank: int) -> int:
         """The number of the node that `rank` sits on."""
-        return next(number for number, node in enumerate(self.nodes) if rank in node)
+        return self.node_of_rank[rank]
 
     def supernode_of(self, rank: int) -> int:
         """The number of the supernode that `rank` sits in."""
-        return self.supernodes[self.node_of(rank)] if self.supernodes else 0
+        return self.supernodes[self.node_of_rank[rank]] if self.supernodes else 0
 
 
-def place(node_of_rank: Sequence[Hashable]) -> Placement:
-    """The placement of ranks 0, 1, ..., given for each the name of its node (any hashable value).
+def place(node_of_rank: Sequence[Hashable], supernode_of_rank: Sequence[Hashable] = ()) -> Placement:
+    """The placement of ranks 0, 1, ..., given for each the name of its node and of its supernode (any hashable value).
+
+    Supernodes are numbered in the order of their lowest rank. Without them all nodes hang on one switch.
 
     >>> place(["a", "b", "a"])
     Placement(nodes=((0, 2), (1,)), supernodes=())
+    >>> place(["a", "b", "c"], ["x", "y", "x"])
+    Placement(nodes=((0,), (1,), (2,)), supernodes=(0, 1, 0))
     """
     nodes: dict[Hashable, list[int]] = {}
     for rank, name in enumerate(node_of_rank):
         nodes.setdefault(name, []).append(rank)
-    return Placement(tuple(tuple(ranks) for ranks in nodes.values()))
+    numbers: dict[Hashable, int] = {}
+    for name in supernode_of_rank:
+        numbers.setdefault(name, len(numbers))
+    supernodes = tuple(numbers[supernode_of_rank[ranks[0]]] for ranks in nodes.values()) if len(numbers) > 1 else ()
+    return Placement(tuple(tuple(ranks) for ranks in nodes.values()), supernodes)
+
+
+def regular(supernodes: int, nodes: int, ranks: int) -> Placement:
+    """`supernodes` supernodes of `nodes` nodes of `ranks` ranks each, numbered one after another.
+
+    >>> regular(2, 1, 2)
+    Placement(nodes=((0, 1), (2, 3)), supernodes=(0, 1))
+    """
+    everywhere = range(supernodes * nodes * ranks)
+    return place([rank // ranks for rank in everywhere], [rank // (ranks * nodes) for rank in everywhere])
+
+
+def apart(ranks: int) -> Placement:
+    """Every rank on a node of its own, all nodes on one switch."""
+    return regular(1, ranks, 1)

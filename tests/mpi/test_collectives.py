@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from unisono.errors import MismatchError, TensorError, UsageError
-from unisono.schedules import SCHEDULES
+from unisono.placement import apart
+from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import ARITHMETICS
 from unisono.world import World
 
-ALGORITHMS = ["auto", "library", *SCHEDULES]
-HALVES = [name for name in ALGORITHMS if name not in SCHEDULES or SCHEDULES[name].part_reduce]
+ALGORITHMS = ["auto", "library", *names()]
+HALVES = [name for name in ALGORITHMS if name not in names() or find(name, apart(2)).part_reduce]
 LENGTHS = [0, 1, 10_007, 1_000_003]
 
 

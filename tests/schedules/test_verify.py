@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import ScheduleError
-from unisono.schedules import SCHEDULES
+from unisono.placement import apart
+from unisono.schedules import find, names
 from unisono.schedules.schedule import Algorithm, Lane, Program, add, receive, send
 from unisono.schedules.verify import Goal, verify
 
@@ -72,7 +73,7 @@ def test_a_chunk_of_two_lanes() -> None:
 
 
 def test_parts_need_a_chunk_for_each_rank() -> None:
-    refused(SCHEDULES["flat"].allreduce, "needs 4 chunks", ranks=4, goal=Goal.PART_REDUCE)
+    refused(find("flat", apart(4)).allreduce, "needs 4 chunks", ranks=4, goal=Goal.PART_REDUCE)
 
 
 def without(algorithm: Algorithm, rank: int, round_number: int, place: int) -> Algorithm:
@@ -91,8 +92,8 @@ def without(algorithm: Algorithm, rank: int, round_number: int, place: int) -> A
 
 @given(st.data())
 def test_any_transfer_left_out_is_noticed(data: st.DataObject) -> None:
-    algorithm = SCHEDULES[data.draw(st.sampled_from(sorted(SCHEDULES)))].allreduce
     ranks = data.draw(st.integers(2, 9))
+    algorithm = find(data.draw(st.sampled_from(names())), apart(ranks)).allreduce
     rank = data.draw(st.integers(0, ranks - 1))
     lane = algorithm(rank, ranks).lanes[0]
     round_number = data.draw(st.integers(0, len(lane) - 1))

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.schedules import SCHEDULES
+from unisono.placement import apart
+from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Program, receive
 from unisono.transports import threads
@@ -23,23 +24,23 @@ def contributions(length: int, ranks: int, dtype: np.dtype) -> list[np.ndarray]:
     return [np.random.default_rng((length, rank)).integers(0, 9, length).astype(dtype) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("length", [0, 1, 101, 1_000_003])
 def test_allreduce(name: str, ranks: int, length: int) -> None:
     for dtype in NUMPY_DTYPES if length <= 101 else [torch.float32]:
         payloads = contributions(length, ranks, NUMPY_DTYPES[dtype])
         expected = np.sum(payloads, axis=0, dtype=np.float64)
-        programs = [SCHEDULES[name].allreduce(rank, ranks) for rank in range(ranks)]
+        programs = [find(name, apart(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
         play_all(programs, lambda chunks: cut(length, chunks, max(1, length // 5)), payloads, arithmetic_of(dtype))
         for payload in payloads:
             np.testing.assert_array_equal(payload, expected)
 
 
-@pytest.mark.parametrize("name", [name for name, family in SCHEDULES.items() if family.part_reduce])
+@pytest.mark.parametrize("name", [name for name in names() if find(name, apart(2)).part_reduce])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_halves(name: str, ranks: int) -> None:
-    length, family = 1009, SCHEDULES[name]
+    length, family = 1009, find(name, apart(ranks))
     payloads = contributions(length, ranks, np.dtype(np.float32))
     expected = np.sum(payloads, axis=0)
     for algorithm in (family.part_reduce, family.part_broadcast):
@@ -55,7 +56,7 @@ def test_the_halves(name: str, ranks: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(SCHEDULES)),
+    name=st.sampled_from(names()),
     ranks=st.integers(1, 6),
     length=st.integers(0, 400),
     largest=st.integers(1, 60),
@@ -67,7 +68,7 @@ def test_all_ranks_end_with_the_same_bits(
 ) -> None:
     payloads = list(np.random.default_rng(seed).normal(size=(ranks, length)))
     expected = np.sum(payloads, axis=0)
-    programs = [SCHEDULES[name].allreduce(rank, ranks) for rank in range(ranks)]
+    programs = [find(name, apart(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
     play_all(programs, lambda chunks: cut(length, chunks, largest), payloads, arithmetic_of(torch.float64), in_flight)
     for payload in payloads:
         assert payload.tobytes() == payloads[0].tobytes()
@@ -80,7 +81,7 @@ def test_one_round_sums_in_the_order_of_ranks(name: str) -> None:
     serial = payloads[0].copy()
     for payload in payloads[1:]:
         serial += payload
-    programs = [SCHEDULES[name].allreduce(rank, 7) for rank in range(7)]
+    programs = [find(name, apart(7)).allreduce(rank, 7) for rank in range(7)]
     play_all(programs, lambda chunks: cut(1000, chunks, 30), payloads, arithmetic_of(torch.float64))
     assert all(payload.tobytes() == serial.tobytes() for payload in payloads)
 

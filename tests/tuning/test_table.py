@@ -21,7 +21,7 @@ def test_the_default_table() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, ring, halving, direct, flat"),
+        ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, ring, halving, "),
         ("up_to = 65536", "up_to = -1", "row 0: up_to = -1; it is a whole number that grows"),
         ("up_to = 65536", "limit = 65536", "row 0: unknown key 'limit'"),
         ("up_to = 65536\n", "", "row 1 comes after the row without up_to"),

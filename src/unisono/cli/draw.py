@@ -14,9 +14,10 @@ def draw(
     ranks: Annotated[int, typer.Option(help="How many ranks to draw.")] = 4,
 ) -> None:
     """Draw a schedule: a row for each rank, a column for each round."""
+    from unisono.placement import apart
     from unisono.schedules import find
     from unisono.schedules.picture import draw as picture
 
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: a schedule has at least 1 rank")
-    print(picture(find(schedule).allreduce, ranks, schedule))
+    print(picture(find(schedule, apart(ranks)).allreduce, ranks, schedule))

@@ -10,7 +10,6 @@ import torch
 from unisono.collectives.group import Group, Plan
 from unisono.collectives.payload import MPI_TYPES, memory_of, nbytes_of
 from unisono.mpi import MPI
-from unisono.schedules import find
 from unisono.schedules.pieces import cut
 from unisono.transports.arithmetic import HALF_DTYPES, Step
 from unisono.transports.player import play
@@ -61,7 +60,7 @@ class Allreduce:
             self._group.meet(plan.what)
             self._by_library(payload, tensor)
         else:
-            self._group.play(find(plan.choice.algorithm).allreduce, tensor)
+            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor)
         return tensor
 
     def forget(self) -> None:
@@ -107,7 +106,7 @@ class Allreduce:
             return
         if found is None or (dtype in HALF_DTYPES and not plan.sweeps):
             memory.signals.meet(what)
-            self._group.play(find(plan.choice.algorithm).allreduce, tensor)
+            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor)
             return
         where, buffers = found
         what = call(f"{what.words} in {where}")
@@ -119,6 +118,6 @@ class Allreduce:
             sweep(self._sweeps[key][0], memory.signals, what)
         else:
             memory.signals.meet(what)
-            program = find(plan.choice.algorithm).allreduce(self._group.rank, self._group.size)
+            program = self._group.find(plan.choice.algorithm).allreduce(self._group.rank, self._group.size)
             channel = WindowChannel(memory.signals, views, len(program.lanes), arithmetic)
             play(program, cut(tensor.numel(), program.chunks, tensor.numel()), channel, in_flight=1)

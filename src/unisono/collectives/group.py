@@ -12,7 +12,7 @@ from unisono.mpi import MPI
 from unisono.placement import Placement
 from unisono.schedules import find
 from unisono.schedules.pieces import cut
-from unisono.schedules.schedule import Algorithm
+from unisono.schedules.schedule import Algorithm, Family
 from unisono.transports.arithmetic import HALF_DTYPES, Arithmetic, arithmetic_of
 from unisono.transports.messages import MessageChannel
 from unisono.transports.node_memory import NodeMemory
@@ -47,6 +47,7 @@ class Group:
     def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table) -> None:
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.one_node = placement.one_node
+        self._placement = placement
         self._messages = comm.Dup()  # so that a schedule's messages meet no others
         self._table = table
         self._memory: NodeMemory | None = None
@@ -58,6 +59,10 @@ class Group:
         if self._memory is None:
             self._memory = NodeMemory(self.comm)
         return self._memory
+
+    def find(self, algorithm: str) -> Family:
+        """The schedule of that name for where these ranks sit."""
+        return find(algorithm, self._placement)
 
     def plan(self, collective: str, algorithm: str, dtype: torch.dtype, nbytes: int) -> Plan:
         """Choose once for each dtype and size."""
@@ -71,7 +76,7 @@ class Group:
             words = f"{collective}({count} x {name_of(dtype)}, {choice.algorithm})"
             sweeps = collective == "allreduce" and choice.transport == "windows"
             if sweeps:
-                sweeps = can_sweep(find(choice.algorithm).allreduce(self.rank, self.size), self.rank, self.size)
+                sweeps = can_sweep(self.find(choice.algorithm).allreduce(self.rank, self.size), self.rank, self.size)
             self._plans[key] = Plan(choice, arithmetic, call(words), sweeps)
         return self._plans[key]
 
@@ -80,7 +85,7 @@ class Group:
             return self._table.choose(collective, "one node" if self.one_node else "across nodes", nbytes)
         if algorithm == "library":
             return Choice("library", "library")
-        if getattr(find(algorithm), collective) is None:
+        if getattr(self.find(algorithm), collective) is None:
             raise UsageError(f"the schedule {algorithm!r} has no {collective}")
         return Choice(algorithm, "windows" if self.one_node else "messages")
 

@@ -7,7 +7,6 @@ import torch
 from unisono.collectives.group import Group
 from unisono.collectives.payload import MPI_TYPES, carrier_of, memory_of, nbytes_of
 from unisono.errors import TensorError
-from unisono.schedules import find
 from unisono.schedules.pieces import bounds
 
 
@@ -44,7 +43,7 @@ def part_broadcast(group: Group, shard: torch.Tensor, out: torch.Tensor, algorit
         group.comm.Allgatherv([memory_of(part), part.numel(), kind], [memory_of(flat), counts, starts, kind])
     else:
         flat[start:stop] = part
-        algorithm_ = find(plan.choice.algorithm).part_broadcast
+        algorithm_ = group.find(plan.choice.algorithm).part_broadcast
         assert algorithm_ is not None, "the plan offers what the schedule has"
         group.play(algorithm_, flat, chunk_major=True)
     if not out.is_contiguous():

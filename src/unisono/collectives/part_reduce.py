@@ -6,7 +6,6 @@ import torch
 
 from unisono.collectives.group import Group
 from unisono.collectives.payload import MPI_TYPES, memory_of, nbytes_of
-from unisono.schedules import find
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES
 
@@ -37,7 +36,7 @@ def part_reduce(group: Group, tensor: torch.Tensor, algorithm: str = "auto") -> 
             [memory_of(exact), exact.numel(), kind], [memory_of(shard), shard.numel(), kind], counts
         )
         return shard.to(tensor.dtype)
-    algorithm_ = find(plan.choice.algorithm).part_reduce
+    algorithm_ = group.find(plan.choice.algorithm).part_reduce
     assert algorithm_ is not None, "the plan offers what the schedule has"
     group.play(algorithm_, exact, chunk_major=True)
     return exact[start:stop].to(tensor.dtype, copy=True)

@@ -15,7 +15,13 @@ Theano-MPI (section 3.2) builds ASA, and ASA16 with halves on the wire, on this.
 touches a chunk; on shared memory this lets both rounds melt into one sweep (`transports/sweep.py`).
 """
 
-from unisono.schedules.schedule import Program, Round, add, receive, send
+from unisono.placement import Placement
+from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+
+
+def family(_: Placement, __: str) -> Family:
+    """The same wherever ranks sit."""
+    return Family(direct, part_reduce, part_broadcast)
 
 
 def part_reduce(rank: int, ranks: int) -> Program:

@@ -23,7 +23,17 @@ That adds 3 rounds and, for an even rank with a partner, 3n/2 bytes sent.
 Source: Thakur, Rabenseifner and Gropp, 2005; swCaffe section 5.1.
 """
 
-from unisono.schedules.schedule import Program, Round, add, receive, send
+from unisono.placement import Placement
+from unisono.schedules.numbering import renumber, round_robin
+from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+
+VARIANTS = ("round-robin",)
+"""Ranks numbered round-robin over supernodes, so that the large messages stay inside them (swCaffe 5.1)."""
+
+
+def family(placement: Placement, variant: str) -> Family:
+    """In the order of ranks, or numbered round-robin."""
+    return Family(renumber(halving, round_robin(placement)) if variant else halving)
 
 
 def halving(rank: int, ranks: int) -> Program:

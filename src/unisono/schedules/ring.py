@@ -15,7 +15,19 @@ Rounds: 2(p-1). Bytes sent by each rank: 2n(p-1)/p, the least possible; every li
 Source: Patarasuk and Yuan, 2009; DIMD section 4.2 names it beside its trees.
 """
 
-from unisono.schedules.schedule import Program, Round, add, receive, send
+from unisono.placement import Placement
+from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+
+
+def family(placement: Placement, _: str) -> Family:
+    """The ring through the ranks of each node and supernode in turn, so that it enters and leaves each once."""
+    order = neighbours(placement)
+    return Family(
+        renumber(ring, order),
+        renumber(part_reduce, order, chunks_too=True),
+        renumber(part_broadcast, order, chunks_too=True),
+    )
 
 
 def part_reduce(rank: int, ranks: int) -> Program:

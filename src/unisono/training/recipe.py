@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from unisono.data.catalogue import SAMPLES
 from unisono.errors import RecipeError
 from unisono.models.catalogue import NETWORKS
-from unisono.schedules import find
+from unisono.schedules import check
 
 LARGEST = (1 << 63) - 1
 
@@ -123,7 +123,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f"start at most {batch} ranks, or raise training.batch"
         )
     if algorithm not in ("auto", "library"):
-        find(algorithm)
+        check(algorithm)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import TableError
-from unisono.schedules import SCHEDULES
+from unisono.placement import apart
+from unisono.schedules import find, names
 
 COLLECTIVES = ("allreduce", "part_reduce", "part_broadcast")
 PLACES = ("one node", "across nodes")
@@ -101,7 +102,7 @@ def _parse_choice(entry: dict[str, Any], collective: str, where: str) -> Choice:
     algorithm, transport = entry.get("algorithm"), entry.get("transport")
     if algorithm == "library" and transport is None:
         return Choice("library", "library")
-    offered = [name for name, family in SCHEDULES.items() if getattr(family, collective) is not None]
+    offered = [name for name in names() if getattr(find(name, apart(2)), collective) is not None]
     if algorithm not in offered:
         known = ", ".join(("library", *offered))
         raise TableError(f"{where}: unknown algorithm {algorithm!r}; there are {known}")

@@ -1,0 +1,58 @@
+"""Gives an algorithm's places to other ranks: which rank sits where is the network's, which place does what is not.
+
+8 ranks in 2 supernodes, ranks 0-3 and 4-7:
+
+    place                          0 1 2 3 4 5 6 7
+    ranks in their order           0 1 2 3 4 5 6 7     places far apart are in different supernodes
+    round-robin over supernodes    0 4 1 5 2 6 3 7     places far apart are in the same (swCaffe section 5.1, figure 7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.placement import Placement
+from unisono.schedules.schedule import Algorithm, Program, Transfer
+
+
+def neighbours(placement: Placement) -> tuple[int, ...]:
+    """The ranks by supernode, then node: a ring in this order enters and leaves every node and every supernode once."""
+    return tuple(
+        sorted(range(placement.ranks), key=lambda rank: (placement.supernode_of(rank), placement.node_of(rank)))
+    )
+
+
+def round_robin(placement: Placement) -> tuple[int, ...]:
+    """The ranks dealt from the supernodes by turns: places that are far apart share a supernode (swCaffe 5.1).
+
+    Where the ranks of a node are several, whole nodes are dealt, rank by rank of each.
+    """
+    turns: dict[int, int] = {}
+    key: dict[int, tuple[int, int, int]] = {}
+    for node, ranks in enumerate(placement.nodes):
+        supernode = placement.supernode_of(ranks[0])
+        turn = turns[supernode] = turns.get(supernode, -1) + 1
+        key |= {rank: (place, turn, supernode) for place, rank in enumerate(ranks)}
+        assert placement.node_of(ranks[0]) == node
+    return tuple(sorted(range(placement.ranks), key=key.__getitem__))
+
+
+def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = False) -> Algorithm:
+    """The algorithm with rank `order[place]` in each place.
+
+    `chunks_too` is for the halves, where the rank in a place owns the chunk of its own number, not of its place's.
+    """
+    if list(order) == list(range(len(order))):
+        return algorithm
+    place_of = {rank: place for place, rank in enumerate(order)}
+
+    def renumbered(rank: int, ranks: int) -> Program:
+        program = algorithm(place_of[rank], ranks)
+
+        def moved(transfer: Transfer) -> Transfer:
+            chunk = order[transfer.chunk] if chunks_too else transfer.chunk
+            return transfer._replace(peer=order[transfer.peer], chunk=chunk)
+
+        return Program(program.chunks, tuple(tuple(tuple(map(moved, turn)) for turn in lane) for lane in program.lanes))
+
+    return renumbered

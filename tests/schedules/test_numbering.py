@@ -1,0 +1,17 @@
+from unisono.placement import apart, place, regular
+from unisono.schedules.direct import direct, part_reduce
+from unisono.schedules.numbering import neighbours, renumber, round_robin
+from unisono.schedules.verify import Goal, verify
+
+
+def test_orders() -> None:
+    assert neighbours(place([0, 1, 2, 3], [0, 1, 0, 1])) == (0, 2, 1, 3)
+    assert round_robin(regular(2, 4, 1)) == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert round_robin(regular(2, 2, 2)) == (0, 4, 2, 6, 1, 5, 3, 7)
+    assert round_robin(apart(5)) == neighbours(apart(5)) == (0, 1, 2, 3, 4)
+
+
+def test_a_renumbered_algorithm_reaches_the_same_goal() -> None:
+    verify(renumber(direct, (2, 0, 3, 1)), 4)
+    verify(renumber(part_reduce, (2, 0, 3, 1), chunks_too=True), 4, Goal.PART_REDUCE)
+    assert renumber(direct, range(4)) is direct
