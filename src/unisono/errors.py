@@ -6,7 +6,8 @@ UnisonoError
 │   ├── LaunchError       the ranks cannot be started: no mpiexec, no MPI library, a wrong number
 │   ├── CheckpointError   no checkpoint of a run is whole, or it does not fit the model
 │   ├── TensorError       a tensor that the collectives cannot carry
-│   └── TableError        a table of choices has an unknown name, a bad size or a gap
+│   ├── TableError        a table of choices has an unknown name, a bad size or a gap
+│   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 └── MismatchError         ranks called different collectives, or the same with different tensors
 """
@@ -38,6 +39,10 @@ class TensorError(UsageError):
 
 class TableError(UsageError):
     """A table of choices cannot be read."""
+
+
+class LabError(UsageError):
+    """A cluster on this machine cannot be built as asked."""
 
 
 class ScheduleError(UnisonoError):

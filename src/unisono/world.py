@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from unisono.choosing.table import Table, read_table
 from unisono.collectives.allreduce import Allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
@@ -25,7 +27,6 @@ from unisono.errors import LaunchError, UnisonoError, UsageError
 from unisono.launch import cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
-from unisono.tuning.table import DEFAULT, Table, read_table
 
 Result = TypeVar("Result")
 
@@ -40,11 +41,14 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table) -> None:
-        self._comm, self._table = comm, table
         self._group = Group(comm, placement, table)
         self._node_world: World | None = None
         self.placement = placement
-        """The ranks of every node."""
+        """The ranks of every node, the nodes of every supernode."""
+        self.comm = comm
+        """The MPI communicator of these ranks, for what is not done here."""
+        self.table = table
+        """What "auto" chooses by."""
         self.rank: int = comm.rank
         """This rank, 0 to size - 1."""
         self.size: int = comm.size
@@ -58,19 +62,21 @@ class World:
         self._allreduce = Allreduce(self._group)
         self.allreduce = self._allreduce.__call__
 
-    def part_reduce(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+    def part_reduce(self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None) -> torch.Tensor:
         """Sum `tensor` over all ranks and return this rank's chunk of the sum, flat (reduce-scatter; PCL-DNN 3.4).
 
         Rank r gets elements [n r // p, n (r+1) // p) of the flattened sum. `tensor` stays as it is.
         """
-        return part_reduce(self._group, tensor, algorithm)
+        return part_reduce(self._group, tensor, algorithm, wire)
 
-    def part_broadcast(self, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+    def part_broadcast(
+        self, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
+    ) -> torch.Tensor:
         """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
 
         `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank.
         """
-        return part_broadcast(self._group, shard, out, algorithm)
+        return part_broadcast(self._group, shard, out, algorithm, wire)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
         """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
@@ -92,9 +98,9 @@ class World:
 
     def split(self, color: int) -> World:
         """The world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
-        comm: MPI.Intracomm = self._comm.Split(color, self.rank)  # type: ignore[assignment]
-        nodes = comm.allgather(self.node)
-        return World(comm, place(nodes), self._table)
+        comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
+        sites = comm.allgather((self.node, self.supernode))
+        return World(comm, place([node for node, _ in sites], [supernode for _, supernode in sites]), self.table)
 
     @property
     def node_world(self) -> World:
@@ -111,14 +117,14 @@ class World:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
-        result, failure = self._comm.bcast(outcome, 0) if self.size > 1 else outcome
+        result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
         if failure is not None:
             raise failure
         return result  # type: ignore[return-value]  # None only where `function` returned it
 
     def gather(self, value: Result) -> list[Result]:
         """What every rank gives, by rank, on every rank (pickled)."""
-        return self._comm.allgather(value)
+        return self.comm.allgather(value)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -127,7 +133,7 @@ class World:
         When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all
         end with exit code 2.
         """
-        agreement = self._comm.Dup()
+        agreement = self.comm.Dup()
         try:
             yield
         except UsageError as error:
@@ -148,7 +154,7 @@ class World:
         """End all ranks of the job at once with an exit code that is not 0."""
         sys.stdout.flush()
         sys.stderr.flush()
-        self._comm.Abort(code)
+        self.comm.Abort(code)
 
     def free(self) -> None:
         """Give shared memory and communicators back, all ranks together. Not needed at the end of a program."""
@@ -156,13 +162,14 @@ class World:
             self._node_world.free()
         self._allreduce.forget()
         self._group.free()
-        self._comm.Free()
+        self.comm.Free()
 
 
 def init(table: Path | None = None) -> World:
     """The world of all ranks that `mpiexec` or `srun` started; without them, a world of one.
 
-    `table` is a file that says which schedule serves which size (the format is in `tuning/default.toml`).
+    `table` is a file that says which schedule serves which size, as `unisono tune` writes it (the format is in
+    `choosing/default.toml`); else the environment's UNISONO_TABLE names one.
     From here on an uncaught exception on any rank prints its traceback with the rank and ends all of them, and
     PyTorch's threads are the rank's fair share of the cores it may use, unless OMP_NUM_THREADS says otherwise.
     Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE.
@@ -184,7 +191,12 @@ def init(table: Path | None = None) -> World:
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores() // on_node))
-    return World(comm, place(comm.allgather(leader)), read_table(table or DEFAULT))
+    named = os.environ.get("UNISONO_TABLE")
+    choices = read_table(table or (Path(named) if named else None))
+    sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
+    supernodes = [supernode for _, supernode in sites]
+    known = supernodes if None not in supernodes else []
+    return World(comm, place([node for node, _ in sites], known), choices)
 
 
 def _forget_shared_files(node: MPI.Comm) -> None:

@@ -1,8 +1,14 @@
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from unisono.placement import regular
+from unisono.schedules import find
 from unisono.schedules.picture import draw
 from unisono.schedules.ring import ring
+from unisono.schedules.vector import draw_svg
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -11,8 +17,34 @@ def test_draw(unisono: Run) -> None:
     assert unisono("draw", "ring", "--ranks", "3").stdout == draw(ring, 3, "ring") + "\n"
 
 
-def test_bad_input(unisono: Run) -> None:
-    for arguments, words in ((["rong"], "there is no schedule 'rong'"), (["ring", "--ranks", "0"], "at least 1 rank")):
-        done = unisono("draw", *arguments)
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-        assert words in done.stderr
+def test_where_ranks_sit(unisono: Run) -> None:
+    placed = find("halving/round-robin", regular(2, 1, 2)).allreduce
+    done = unisono("draw", "halving/round-robin", "--ranks", "4", "--nodes", "2", "--supernodes", "2")
+    assert done.stdout == draw(placed, 4, "halving/round-robin") + "\n"
+    assert done.stdout != unisono("draw", "halving/round-robin").stdout
+
+
+def test_svg(unisono: Run, tmp_path: Path) -> None:
+    placement = regular(1, 2, 2)
+    done = unisono("draw", "hierarchical", "--nodes", "2", "--svg", str(tmp_path / "picture.svg"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    drawn = draw_svg(find("hierarchical", placement).allreduce, 4, "hierarchical", placement)
+    assert (tmp_path / "picture.svg").read_text(encoding="utf-8") == drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rong"], "there is no schedule 'rong'"),
+        (["ring", "--ranks", "0"], "at least 1 rank"),
+        (["ring", "--ranks", "4", "--nodes", "3"], "--nodes 3: 4 ranks do not spread evenly over 3 nodes"),
+        (["ring", "--nodes", "0"], "--nodes 0: "),
+        (["ring", "--nodes", "2", "--supernodes", "4"], "--supernodes 4: 2 nodes do not spread evenly"),
+        (["ring", "--supernodes", "0"], "--supernodes 0: "),
+        (["ring", "--svg", "/nowhere/picture.svg"], "--svg /nowhere/picture.svg: No such file"),
+    ],
+)
+def test_bad_input(unisono: Run, arguments: list[str], words: str) -> None:
+    done = unisono("draw", *arguments)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert words in done.stderr

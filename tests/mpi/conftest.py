@@ -36,8 +36,8 @@ def group(world: World) -> Iterator[World]:
 @pytest.fixture
 def spread(world: World) -> Iterator[World]:
     """All ranks, as if they sat on two nodes by turns: what crosses nodes goes by messages."""
-    comm = world._comm.Dup()
-    spread = World(comm, place([rank % 2 for rank in range(world.size)]), world._table)
+    comm = world.comm.Dup()
+    spread = World(comm, place([rank % 2 for rank in range(world.size)]), world.table)
     yield spread
     spread.free()
 

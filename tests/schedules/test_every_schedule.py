@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from unisono.errors import UsageError
 from unisono.placement import apart, place, regular
 from unisono.schedules import SCHEDULES, find, names
+from unisono.schedules.numbering import renumber
 from unisono.schedules.picture import draw
 from unisono.schedules.schedule import Action
+from unisono.schedules.vector import flights
 from unisono.schedules.verify import Goal, verify
 
 RANKS = range(1, 34)
@@ -21,14 +25,20 @@ PLACEMENTS = [
     place([0, 1, 0, 1, 0]),
     place([0, 1, 2, 3, 4, 5, 6], [0, 1, 0, 1, 0, 1, 1]),
     place([0, 0, 0, 1, 2, 2], [0, 0, 0, 1, 1, 1]),
+    place([0, 1, 1, 0, 2, 2, 2, 3, 2, 3], [0, 1, 1, 0, 0, 0, 0, 1, 0, 1]),
+    regular(1, 5, 3),
+    regular(1, 1, 5),
 ]
 
+EXAMPLES = {name: regular(1, 2, 2) if name == "hierarchical" else apart(4) for name in SCHEDULES}
+"""Where the 4 ranks of the worked examples sit."""
 
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("goal", Goal)
+
+OFFERED = [(name, goal) for name in names() for goal in Goal if getattr(find(name, apart(2)), goal.value)]
+
+
+@pytest.mark.parametrize(("name", "goal"), OFFERED)
 def test_reaches_its_goal_on_1_to_33_ranks(name: str, goal: Goal) -> None:
-    if getattr(find(name, apart(2)), goal.value) is None:
-        pytest.skip(f"{name} offers no {goal.value}")
     for ranks in RANKS:
         verify(getattr(find(name, apart(ranks)), goal.value), ranks, goal)
 
@@ -44,8 +54,38 @@ def test_reaches_its_goal_wherever_ranks_sit(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_picture_in_its_file_is_what_it_does(name: str) -> None:
     documentation = import_module(f"unisono.schedules.{name}").__doc__
-    for line in draw(find(name, apart(4)).allreduce, 4, name).splitlines()[1:]:
-        assert f"    {line}" in documentation.splitlines()
+    _, table = draw(find(name, EXAMPLES[name]).allreduce, 4, name).split("\n", 1)
+    assert indent(table, "    ") in documentation
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_docs_show_the_same(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
+    assert draw(find(name, EXAMPLES[name]).allreduce, 4, name) in page
+    assert f"(pictures/{name}.svg)" in page
+
+
+def test_what_is_offered() -> None:
+    offers = {goal: {name for name, offered in OFFERED if offered is goal} for goal in Goal}
+    assert offers == {
+        Goal.ALLREDUCE: set(names()),
+        Goal.PART_REDUCE: {"ring", "direct"},
+        Goal.PART_BROADCAST: {"ring", "direct"},
+        Goal.BROADCAST: {"tree", "pipeline"},
+        Goal.ALL_TO_ALL: {"direct"},
+    }
+
+
+@pytest.mark.parametrize("name", ["tree", "pipeline"])
+def test_a_broadcast_from_any_root_is_a_rotation(name: str) -> None:
+    broadcast = find(name, apart(7)).broadcast
+    for root in range(7):
+        rotated = renumber(broadcast, [(place + root) % 7 for place in range(7)])
+        told = {root: -1}
+        for message in flights([rotated(rank, 7) for rank in range(7)]):
+            assert told[message.sender] < message.step
+            assert told.setdefault(message.receiver, message.step) == message.step
+        assert len(told) == 7
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("ring", 14), ("halving", 6), ("direct", 2), ("flat", 1)])

@@ -17,7 +17,7 @@ from unisono.schedules.verify import Goal, verify
 
 def on_two_ranks(*lanes: Lane, chunks: int = 1) -> Algorithm:
     """A schedule whose two ranks have these one-lane programs."""
-    return lambda rank, _: Program(chunks, (lanes[rank],))
+    return lambda rank, _: Program(chunks, (lanes[rank],), landing=2)
 
 
 def refused(algorithm: Algorithm, words: str, ranks: int = 2, goal: Goal = Goal.ALLREDUCE) -> None:
@@ -76,16 +76,43 @@ def test_parts_need_a_chunk_for_each_rank() -> None:
     refused(find("flat", apart(4)).allreduce, "needs 4 chunks", ranks=4, goal=Goal.PART_REDUCE)
 
 
+def test_ranks_that_differ_in_shape() -> None:
+    refused(lambda rank, _: Program(1 + rank, ((),)), "rank 1 cuts the payload into 2 chunks, rank 0 into 1")
+    refused(lambda rank, _: Program(1, ((),) * (1 + rank)), "rank 1 has 2 lanes, 1 .* rank 0 has 1 lanes")
+    refused(lambda rank, _: Program(1, ((),), 1 + rank), "rank 1 has 1 lanes, 2 chunks that land at once")
+
+
+def test_more_chunks_land_than_the_program_says() -> None:
+    refused(on_two_ranks(((send(1, 0, 3),),), ((add(0, 0, 3),),), chunks=3), "3 chunks land .* says 2")
+
+
+def test_a_broadcast_that_sums_with_what_lay_there() -> None:
+    refused(on_two_ranks(((send(1, 0),),), ((add(0, 0),),)), "rank 1 .* with what lay there", goal=Goal.BROADCAST)
+    refused(on_two_ranks((), ()), "rank 1 ends with chunk 0 lacking", goal=Goal.BROADCAST)
+
+
+def test_all_to_all_with_a_wrong_chunk_sent_placed_or_left_out() -> None:
+    def exchange(sent: int, placed: int) -> Algorithm:
+        return lambda rank, _: Program(4, (((send(1 - rank, sent ^ rank), receive(1 - rank, placed ^ rank)),),))
+
+    verify(exchange(1, 3), 2, Goal.ALL_TO_ALL)
+    refused(exchange(0, 3), "rank 0 ends with chunk 3 holding \\[3\\], not \\[2\\]", goal=Goal.ALL_TO_ALL)
+    refused(exchange(1, 2), "rank 0 ends with chunk 3 holding \\[-1\\], not \\[2\\]", goal=Goal.ALL_TO_ALL)
+    refused(lambda rank, _: Program(4, ((),)), "chunk 3 holding", goal=Goal.ALL_TO_ALL)
+    refused(lambda rank, _: Program(2, ((),)), "needs 4 chunks, not 2", goal=Goal.ALL_TO_ALL)
+
+
 def without(algorithm: Algorithm, rank: int, round_number: int, place: int) -> Algorithm:
     """The schedule with one transfer left out."""
 
     def broken(me: int, ranks: int) -> Program:
-        chunks, (lane, *others) = algorithm(me, ranks)
+        program = algorithm(me, ranks)
+        lane, *others = program.lanes
         if me == rank:
             transfers = list(lane[round_number])
             del transfers[place]
             lane = (*lane[:round_number], tuple(transfers), *lane[round_number + 1 :])
-        return Program(chunks, (lane, *others))
+        return program._replace(lanes=(lane, *others))
 
     return broken
 

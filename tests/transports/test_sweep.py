@@ -14,7 +14,10 @@ from unisono.transports.sweep import can_sweep, plan_sweep
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_only_direct_leaves_each_chunk_to_its_owner(ranks: int) -> None:
     sweeps = {name for name in names() if can_sweep(find(name, apart(ranks)).allreduce(1, ranks), 1, ranks)}
-    same = {"direct", "halving", "halving/round-robin", "ring"} if ranks == 2 else {"direct"}
+    same = {"direct", "hierarchical/direct"}  # with one rank a node, hierarchical is what goes between the nodes
+    if ranks == 2:
+        same |= {"halving", "halving/round-robin", "hierarchical/halving", "hierarchical/halving/round-robin"}
+        same |= {"ring", "hierarchical"}
     assert sweeps == same
 
 

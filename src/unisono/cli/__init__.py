@@ -6,8 +6,11 @@ import sys
 
 import typer
 
+from unisono.cli import bench
 from unisono.cli.draw import draw
+from unisono.cli.lab import lab
 from unisono.cli.train import train
+from unisono.cli.tune import tune
 from unisono.errors import UsageError
 
 app = typer.Typer(
@@ -18,6 +21,9 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(draw)
+app.command()(tune)
+app.add_typer(bench.app, name="bench")
+app.command(context_settings={"allow_interspersed_args": False})(lab)
 
 
 @app.callback()

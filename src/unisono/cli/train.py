@@ -38,7 +38,7 @@ def train(
         options += [f"--resume={resume}"] if resume else []
         options += [f"--run={run}"] if run else []
         _say(notes)
-        raise typer.Exit(_launch(count, ["train", *([str(recipe)] if recipe else []), *options]))
+        raise typer.Exit(launch(count, ["train", *([str(recipe)] if recipe else []), *options]))
     if started is None:
         _say(notes)
     _be_a_rank(wanted, run, resume)
@@ -64,7 +64,7 @@ def _say(notes: list[str]) -> None:
         print(note, flush=True)
 
 
-def _launch(ranks: int, arguments: list[str]) -> int:
+def launch(ranks: int, arguments: list[str]) -> int:
     """Run this command on `ranks` ranks; the exit code of the launcher."""
     command = launch_command(find_mpiexec(), ranks, arguments)
     environment = launch_environment(os.environ, sys.stdout.isatty())

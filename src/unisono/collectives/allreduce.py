@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.collectives.group import Group, Plan
-from unisono.collectives.payload import MPI_TYPES, memory_of, nbytes_of
-from unisono.mpi import MPI
+from unisono.collectives.hierarchical import allreduce_in_levels
+from unisono.collectives.library import allreduce_by_library, carries_check, plan_short
+from unisono.collectives.payload import memory_of, nbytes_of
 from unisono.schedules.pieces import cut
 from unisono.transports.arithmetic import HALF_DTYPES, Step
 from unisono.transports.player import play
@@ -34,55 +35,68 @@ class Allreduce:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._sweeps: dict[tuple[int, int, torch.dtype], tuple[list[Step], Call]] = {}
-        self._ready: dict[tuple[int, str], _Ready] = {}
+        self._ready: dict[tuple[int, str, str | None], _Ready] = {}
+        self._columns: Allreduce | None = None
 
-    def __call__(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+    def __call__(self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
 
-        `algorithm` is "auto" (the table chooses), "library", or the name of a schedule. Every rank ends with the same
-        bits. Raises TensorError for a dtype or device that cannot be carried, UsageError for an unknown algorithm.
+        `algorithm` is "auto" (what was measured, or else priced, chooses), "library", or the name of a schedule. `wire`
+        is the number format between nodes: "float32", "float16" or "bfloat16"; None for the tensor's own. Sums are made
+        in float32 or wider. Every rank ends with the same bits. Raises TensorError for a dtype, a device or a wire that
+        cannot be carried, UsageError for an unknown algorithm, MismatchError when ranks are in different calls.
         """
-        ready = self._ready.get((tensor.numel(), algorithm))
+        ready = self._ready.get((tensor.numel(), algorithm, wire))
         if ready is not None and ready.dtype is tensor.dtype and tensor.is_contiguous() and tensor.is_cpu:
             ready.play(tensor.data_ptr())
             return tensor
         nbytes = nbytes_of(tensor)
-        plan = self._group.plan("allreduce", algorithm, tensor.dtype, nbytes)
+        plan = self._group.plan("allreduce", algorithm, tensor.dtype, nbytes, wire)
         if self._group.size == 1:
             return tensor
         if not tensor.is_contiguous():
             with torch.no_grad():
-                return tensor.copy_(self(tensor.detach().contiguous(), algorithm))
-        payload = memory_of(tensor)
+                return tensor.copy_(self(tensor.detach().contiguous(), algorithm, wire))
+        name, _, inner = plan.choice.algorithm.partition("/")
         if plan.choice.transport == "windows":
-            self._on_node(payload, tensor, algorithm, plan)
-        elif plan.choice.algorithm == "library":
-            self._group.meet(plan.what)
-            self._by_library(payload, tensor)
+            self._on_node(memory_of(tensor), tensor, (algorithm, wire), plan)
+        elif name == "hierarchical":
+            self._in_levels(tensor, inner or "ring", wire, plan)
+        elif name == "library" and carries_check(self._group, tensor):
+            play_short = plan_short(self._group, tensor.numel(), tensor.dtype, plan.what)
+            self._prepare((algorithm, wire), tensor, play_short)
+            play_short(tensor.data_ptr())
+        elif name == "library":
+            allreduce_by_library(self._group, tensor, plan)
         else:
-            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor)
+            self._by_messages(tensor, plan)
         return tensor
 
     def forget(self) -> None:
         """Forget what was planned: windows come or go."""
         self._sweeps.clear()
         self._ready.clear()
+        self._columns = None
 
-    def _prepare(self, algorithm: str, tensor: torch.Tensor, play: Callable[[int], None]) -> None:
+    def _prepare(self, how: tuple[str, str | None], tensor: torch.Tensor, play: Callable[[int], None]) -> None:
         """Keep what plays an allreduce of a tensor like this, for the next of its kind."""
         if len(self._ready) == KEPT:
             self._ready.clear()
-        self._ready[tensor.numel(), algorithm] = _Ready(tensor.dtype, play)
+        self._ready[tensor.numel(), *how] = _Ready(tensor.dtype, play)
 
-    def _by_library(self, payload: Any, tensor: torch.Tensor) -> None:
-        if tensor.dtype in HALF_DTYPES:
-            exact = tensor.float()
-            self._group.comm.Allreduce(MPI.IN_PLACE, [memory_of(exact), exact.numel(), MPI.FLOAT])
-            tensor.detach().copy_(exact)
-        else:
-            self._group.comm.Allreduce(MPI.IN_PLACE, [payload, tensor.numel(), MPI_TYPES[tensor.dtype]])
+    def _by_messages(self, tensor: torch.Tensor, plan: Plan) -> None:
+        with self._group.call(plan.what) as number:
+            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor.detach(), number, plan.wire)
 
-    def _on_node(self, payload: Any, tensor: torch.Tensor, algorithm: str, plan: Plan) -> None:
+    def _in_levels(self, tensor: torch.Tensor, inner: str, wire: str | None, plan: Plan) -> None:
+        def between(column: Group, part: torch.Tensor) -> None:
+            if self._columns is None:
+                self._columns = Allreduce(column)
+            self._columns(part, inner, wire)
+
+        allreduce_in_levels(self._group, tensor, plan, between)
+
+    def _on_node(self, payload: Any, tensor: torch.Tensor, how: tuple[str, str | None], plan: Plan) -> None:
         memory, arithmetic, what, dtype = self._group.node_memory, plan.arithmetic, plan.what, tensor.dtype
         nbytes = len(payload)
         if nbytes == 0:
@@ -93,7 +107,7 @@ class Allreduce:
                 part = min(SLOT, nbytes - start)
                 memory.staging.flat(part, arithmetic, what)(tensor.data_ptr() + start)
             if nbytes <= SLOT:
-                self._prepare(algorithm, tensor, memory.staging.flat(nbytes, arithmetic, what))
+                self._prepare(how, tensor, memory.staging.flat(nbytes, arithmetic, what))
             return
         key = tensor.data_ptr(), nbytes, dtype
         if key in self._sweeps:
@@ -103,19 +117,21 @@ class Allreduce:
         found = memory.find(tensor.data_ptr(), nbytes)
         if found is None and plan.sweeps:
             memory.staging.allreduce(arithmetic.view(payload), dtype.itemsize, arithmetic, what)
-            return
-        if found is None or (dtype in HALF_DTYPES and not plan.sweeps):
-            memory.signals.meet(what)
-            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor)
-            return
-        where, buffers = found
-        what = call(f"{what.words} in {where}")
+        elif found is None or (dtype in HALF_DTYPES and not plan.sweeps):
+            self._by_messages(tensor, plan)
+        else:
+            self._in_window(*found, tensor, plan)
+
+    def _in_window(self, where: str, buffers: list[Any], tensor: torch.Tensor, plan: Plan) -> None:
+        """`buffers` are the tensor's memory as each rank holds it; `where` says which, so that ranks can compare."""
+        memory, arithmetic, what = self._group.node_memory, plan.arithmetic, call(f"{plan.what.words} in {where}")
         views = [arithmetic.view(buffer) for buffer in buffers]
         if plan.sweeps:
             if len(self._sweeps) == KEPT:
                 self._sweeps.clear()
-            self._sweeps[key] = plan_sweep(views, self._group.rank, dtype.itemsize, arithmetic), what
-            sweep(self._sweeps[key][0], memory.signals, what)
+            steps = plan_sweep(views, self._group.rank, tensor.dtype.itemsize, arithmetic)
+            self._sweeps[tensor.data_ptr(), tensor.nbytes, tensor.dtype] = steps, what
+            sweep(steps, memory.signals, what)
         else:
             memory.signals.meet(what)
             program = self._group.find(plan.choice.algorithm).allreduce(self._group.rank, self._group.size)

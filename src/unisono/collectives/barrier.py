@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from unisono.collectives.group import Group
 from unisono.transports.windows import call
 
@@ -14,9 +12,6 @@ def barrier(group: Group) -> None:
     """Wait until all ranks have come."""
     if group.size == 1:
         return
-    if group.one_node:
-        group.node_memory.signals.meet(_BARRIER)
-        return
-    request = group.comm.Ibarrier()
-    while not request.Test():
-        os.sched_yield()
+    with group.call(_BARRIER):
+        if group.watch is not None:
+            group.agree(_BARRIER)

@@ -17,9 +17,11 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0) -> torch.Tensor
     if not 0 <= root < group.size:
         raise UsageError(f"rank {group.rank}: broadcast from root {root}; the group has ranks 0 to {group.size - 1}")
     if group.size > 1:
-        group.meet(call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root})"))
+        what = call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root})")
         flat = tensor.detach().contiguous()
-        group.comm.Bcast([memory_of(flat), MPI.BYTE], root)
+        with group.call(what, in_library=True):
+            group.agree(what)
+            group.comm.Bcast([memory_of(flat), MPI.BYTE], root)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat)
     return tensor

@@ -8,9 +8,12 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import MPI_TYPES, carrier_of, memory_of, nbytes_of
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
+from unisono.transports.wires import wire_of
 
 
-def part_broadcast(group: Group, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+def part_broadcast(
+    group: Group, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
+) -> torch.Tensor:
     """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
 
     `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank. Any dtype of 1, 2, 4 or
@@ -22,8 +25,8 @@ def part_broadcast(group: Group, shard: torch.Tensor, out: torch.Tensor, algorit
             f"rank {group.rank}: a shard of {shard.numel()} x {shard.dtype} does not fit out, {out.numel()} x "
             f"{out.dtype} over {group.size} ranks; this rank's shard has {stop - start} elements"
         )
-    carrier = carrier_of(out)
-    plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out))
+    carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
+    plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire)
     part = shard.detach().contiguous().view(-1).view(carrier)
     target = out.detach() if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
     flat = target.view(-1).view(carrier)
@@ -36,16 +39,18 @@ def part_broadcast(group: Group, shard: torch.Tensor, out: torch.Tensor, algorit
             view(memory_of(part)), view(memory_of(flat)), itemsize, plan.arithmetic, plan.what
         )
     elif plan.choice.algorithm == "library":
-        group.meet(plan.what)
         ends = [bounds(flat.numel(), group.size, rank) for rank in range(group.size)]
         counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
         kind = MPI_TYPES[carrier]
-        group.comm.Allgatherv([memory_of(part), part.numel(), kind], [memory_of(flat), counts, starts, kind])
+        with group.call(plan.what, in_library=True):
+            group.agree(plan.what)
+            group.comm.Allgatherv([memory_of(part), part.numel(), kind], [memory_of(flat), counts, starts, kind])
     else:
         flat[start:stop] = part
         algorithm_ = group.find(plan.choice.algorithm).part_broadcast
         assert algorithm_ is not None, "the plan offers what the schedule has"
-        group.play(algorithm_, flat, chunk_major=True)
+        with group.call(plan.what) as number:
+            group.play(algorithm_, flat, number, plan.wire, chunk_major=True)
     if not out.is_contiguous():
         out.detach().copy_(target)
     return out

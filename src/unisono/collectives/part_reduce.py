@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from unisono.collectives.group import Group
+from unisono.collectives.group import Group, Plan
 from unisono.collectives.payload import MPI_TYPES, memory_of, nbytes_of
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES
 
 
-def part_reduce(group: Group, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+def part_reduce(group: Group, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None) -> torch.Tensor:
     """Sum `tensor` over all ranks and return this rank's chunk of the sum, flat (reduce-scatter; PCL-DNN 3.4).
 
     Rank r gets elements [n r // p, n (r+1) // p) of the flattened sum. `tensor` stays as it is.
     """
-    plan = group.plan("part_reduce", algorithm, tensor.dtype, nbytes_of(tensor))
+    plan = group.plan("part_reduce", algorithm, tensor.dtype, nbytes_of(tensor), wire)
     flat = tensor.detach().contiguous().view(-1)
     start, stop = bounds(flat.numel(), group.size, group.rank)
     if group.size == 1:
@@ -26,17 +26,25 @@ def part_reduce(group: Group, tensor: torch.Tensor, algorithm: str = "auto") -> 
         memory = group.node_memory
         memory.staging.part_reduce(view(memory_of(flat)), view(memory_of(shard)), itemsize, plan.arithmetic, plan.what)
         return shard
-    group.meet(plan.what)
-    exact = flat.float() if tensor.dtype in HALF_DTYPES else flat.clone()
     if plan.choice.algorithm == "library":
-        shard = torch.empty(stop - start, dtype=exact.dtype)
-        counts = [stop - start for start, stop in (bounds(flat.numel(), group.size, r) for r in range(group.size))]
-        kind = MPI_TYPES[exact.dtype]
+        return _by_library(group, flat, plan)
+    algorithm_ = group.find(plan.choice.algorithm).part_reduce
+    assert algorithm_ is not None, "the plan offers what the schedule has"
+    whole = flat.clone()
+    with group.call(plan.what) as number:
+        group.play(algorithm_, whole, number, plan.wire, chunk_major=True)
+    return whole[start:stop].clone()
+
+
+def _by_library(group: Group, flat: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """What MPI itself does; the half types, which it may not know, as float32."""
+    exact = flat.float() if flat.dtype in HALF_DTYPES else flat
+    counts = [stop - start for start, stop in (bounds(flat.numel(), group.size, r) for r in range(group.size))]
+    shard = torch.empty(counts[group.rank], dtype=exact.dtype)
+    kind = MPI_TYPES[exact.dtype]
+    with group.call(plan.what, in_library=True):
+        group.agree(plan.what)
         group.comm.Reduce_scatter(
             [memory_of(exact), exact.numel(), kind], [memory_of(shard), shard.numel(), kind], counts
         )
-        return shard.to(tensor.dtype)
-    algorithm_ = group.find(plan.choice.algorithm).part_reduce
-    assert algorithm_ is not None, "the plan offers what the schedule has"
-    group.play(algorithm_, exact, chunk_major=True)
-    return exact[start:stop].to(tensor.dtype, copy=True)
+    return shard.to(flat.dtype)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.placement import Placement
-from unisono.schedules import direct, flat, halving, ring
+from unisono.schedules import direct, flat, halving, hierarchical, multicolor, pipeline, ring, tree
 from unisono.schedules.schedule import Family
 
 
@@ -27,6 +27,10 @@ SCHEDULES: dict[str, Entry] = {
     "halving": Entry(halving.family, halving.VARIANTS),
     "direct": Entry(direct.family),
     "flat": Entry(flat.family),
+    "tree": Entry(tree.family),
+    "pipeline": Entry(pipeline.family),
+    "multicolor": Entry(multicolor.family, multicolor.VARIANTS),
+    "hierarchical": Entry(hierarchical.family, hierarchical.VARIANTS),
 }
 
 

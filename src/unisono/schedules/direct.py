@@ -13,6 +13,8 @@
 Rounds: 2. Bytes sent by each rank: 2n(p-1)/p. Each chunk is summed at one place in one go, so a sum is rounded once:
 Theano-MPI (section 3.2) builds ASA, and ASA16 with halves on the wire, on this. Between two rounds nobody but its owner
 touches a chunk; on shared memory this lets both rounds melt into one sweep (`transports/sweep.py`).
+
+`all_to_all` is a round of the same shape with nothing to sum: chunk d goes to rank d, where it is chunk p+r.
 """
 
 from unisono.placement import Placement
@@ -21,12 +23,12 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 
 def family(_: Placement, __: str) -> Family:
     """The same wherever ranks sit."""
-    return Family(direct, part_reduce, part_broadcast)
+    return Family(direct, part_reduce, part_broadcast, all_to_all=all_to_all)
 
 
 def part_reduce(rank: int, ranks: int) -> Program:
     """Reduce-scatter: rank r ends with chunk r whole. 1 round, n(p-1)/p bytes sent by each."""
-    return Program(ranks, ((_collect(rank, ranks),),) if ranks > 1 else ((),))
+    return Program(ranks, ((_collect(rank, ranks),),) if ranks > 1 else ((),), max(1, ranks - 1))
 
 
 def part_broadcast(rank: int, ranks: int) -> Program:
@@ -36,7 +38,14 @@ def part_broadcast(rank: int, ranks: int) -> Program:
 
 def direct(rank: int, ranks: int) -> Program:
     """Allreduce: `part_reduce`, then `part_broadcast`."""
-    return Program(ranks, ((_collect(rank, ranks), _give(rank, ranks)),) if ranks > 1 else ((),))
+    return Program(ranks, ((_collect(rank, ranks), _give(rank, ranks)),) if ranks > 1 else ((),), max(1, ranks - 1))
+
+
+def all_to_all(rank: int, ranks: int) -> Program:
+    """Chunk d goes to rank d, chunk p+s comes from rank s. 1 round; each rank sends all but what it has for itself."""
+    others = _others(rank, ranks)
+    once = (*(send(peer, peer) for peer in others), *(receive(peer, ranks + peer) for peer in others))
+    return Program(2 * ranks, ((once,),) if others else ((),))
 
 
 def _collect(rank: int, ranks: int) -> Round:

@@ -27,4 +27,4 @@ def flat(rank: int, ranks: int) -> Program:
     """Allreduce in one round."""
     others = [(rank + k) % ranks for k in range(1, ranks)]
     once = (*(send(peer, 0) for peer in others), *(add(peer, 0) for peer in others))
-    return Program(1, ((once,),) if others else ((),))
+    return Program(1, ((once,),) if others else ((),), max(1, len(others)))

@@ -41,10 +41,10 @@ def halving(rank: int, ranks: int) -> Program:
     core = 1 << (ranks.bit_length() - 1)
     folded = ranks - core
     if rank >= 2 * folded:
-        return Program(core, (_core(rank - folded, core, folded),))
+        return Program(core, (_core(rank - folded, core, folded),), max(1, core // 2))
     before, after = _fold(rank, core)
     inner = _core(rank // 2, core, folded) if rank % 2 == 0 else ()
-    return Program(core, (before + inner + after,))
+    return Program(core, (before + inner + after,), max(1, core // 2))
 
 
 def _fold(rank: int, core: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:

@@ -51,8 +51,8 @@ def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = Fals
 
         def moved(transfer: Transfer) -> Transfer:
             chunk = order[transfer.chunk] if chunks_too else transfer.chunk
-            return transfer._replace(peer=order[transfer.peer], chunk=chunk)
+            return Transfer(transfer.action, order[transfer.peer], chunk, transfer.span)
 
-        return Program(program.chunks, tuple(tuple(tuple(map(moved, turn)) for turn in lane) for lane in program.lanes))
+        return program._replace(lanes=tuple(tuple(tuple(map(moved, turn)) for turn in lane) for lane in program.lanes))
 
     return renumbered

@@ -51,6 +51,11 @@ class Program(NamedTuple):
 
     chunks: int
     lanes: tuple[Lane, ...]
+    landing: int = 1
+    """The most chunks that any rank is sent at once to be summed: by the ADDs of one round, whichever rank it is.
+
+    All ranks say the same, since the length of the pieces depends on it.
+    """
 
 
 Algorithm = Callable[[int, int], Program]
@@ -58,11 +63,16 @@ Algorithm = Callable[[int, int], Program]
 
 
 class Family(NamedTuple):
-    """What one algorithm offers: an allreduce, and its two halves where they end at each rank's own chunk."""
+    """What one algorithm offers: an allreduce, its two halves where they end at each rank's own chunk, and others."""
 
     allreduce: Algorithm
     part_reduce: Algorithm | None = None
     part_broadcast: Algorithm | None = None
+    broadcast: Algorithm | None = None
+    """From rank 0; for another root `renumber` it by a rotation."""
+    all_to_all: Algorithm | None = None
+    """2p chunks: chunk d < p goes to rank d, chunk p+s came from rank s, so the two ends of a transfer name different
+    chunks. What a rank has for itself is not transferred: whoever plays the schedule copies chunk r to chunk p+r."""
 
 
 def send(peer: int, chunk: int, span: int = 1) -> Transfer:

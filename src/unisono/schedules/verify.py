@@ -6,6 +6,10 @@ ends are in the round that names them (rule 3 of `schedule.py`), so a schedule t
     allreduce        begins {r} everywhere,                ends {0..p-1} in every chunk of every rank
     part_reduce      begins {r} everywhere,                ends {0..p-1} in chunk r of rank r
     part_broadcast   begins {0..p-1} in chunk r of rank r, ends {0..p-1} in every chunk of every rank
+    broadcast        begins {0..p-1} in all of rank 0,     ends {0..p-1} in every chunk of every rank
+    all_to_all       begins {r to d} in chunk d of rank r, ends {s to r} in chunk p+s of rank r, for all s but r
+
+A chunk that is named nowhere in "begins" holds what lay in that memory before, so adding to it is noticed, too.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ from unisono.errors import ScheduleError
 from unisono.schedules.schedule import Action, Algorithm, Program, Round, Transfer
 
 Held = list[list[frozenset[int]]]
-"""For each rank and each chunk: whose contributions are in it."""
+"""For each rank and each chunk: whose contributions are in it. For all_to_all, what s has for d is number s p + d."""
+
+_BEFORE = frozenset([-1])
+"""What a chunk holds that nobody has set."""
 
 
 class Goal(Enum):
@@ -28,6 +35,8 @@ class Goal(Enum):
     ALLREDUCE = "allreduce"
     PART_REDUCE = "part_reduce"
     PART_BROADCAST = "part_broadcast"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
 
 
 class _Message(NamedTuple):
@@ -44,30 +53,59 @@ def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE) -> Non
     """
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     for rank, program in enumerate(programs):
-        _check_alone(rank, ranks, program, programs[0].chunks)
+        _check_alone(rank, ranks, program, programs[0])
     held = _begin(ranks, programs[0].chunks, goal)
-    _Run(programs, held).finish()
-    everyone = frozenset(range(ranks))
+    _Run(programs, held, same_chunks=goal is not Goal.ALL_TO_ALL).finish()
     for rank, chunks in enumerate(held):
         for chunk, contributions in enumerate(chunks):
-            if contributions != everyone and (goal is not Goal.PART_REDUCE or chunk == rank):
-                missing = sorted(everyone - contributions)
-                raise ScheduleError(f"rank {rank} ends with chunk {chunk} lacking the contributions of ranks {missing}")
+            wanted = _wanted(rank, chunk, ranks, goal)
+            if wanted is not None and contributions != wanted:
+                raise ScheduleError(f"rank {rank} ends with chunk {chunk} {_wrong(contributions, wanted, goal)}")
 
 
 def _begin(ranks: int, chunks: int, goal: Goal) -> Held:
-    if goal is not Goal.ALLREDUCE and chunks != ranks:
-        raise ScheduleError(f"{goal.value} on {ranks} ranks needs {ranks} chunks, one for each rank, not {chunks}")
-    if goal is Goal.PART_BROADCAST:
-        everyone = frozenset(range(ranks))
-        return [[everyone if chunk == rank else frozenset() for chunk in range(chunks)] for rank in range(ranks)]
-    return [[frozenset([rank])] * chunks for rank in range(ranks)]
+    needed = {Goal.PART_REDUCE: ranks, Goal.PART_BROADCAST: ranks, Goal.ALL_TO_ALL: 2 * ranks}.get(goal, chunks)
+    if chunks != needed:
+        raise ScheduleError(f"{goal.value} on {ranks} ranks needs {needed} chunks, not {chunks}")
+    everyone = frozenset(range(ranks))
+
+    def first(rank: int, chunk: int) -> frozenset[int]:
+        match goal:
+            case Goal.PART_BROADCAST:
+                return everyone if chunk == rank else _BEFORE
+            case Goal.BROADCAST:
+                return everyone if rank == 0 else _BEFORE
+            case Goal.ALL_TO_ALL:
+                return frozenset([rank * ranks + chunk]) if chunk < ranks else _BEFORE
+        return frozenset([rank])
+
+    return [[first(rank, chunk) for chunk in range(chunks)] for rank in range(ranks)]
 
 
-def _check_alone(rank: int, ranks: int, program: Program, chunks: int) -> None:
-    """What can be seen in one program: its shape, and transfers that race for a chunk."""
+def _wanted(rank: int, chunk: int, ranks: int, goal: Goal) -> frozenset[int] | None:
+    """What the chunk must hold in the end; None where it does not matter."""
+    if goal is Goal.ALL_TO_ALL:
+        sender = chunk - ranks
+        return frozenset([sender * ranks + rank]) if sender >= 0 and sender != rank else None
+    return frozenset(range(ranks)) if goal is not Goal.PART_REDUCE or chunk == rank else None
+
+
+def _wrong(contributions: frozenset[int], wanted: frozenset[int], goal: Goal) -> str:
+    if goal is Goal.ALL_TO_ALL:
+        return f"holding {sorted(contributions)}, not {sorted(wanted)}"
+    if missing := sorted(wanted - contributions):
+        return f"lacking the contributions of ranks {missing}"
+    return "summed with what lay there before"
+
+
+def _check_alone(rank: int, ranks: int, program: Program, first: Program) -> None:
+    """What can be seen in one program: a shape that is not rank 0's, and transfers that race for a chunk."""
+    chunks = first.chunks
     if program.chunks != chunks:
         raise ScheduleError(f"rank {rank} cuts the payload into {program.chunks} chunks, rank 0 into {chunks}")
+    if (len(program.lanes), program.landing) != (len(first.lanes), first.landing):
+        shapes = [f"{len(p.lanes)} lanes, {p.landing} chunks that land at once" for p in (program, first)]
+        raise ScheduleError(f"rank {rank} has {shapes[0]}; rank 0 has {shapes[1]}")
     lane_of_chunk: dict[int, int] = {}
     for lane_number, lane in enumerate(program.lanes):
         for round_number, transfers in enumerate(lane):
@@ -82,6 +120,9 @@ def _check_alone(rank: int, ranks: int, program: Program, chunks: int) -> None:
                     if lane_of_chunk.setdefault(chunk, lane_number) != lane_number:
                         raise ScheduleError(f"{where}: chunk {chunk} belongs to lane {lane_of_chunk[chunk]}")
             _check_races(where, transfers)
+            landing = sum(transfer.span for transfer in transfers if transfer.action is Action.ADD)
+            if landing > program.landing:
+                raise ScheduleError(f"{where}: {landing} chunks land at once, the program says {program.landing}")
 
 
 def _check_races(where: str, transfers: Round) -> None:
@@ -97,8 +138,9 @@ def _check_races(where: str, transfers: Round) -> None:
 class _Run:
     """All ranks side by side, one round at a time for each lane."""
 
-    def __init__(self, programs: list[Program], held: Held) -> None:
+    def __init__(self, programs: list[Program], held: Held, same_chunks: bool) -> None:
         self.programs, self.held = programs, held
+        self.same_chunks = same_chunks  # whether both ends of a transfer name the same
         self.lanes = [(rank, lane) for rank, program in enumerate(programs) for lane in range(len(program.lanes))]
         self.position = dict.fromkeys(self.lanes, 0)
         self.sent: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)  # (from, to, lane): oldest first
@@ -145,7 +187,7 @@ class _Run:
             on_offer = self.sent[transfer.peer, rank, lane]
             if transfer.action is not Action.SEND and arrived[index] is None and on_offer:
                 message = arrived[index] = on_offer.popleft()
-                if (message.chunk, message.span) != (transfer.chunk, transfer.span):
+                if message.span != transfer.span or (self.same_chunks and message.chunk != transfer.chunk):
                     got = f"a message of chunk {message.chunk} span {message.span}"
                     raise ScheduleError(f"{self._where(rank, lane)}: {_say(transfer)} meets {got}")
                 self.untaken[transfer.peer, lane] -= 1

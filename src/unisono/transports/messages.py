@@ -1,10 +1,23 @@
-"""MPI messages as a channel: nonblocking sends and receives, waits that give the core to another rank between looks."""
+"""MPI messages as a channel: nonblocking sends and receives, and waits that leave the core to others.
+
+    SEND       the payload's own memory, or a parcel that the wire has packed
+    RECEIVE    into place, or into a parcel that is unpacked when the round ends
+    ADD        into a landing place; summed when the round ends
+
+A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls never meet,
+so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
+
+Waiting looks, gives the core away between looks, and after 0.2 ms without news sleeps between them: what a rank
+computes with, and the ranks that share its cores, need them more.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,40 +26,92 @@ from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Move
 from unisono.transports.rounds import OpenRound, sum_arrivals
+from unisono.transports.wires import Wire
 
-TAGS = 1 << 15
-"""Tags repeat after this many tickets: MPI promises 32,768, and far fewer are in flight at once."""
+Result = TypeVar("Result")
+
+TICKETS = 1 << 9
+"""Tags repeat after this many tickets: far fewer are in flight at once."""
+
+PATIENCE = 2e-4
+"""Seconds without news after which a wait sleeps between looks."""
+
+NAP = 1e-4
+"""Seconds that it sleeps."""
+
+
+def until(look: Callable[[], Result | None], interrupted: Callable[[], None]) -> Result:
+    """Look until there is something, and return it. `interrupted` is called now and then; it raises to end the wait."""
+    start = None
+    while not (seen := look()):
+        now = time.monotonic()
+        start = start or now
+        if now - start < PATIENCE:
+            os.sched_yield()
+        else:
+            time.sleep(NAP)
+            interrupted()
+    return seen
+
+
+def wait(request: MPI.Request, interrupted: Callable[[], None]) -> None:
+    """Wait for one request."""
+    until(request.Test, interrupted)
 
 
 class MessageChannel:
-    """Carries moves as messages of bytes on a communicator of its own; `payload` is a flat array."""
+    """Carries the moves of one call on a communicator that nothing else uses.
 
-    def __init__(self, comm: MPI.Intracomm, payload: Array, arithmetic: Arithmetic) -> None:
-        self._comm, self._payload, self._arithmetic = comm, payload, arithmetic
+    `memory` holds the payload as bytes, the same bytes that `arithmetic` sees as numbers. `fingerprint` is a number
+    that ranks in the same call have in common. `interrupted` is called now and then while waiting; it raises to end it.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        memory: MPI.memory,
+        arithmetic: Arithmetic,
+        wire: Wire | None = None,
+        fingerprint: int = 0,
+        interrupted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._comm, self._rank, self._memory = comm, comm.rank, memory
+        most: Any = comm.Get_attr(MPI.TAG_UB)
+        self._arithmetic, self._payload, self._wire = arithmetic, arithmetic.view(memory), wire
+        self._itemsize = len(memory) // max(1, len(self._payload))
+        self._tag = fingerprint % ((most + 1) // TICKETS) * TICKETS
+        self._interrupted = interrupted
         self._rounds: dict[int, OpenRound] = {}
         self._open: dict[int, int] = {}  # ticket -> requests that have not completed
+        self._parcels: dict[int, list[Array | None]] = {}  # ticket -> for each move its parcel, if it has one
         self._requests: list[MPI.Request] = []
         self._owners: list[int] = []
-        self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # landing places of ended rounds, by length
+        self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # parcels that are free, by their bytes
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Post the messages of a round. Receives first, so that what comes early lands where it belongs."""
-        arrivals = [self._receive(move, ticket) for move in moves]
-        for move in moves:
+        tag = self._tag + ticket % TICKETS
+        parcels = [self._parcel(move) for move in moves]
+        for move, parcel in zip(moves, parcels, strict=True):
+            if move.action is not Action.SEND:
+                buffer = self._stretch(move) if parcel is None else parcel
+                self._requests.append(self._comm.Irecv([buffer, MPI.BYTE], move.peer, tag))
+        for move, parcel in zip(moves, parcels, strict=True):
             if move.action is Action.SEND:
-                self._post(self._comm.Isend([self._payload[move.where], MPI.BYTE], move.peer, ticket % TAGS), ticket)
-        self._rounds[ticket] = OpenRound(moves, arrivals)
+                if parcel is not None and self._wire is not None:
+                    self._wire.pack(self._payload[move.where], parcel)
+                buffer = self._stretch(move) if parcel is None else parcel
+                self._requests.append(self._comm.Isend([buffer, MPI.BYTE], move.peer, tag))
+        self._owners += [ticket] * len(moves)
+        self._parcels[ticket] = parcels
+        self._rounds[ticket] = OpenRound(moves, [None] * len(moves))
         self._open[ticket] = len(moves)
 
     def ended(self) -> list[int]:
         """Wait until rounds have ended, with all that they brought in place; their tickets."""
         done: list[int] = []
         while not done:
-            completed = MPI.Request.Testsome(self._requests)
-            if not completed:
-                os.sched_yield()
-                continue
-            for place in sorted(completed, reverse=True):
+            for place in sorted(self._completed(), reverse=True):
                 self._requests.pop(place)
                 ticket = self._owners.pop(place)
                 self._open[ticket] -= 1
@@ -55,25 +120,45 @@ class MessageChannel:
                     done.append(ticket)
         return done
 
-    def _receive(self, move: Move, ticket: int) -> Array | None:
-        """Where what a RECEIVE or an ADD brings will land; None for a SEND."""
-        if move.action is Action.SEND:
-            return None
-        target = self._payload[move.where]
-        if move.action is Action.ADD:
-            spare = self._spare[target.size]
-            target = spare.pop() if spare else np.empty_like(target)
-        self._post(self._comm.Irecv([target, MPI.BYTE], move.peer, ticket % TAGS), ticket)
-        return target
+    def _completed(self) -> list[int]:
+        """Wait until some requests have completed; their places."""
+        return until(lambda: MPI.Request.Testsome(self._requests), self._interrupted)
 
-    def _post(self, request: MPI.Request, ticket: int) -> None:
-        self._requests.append(request)
-        self._owners.append(ticket)
+    def _stretch(self, move: Move) -> Any:
+        """The payload's own memory of a move."""
+        return self._memory[move.where.start * self._itemsize : move.where.stop * self._itemsize]
+
+    def _parcel(self, move: Move) -> Array | None:
+        """What carries a move when the payload's own memory cannot."""
+        length = move.where.stop - move.where.start
+        if self._wire is not None:
+            nbytes = self._wire.nbytes(length)
+        elif move.action is Action.ADD:
+            nbytes = length * self._itemsize
+        else:
+            return None
+        spare = self._spare[nbytes]
+        return spare.pop() if spare else np.empty(nbytes, np.uint8)
 
     def _end(self, ticket: int) -> None:
+        """Widen and sum what has arrived; the parcels are free again."""
         moves, arrivals = self._rounds.pop(ticket)
+        parcels = self._parcels.pop(ticket)
         del self._open[ticket]
-        sum_arrivals(self._comm.rank, self._payload, self._arithmetic, moves, arrivals)
-        for move, landing in zip(moves, arrivals, strict=True):
-            if move.action is Action.ADD and landing is not None:
-                self._spare[landing.size].append(landing)
+        for place, (move, parcel) in enumerate(zip(moves, parcels, strict=True)):
+            if parcel is not None and move.action is Action.ADD:
+                arrivals[place] = self._arrival(move, parcel)
+            elif parcel is not None and move.action is Action.RECEIVE and self._wire is not None:
+                self._wire.unpack(parcel, self._payload[move.where])
+        sum_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
+        for parcel in parcels:
+            if parcel is not None:
+                self._spare[parcel.size].append(parcel)
+
+    def _arrival(self, move: Move, parcel: Array) -> Array:
+        if self._wire is None:
+            landed: Array = self._arithmetic.view(parcel)
+            return landed
+        wide: Array = np.empty_like(self._payload[move.where])
+        self._wire.unpack(parcel, wide)
+        return wide

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,15 @@ from unisono.transports.windows import Signals, Window
 
 
 class NodeMemory:
-    """Made, used and freed by all ranks of `comm` together, who share a node."""
+    """Made, used and freed by all ranks of `comm` together, who share a node.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    `ranks` are what the user knows them as; `interrupted`, where the node is one of
+    several, is called now and then while waiting.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None] | None) -> None:
         self._comm = comm
-        self.signals = Signals(comm)
+        self.signals = Signals(comm, ranks, interrupted)
         self.staging = Staging(comm, self.signals)
         self._windows: dict[int, Window] = {}  # by the address of the own part
 

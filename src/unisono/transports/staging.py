@@ -97,33 +97,48 @@ class Staging:
             self._signals.meet(what)
             perform(arithmetic.copy(part[segments[rank]], slots[rank][segments[rank]]) for rank in others)
 
-    def part_reduce(self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call) -> None:
-        """Sum all ranks' `payload`; this rank's chunk of the sum goes into `shard`."""
-        whole = cut(len(payload), self._size, SLOT // (self._size * itemsize), chunk_major=True)
-        start, _ = bounds(len(payload), self._size, self._rank)
-        stride = SLOT // (self._size * itemsize)  # elements of a slot that are there for each chunk
+    def part_reduce(
+        self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call, owners: int = 0
+    ) -> None:
+        """Sum all ranks' `payload`; this rank's chunk of the sum goes into `shard`, which may be part of `payload`.
+
+        There is a chunk for each of the first `owners` ranks; 0 means all.
+        """
+        owners = owners or self._size
+        stride = SLOT // (owners * itemsize)  # elements of a slot that are there for each chunk
+        whole = cut(len(payload), owners, stride, chunk_major=True)
+        start, _ = bounds(len(payload), owners, self._rank)
         for piece in range(whole.pieces):
             slots = self._views(arithmetic)
-            for chunk in range(self._size):
+            for chunk in range(owners):
                 part = payload[whole.region(piece, chunk)]
                 perform([arithmetic.copy(slots[self._rank][chunk * stride : chunk * stride + len(part)], part)])
             self._signals.meet(what)
+            if self._rank >= owners:
+                continue
             where = whole.region(piece, self._rank)
             first = self._rank * stride
             mine = [slot[first : first + where.stop - where.start] for slot in slots]
             perform(arithmetic.total(mine, shard[where.start - start : where.stop - start]))
 
-    def part_broadcast(self, shard: Any, out: Any, itemsize: int, arithmetic: Arithmetic, what: Call) -> None:
-        """Every rank's `shard` goes to its chunk of everyone's `out`."""
-        whole = cut(len(out), self._size, SLOT // itemsize, chunk_major=True)
-        start, _ = bounds(len(out), self._size, self._rank)
+    def part_broadcast(
+        self, shard: Any, out: Any, itemsize: int, arithmetic: Arithmetic, what: Call, owners: int = 0
+    ) -> None:
+        """Every owner's `shard` goes to its chunk of everyone's `out`, of which it may be a part itself.
+
+        There is a chunk for each of the first `owners` ranks; 0 means all.
+        """
+        owners = owners or self._size
+        whole = cut(len(out), owners, SLOT // itemsize, chunk_major=True)
+        start, _ = bounds(len(out), owners, self._rank)
         for piece in range(whole.pieces):
             slots = self._views(arithmetic)
-            where = whole.region(piece, self._rank)
-            part = shard[where.start - start : where.stop - start]
-            perform([arithmetic.copy(slots[self._rank][: len(part)], part)])
+            if self._rank < owners:
+                where = whole.region(piece, self._rank)
+                part = shard[where.start - start : where.stop - start]
+                perform([arithmetic.copy(slots[self._rank][: len(part)], part)])
             self._signals.meet(what)
-            for rank, slot in enumerate(slots):
+            for rank, slot in enumerate(slots[:owners]):
                 where = whole.region(piece, rank)
                 perform([arithmetic.copy(out[where], slot[: where.stop - where.start])])
 

@@ -15,8 +15,9 @@ On a window SEND means "my memory is ready" (posted), ADD and RECEIVE read the p
 from __future__ import annotations
 
 import os
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from unisono.errors import MismatchError
@@ -32,6 +33,15 @@ LANES = 16
 
 LOOKS = 1024
 """Looks at memory between two that let MPI move its messages: a rank on its way here may need this one for that."""
+
+AWAKE, AWAKE_BETWEEN_NODES = 2e-3, 5e-5
+"""Seconds after which a wait sleeps between looks: whoever is so late has something to compute, or to send to nodes."""
+
+NAP = 5e-5
+"""Seconds that it sleeps."""
+
+NAPS = 64
+"""Sleeps between two that let MPI move its messages."""
 
 CALLS = 1 << 20
 """Numbers that calls may have: the rest of 63 bits counts turns."""
@@ -75,8 +85,11 @@ def call(words: str) -> Call:
 class Signals:
     """How the ranks of a node meet and hand over memory."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None] | None) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
+        self._ranks = ranks  # what the user knows these ranks as
+        self._interrupted = interrupted  # called now and then while waiting; it raises to end the wait
+        self._awake = AWAKE if interrupted is None else AWAKE_BETWEEN_NODES
         counters = 2 + 2 * LANES * self.size
         self._window = Window(comm, 8 * counters + WORDS)
         lines = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
@@ -85,7 +98,7 @@ class Signals:
         self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
         self.turn = 0
-        self._patience = LOOKS if self.size <= cores() else 5
+        self._patience = LOOKS if self.size <= cores() and interrupted is None else 5
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()
@@ -108,30 +121,42 @@ class Signals:
         for _ in range(self._patience):
             if line[place] >= least:
                 return int(line[place])
-        looks = 0
+        looks, start = 0, time.monotonic()
         while line[place] < least:
-            os.sched_yield()
-            looks += 1
-            if looks % LOOKS == 0:
+            if time.monotonic() - start > self._awake:
+                time.sleep(NAP)
+                looks += LOOKS // NAPS
+            else:
+                os.sched_yield()
+                looks += 1
+            if looks >= LOOKS:
+                looks = 0
                 self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+                if self._interrupted is not None:
+                    self._interrupted()
         return int(line[place])
 
     def _disagree(self, what: Call) -> None:
         """Every rank comes here, since each differs from at least one other: exchange words, then raise."""
-        said = what.words.encode()[:WORDS].ljust(WORDS)
-        self._words[self.rank][:] = said
+        self._words[self.rank][:] = what.words.encode()[:WORDS].ljust(WORDS)
+        self._meet_anyhow()
+        calls = [bytes(words).decode(errors="replace").strip() for words in self._words]
+        self._meet_anyhow()  # nobody writes other words before all have read these
+        other = next(rank for rank, words in enumerate(calls) if words != calls[self.rank])
+        raise MismatchError(
+            f"rank {self._ranks[self.rank]} called {calls[self.rank]}, "
+            f"but rank {self._ranks[other]} called {calls[other]}: "
+            "every rank of a group must make the same calls in the same order"
+        )
+
+    def _meet_anyhow(self) -> None:
+        """Meet, whatever the others came for."""
         self.turn += 1
         self.fence()
         self._own[self.turn & 1] = self.turn * CALLS
         for line in self._others:
             self._await(line, self.turn)
         self.fence()
-        calls = [bytes(words).decode(errors="replace").strip() for words in self._words]
-        other = next(rank for rank, words in enumerate(calls) if words != calls[self.rank])
-        raise MismatchError(
-            f"rank {self.rank} called {calls[self.rank]}, but rank {other} called {calls[other]}: "
-            "every rank of a group must make the same calls in the same order"
-        )
 
     def post(self, lane: int, peer: int) -> int:
         """Say that this rank's memory is ready for `peer`; how many times that was said."""

@@ -1,1 +1,1 @@
-"""Which schedule serves which size: a table in a file that a person can read and edit."""
+"""Measures links, finds out who shares a switch, times the candidates, and writes the table of choices."""

@@ -1,0 +1,1 @@
+"""Measures what is here beside its peers and its bounds, in one run, interleaved."""

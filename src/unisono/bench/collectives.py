@@ -1,0 +1,138 @@
+"""Every algorithm, the MPI library, gloo and the bound, at every size, on the ranks it is given."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from unisono.choosing.priced import IN_LEVELS, candidates
+from unisono.mpi import MPI
+from unisono.network import NetworkError, simulate
+from unisono.schedules import find
+from unisono.tuning.decide import timing_of
+from unisono.tuning.trials import times
+from unisono.world import World
+
+SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
+"""Bytes."""
+
+FEWEST, MOST = 3, 31
+"""Trials of each contender."""
+
+BUDGET = 8.0
+"""Seconds for a size, beyond the fewest trials of each."""
+
+AUTO, LIBRARY, GLOO, COPY = "auto", "MPI library", "gloo", "copy"
+"""Contenders beside the algorithms; `copy` is the bound on one node."""
+
+WIRES = ("bfloat16", "float16")
+
+
+def measure(
+    world: World,
+    sizes: Sequence[int] = SIZES,
+    algorithms: Sequence[str] | None = None,
+    rate: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Time the allreduce of float32 tensors, in place, all ranks together.
+
+    `algorithms` are those that are timed; None for all that are worth it. `rate` is what a node's link carries, bits a
+    second, if that is known; else what was measured is taken for the bound. Sizes are in bytes.
+    """
+    chosen = list(algorithms) if algorithms is not None else _algorithms(world)
+    found: dict[str, Any] = {
+        "ranks": world.size,
+        "nodes": world.nodes,
+        "supernodes": len(set(world.placement.supernodes)) or 1,
+        "library": MPI.Get_library_version().splitlines()[0].strip(),
+        "sizes": [],
+    }
+    with _gloo(world):
+        for nbytes in sizes:
+            calls = contenders(world, nbytes, chosen)
+            seconds = times(world, calls, FEWEST, MOST, BUDGET)
+            row: dict[str, Any] = {"bytes": nbytes, "bound_us": None, "contenders": {}}
+            if world.nodes > 1:
+                beta = 8 / rate if rate else float(world.table.network.beta)
+                row["bound_us"] = 2 * (world.nodes - 1) / world.nodes * nbytes * beta * 1e6
+                row["auto"] = world.table.choose("allreduce", world.placement, nbytes).algorithm
+            for name, took in seconds.items():
+                timing = timing_of(took)
+                row["contenders"][name] = {
+                    "median_us": timing.median * 1e6,
+                    "low_us": timing.low * 1e6,
+                    "high_us": timing.high * 1e6,
+                    "simulated_us": _simulated(world, name, nbytes),
+                }
+            found["sizes"].append(row)
+            best = min(row["contenders"].keys() - {COPY}, key=lambda name: float(row["contenders"][name]["median_us"]))
+            say(f"{nbytes} B: fastest is {best}, {row['contenders'][best]['median_us'] / 1e3:.3f} ms")
+    return found
+
+
+def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """What is timed: each call sums zeros over all ranks, in place."""
+    count = nbytes // 4
+    here, gloo, library = torch.zeros(count), torch.zeros(count), np.zeros(count, np.float32)
+    calls: dict[str, Callable[[], object]] = {
+        AUTO: lambda: world.allreduce(here),
+        LIBRARY: lambda: world.comm.Allreduce(MPI.IN_PLACE, library),
+        GLOO: lambda: dist.all_reduce(gloo),
+    }
+    if world.nodes == 1:
+        source = np.zeros(count, np.float32)
+        calls[COPY] = lambda: np.copyto(library, source)
+    for name in algorithms:
+        base, _, wire = name.partition(" ")
+        calls[name] = partial(world.allreduce, here, base, wire or None)
+    return calls
+
+
+def _algorithms(world: World) -> list[str]:
+    if world.nodes == 1:
+        return ["flat", "direct", "halving", "ring"]
+    levels = [IN_LEVELS] if world.size > world.nodes else []
+    return [*candidates("allreduce", world.placement), *levels, *(f"{AUTO} {wire}" for wire in WIRES)]
+
+
+def _simulated(world: World, name: str, nbytes: int) -> float | None:
+    """What was predicted for a schedule by messages, in microseconds."""
+    if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, GLOO, IN_LEVELS):
+        return None
+    try:
+        algorithm = find(name, world.placement).allreduce
+        piece = world.table.piece
+        seconds = simulate(algorithm, world.placement, world.table.network, nbytes, piece).seconds
+    except NetworkError:
+        return None
+    return float(seconds) * 1e6
+
+
+@contextmanager
+def _gloo(world: World) -> Iterator[None]:
+    """gloo between the same ranks, over the network's own interface."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = world.comm.bcast(f"{folder}/store", 0)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(world.nodes == 1))
+        store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+        yield
+        dist.destroy_process_group()
+        world.comm.Barrier()
+
+
+def _interface(one_node: bool) -> str:
+    """The first network interface that reaches other nodes; the loopback where there are none."""
+    folder = Path("/sys/class/net")
+    others = sorted(entry.name for entry in folder.iterdir() if entry.name != "lo") if folder.exists() else []
+    return others[0] if others and not one_node else "lo"

@@ -1,0 +1,167 @@
+"""Reads a table of choices and looks a choice up. The format is described at the head of `default.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unisono.choosing.priced import IN_LEVELS, LIBRARY, Choice, choose_by_price
+from unisono.errors import TableError
+from unisono.network import DEFAULT as DEFAULT_NETWORK
+from unisono.network import Network, NetworkError
+from unisono.placement import Placement, apart
+from unisono.schedules import find, names
+
+COLLECTIVES = ("allreduce", "part_reduce", "part_broadcast")
+PLACES = ("one node", "across nodes")
+TRANSPORTS = ("windows", "messages")
+KEYS = ("where", "up_to", "algorithm", "transport", "median_us", "interval_us")
+NETWORK_KEYS = tuple(field.name for field in fields(Network))
+PIECE_SECONDS = 2.5e-3
+"""Small pieces keep links busy between rounds; what a piece costs a rank must stay small beside it."""
+
+PIECES = 16 << 10, 512 << 10
+"""Bytes of the smallest and the largest piece."""
+
+DEFAULT = Path(__file__).with_name("default.toml")
+
+
+class Rows(NamedTuple):
+    """The choices of one collective in one place: choice i serves up to limits[i] bytes, the last one the rest."""
+
+    limits: tuple[int, ...]
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows for each (collective, place); what was measured about the network, and which hosts share a switch."""
+
+    rows: Mapping[tuple[str, str], Rows]
+    network: Network = DEFAULT_NETWORK
+    supernodes: Mapping[str, int] = field(default_factory=dict)
+    """For each host the number of its supernode; empty where that is not known, or all hang on one switch."""
+
+    @property
+    def piece(self) -> int:
+        """Bytes of the largest chunk of a piece: what a link carries in PIECE_SECONDS, within PIECES."""
+        smallest, largest = PIECES
+        return max(smallest, min(largest, int(PIECE_SECONDS / self.network.beta)))
+
+    def choose(self, collective: str, placement: Placement, nbytes: int) -> Choice:
+        """What carries out the collective for a payload of `nbytes`: by the rows, or where there are none by price."""
+        rows = self.rows.get((collective, "one node" if placement.one_node else "across nodes"))
+        if rows is None:
+            return choose_by_price(collective, placement, self.network, nbytes)
+        return rows.choices[bisect_left(rows.limits, nbytes)]
+
+
+def read_table(path: Path | None = None) -> Table:
+    """The default table, with the rows of a file in place of its own where the file has any.
+
+    Raises TableError naming the file, the row and what is wrong with it.
+    """
+    default = _read(DEFAULT)
+    if path is None:
+        return default
+    table = _read(path)
+    return Table({**default.rows, **table.rows}, table.network, table.supernodes)
+
+
+def _read(path: Path) -> Table:
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TableError(f"{path}: {error}") from error
+    return parse_table(content, str(path))
+
+
+def parse_table(content: dict[str, Any], source: str) -> Table:
+    """The table that a parsed TOML file holds; `source` names it in errors."""
+    for name in content:
+        if name not in (*COLLECTIVES, "network", "supernode"):
+            raise TableError(f"{source}: unknown collective {name!r}; there are {', '.join(COLLECTIVES)}")
+    rows = {}
+    for collective in COLLECTIVES:
+        entries = content.get(collective, [])
+        if not isinstance(entries, list):
+            raise TableError(f"{source}: {collective} is no list of rows; begin each with [[{collective}]]")
+        for place in PLACES:
+            where = f"{source}: {collective}, {place!r}"
+            if (found := _parse_rows(entries, collective, place, where)) is not None:
+                rows[collective, place] = found
+    return Table(rows, _parse_network(content.get("network"), source), _parse_supernodes(content, source))
+
+
+def _parse_rows(entries: list[dict[str, Any]], collective: str, place: str, where: str) -> Rows | None:
+    limits: list[int] = []
+    choices: list[Choice] = []
+    for number, entry in enumerate(entries):
+        row = f"{where}: row {number}"
+        if entry.get("where") not in PLACES:
+            raise TableError(f"{row}: where = {entry.get('where')!r}; it is one of {', '.join(PLACES)}")
+        if entry["where"] != place:
+            continue
+        if len(choices) > len(limits):
+            raise TableError(f"{row} comes after the row without up_to, which serves the rest")
+        choices.append(_parse_choice(entry, collective, place, row))
+        if "up_to" in entry:
+            up_to = entry["up_to"]
+            if not isinstance(up_to, int) or isinstance(up_to, bool) or up_to < 0 or (limits and up_to <= limits[-1]):
+                raise TableError(f"{row}: up_to = {up_to!r}; it is a whole number that grows row by row")
+            limits.append(up_to)
+    if choices and len(choices) == len(limits):
+        raise TableError(f"{where}: a last row without up_to is missing, so the largest sizes have no choice")
+    return Rows(tuple(limits), tuple(choices)) if choices else None
+
+
+def _parse_choice(entry: dict[str, Any], collective: str, place: str, where: str) -> Choice:
+    unknown = set(entry) - set(KEYS)
+    if unknown:
+        raise TableError(f"{where}: unknown key {min(unknown)!r}; there are {', '.join(KEYS)}")
+    algorithm = str(entry.get("algorithm"))
+    by_library = (LIBRARY, IN_LEVELS) if collective == "allreduce" and place == "across nodes" else (LIBRARY,)
+    if algorithm in by_library and "transport" not in entry:
+        return Choice(algorithm, "library")
+    offered = [name for name in names() if getattr(find(name, apart(2)), collective) is not None]
+    if algorithm not in offered:
+        known = ", ".join((*by_library, *offered))
+        raise TableError(f"{where}: unknown algorithm {algorithm!r}; there are {known}")
+    transport = entry.get("transport", "windows" if place == "one node" else "messages")
+    if transport not in TRANSPORTS:
+        raise TableError(f"{where}: unknown transport {transport!r}; there are {', '.join(TRANSPORTS)}")
+    if transport == "windows" and place == "across nodes":
+        raise TableError(f"{where}: windows do not reach across nodes; use messages")
+    return Choice(algorithm, transport)
+
+
+def _parse_network(entry: Any, source: str) -> Network:
+    if entry is None:
+        return DEFAULT_NETWORK
+    where = f"{source}: network"
+    if not isinstance(entry, dict) or not {"alpha", "beta"} <= set(entry) <= set(NETWORK_KEYS):
+        raise TableError(f"{where}: needs alpha and beta, and may have {', '.join(NETWORK_KEYS[2:])}")
+    for name, value in entry.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise TableError(f"{where}: {name} = {value!r}; it is a number of seconds, 0 or more")
+    try:
+        return Network(**entry)
+    except NetworkError as error:
+        raise TableError(f"{where}: {error}") from error
+
+
+def _parse_supernodes(content: dict[str, Any], source: str) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for number, entry in enumerate(content.get("supernode", [])):
+        hosts = entry.get("hosts") if isinstance(entry, dict) else None
+        if not isinstance(hosts, list) or set(entry) != {"hosts"} or not all(isinstance(host, str) for host in hosts):
+            raise TableError(f'{source}: supernode {number}: needs hosts = ["name", ...] and nothing else')
+        for host in hosts:
+            if host in numbers:
+                raise TableError(f"{source}: supernode {number}: host {host!r} is in supernode {numbers[host]} too")
+            numbers[host] = number
+    return numbers

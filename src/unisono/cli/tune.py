@@ -1,0 +1,48 @@
+"""`unisono tune`: measures, and writes the table that `auto` chooses by."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.cli.train import launch
+from unisono.errors import UsageError
+from unisono.launch import cores, ranks_started
+
+
+def tune(
+    output: Annotated[Path, typer.Option(help="The table to write.")] = Path("unisono-table.toml"),
+    ranks: Annotated[int | None, typer.Option(help="Ranks to start on this machine, if no launcher did.")] = None,
+    largest: Annotated[int, typer.Option(help="The largest payload to time, in bytes.")] = 256 << 20,
+) -> None:
+    """Measure the links of the ranks given, time the candidates, and write the table of choices.
+
+    Run it as your program will run: mpiexec -n 8 -ppn 1 -hosts a,b,... unisono tune. Then name the table in
+    UNISONO_TABLE, or in unisono.init(table=...).
+    """
+    if largest < 4:
+        raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
+    if not output.parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}")
+    if ranks_started(os.environ) is None:
+        count = ranks or max(2, cores())
+        raise typer.Exit(launch(count, ["tune", f"--output={output}", f"--largest={largest}"]))
+    from unisono.tuning.tune import hosts_of, write
+    from unisono.tuning.tune import tune as carry_out
+    from unisono.world import init
+
+    world = init()
+    if world.size == 1:
+        raise UsageError("one rank has nobody to exchange with; start several: mpiexec -n 4 unisono tune")
+
+    def say(words: str) -> None:
+        if world.rank == 0:
+            print(words, flush=True)
+
+    tuned = carry_out(world, largest, say)
+    text = write(tuned, hosts_of(world))
+    world.on_root(lambda: output.write_text(text))
+    say(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")

@@ -1,0 +1,44 @@
+"""Allreduce in levels (DIMD section 4.2): in the node through shared memory, between nodes by any schedule, and back.
+
+2 nodes of 2 ranks; the payload in 2 columns, A and B:
+
+    node 0   rank 0  A B  ─┐ sum within    A'    ─── between ───  A''   ─┐ back within   A'' B''
+             rank 1  A B  ─┘ the node         B'   ─┐  nodes         B'' ─┘ the node     A'' B''
+    node 1   rank 2  A B  ─┐               A'    ───┼───────────  A''   ─┐               A'' B''
+             rank 3  A B  ─┘                  B'   ─┘                B'' ─┘              A'' B''
+
+Each rank takes one column between the nodes, so the work is shared; a node's link carries 2n(N-1)/N bytes, whatever the
+number of ranks on it. A short payload goes as one column: fewer messages. `schedules/hierarchical.py` is this as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from unisono.collectives.group import Group, Plan
+from unisono.collectives.payload import memory_of
+from unisono.schedules.pieces import bounds
+
+SHORT = 64 << 10
+"""Bytes of a column below which one rank of a node speaks for all."""
+
+
+def allreduce_in_levels(
+    group: Group, tensor: torch.Tensor, plan: Plan, between: Callable[[Group, torch.Tensor], None]
+) -> None:
+    """Sum a contiguous tensor in place; `between` sums one over the ranks of a column."""
+    node, column, arithmetic, itemsize = group.node, group.column, plan.arithmetic, tensor.dtype.itemsize
+    owners = group.columns if tensor.nbytes > SHORT * group.columns else 1
+    with group.call(plan.what):
+        flat = tensor.detach().view(-1)
+        view = arithmetic.view(memory_of(flat))
+        start, stop = bounds(len(view), owners, node.rank) if node.rank < owners else (0, 0)
+        if node.size > 1:
+            memory = node.node_memory.staging
+            memory.part_reduce(view, view[start:stop], itemsize, arithmetic, plan.what, owners)
+        if column is not None and column.size > 1 and stop > start:
+            between(column, flat[start:stop])
+        if node.size > 1:
+            memory.part_broadcast(view[start:stop], view, itemsize, arithmetic, plan.what, owners)

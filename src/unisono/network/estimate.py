@@ -1,0 +1,162 @@
+"""How long an allreduce of many pieces will take, cheaply: the first piece's way through, then the busiest link.
+
+    piece 0  ├──── chain: who waits for whom ────┤
+    piece 1       ├─ the busiest link takes one piece after another ─ ...        at most `in_flight` at once
+    piece 2            ├─ ...
+
+Good for choosing a schedule where nothing has been measured. `price` has the model of one rank, `simulate` all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from unisono.network.links import Amount, Network
+from unisono.network.price import LOOKED_AT, Load, dearest, latency, link_seconds, loads, spread, total
+from unisono.placement import Placement
+from unisono.schedules.schedule import Action, Algorithm, Program
+
+
+class _Busy(NamedTuple):
+    """For how long one piece keeps what it passes busy."""
+
+    seconds: Amount
+    crossing: Amount
+    """Seconds a byte to another supernode takes while those that cross share the uplink."""
+    mates: Fraction
+    """As many ranks of a node share its link."""
+
+
+def estimate(
+    algorithm: Algorithm,
+    placement: Placement,
+    network: Network,
+    nbytes: Amount,
+    piece_bytes: int = 1 << 19,
+    in_flight: int = 8,
+) -> Amount:
+    """Seconds for a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
+
+    The first piece takes as long as its longest chain of rounds, each waiting for its partners'; the others follow at
+    the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most `in_flight` at once.
+    Uplinks and nodes' links are charged for the ranks that do use them: a ring, where few do, costs less than its
+    `price`. Where all ranks do alike this is within a few percent of `simulate`; where they use a link by turns
+    (`multicolor` and `pipeline` with several ranks on a node), up to twice as long.
+
+    Above 256 ranks only the nodes of 256 are looked at. The chain is then the dearest of their prices, which misses
+    what leads from rank to rank through many (`pipeline`), and the supernodes are taken to be equally busy.
+    """
+    everyone = placement.ranks <= LOOKED_AT
+    nodes = sorted({placement.node_of(rank) for rank in spread(placement.ranks)})
+    programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
+    chunks = programs[placement.nodes[0][0]].chunks
+    pieces = max(1, int(-(-nbytes // (chunks * piece_bytes))))
+    busy = _busy(programs, placement, network, nbytes / (pieces * chunks))
+    if everyone:
+        shared = replace(network, beta=network.beta * busy.mates)
+        chain = _chain(programs, placement, shared, nbytes / (pieces * chunks), busy.crossing * busy.mates)
+    else:
+        crossing = dict.fromkeys(placement.supernodes or (0,), busy.crossing)
+        chain = dearest(programs.__getitem__, programs, placement, network, nbytes / pieces, crossing)
+    pace = max(busy.seconds, chain / min(in_flight, pieces))
+    return max(chain, busy.seconds) + (pieces - 1) * pace
+
+
+def _busy(programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount) -> _Busy:
+    of_rank = {rank: total(loads(program, rank, placement)) for rank, program in programs.items()}
+    of_node: defaultdict[int, Load] = defaultdict(Load)
+    for rank, load in of_rank.items():
+        of_node[placement.node_of(rank)] = of_node[placement.node_of(rank)].with_(load)
+    link = max(max(load.node_out, load.node_in) for load in of_node.values())
+    most_across = max(max(load.uplink_out, load.uplink_in) for load in of_node.values())
+    uplink = _uplink(of_node, placement)
+    crossing = network.beta
+    if most_across:
+        crossing = max(network.beta, (network.uplink_beta or 0) * (uplink / most_across))
+    seconds_a_byte = (
+        link * network.beta,
+        uplink * (network.uplink_beta or 0),
+        max(load.added for load in of_rank.values()) * network.gamma,
+        max(max(load.within_out, load.within_in) for load in of_rank.values()) * network.within_beta,
+    )
+    alone = max(max(load.node_out, load.node_in) for load in of_rank.values())
+    talking = max(load.messages for load in of_rank.values()) * network.overhead
+    return _Busy(
+        max(max(seconds_a_byte) * chunk, talking), crossing, Fraction(link, alone or 1) if link else Fraction(1)
+    )
+
+
+def _uplink(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
+    """Chunks over the busiest uplink; from some nodes, those over one of equally busy uplinks."""
+    if not placement.supernodes:
+        return Fraction(0)
+    out: defaultdict[int, int] = defaultdict(int)
+    into: defaultdict[int, int] = defaultdict(int)
+    for node, load in of_node.items():
+        out[placement.supernodes[node]] += load.uplink_out
+        into[placement.supernodes[node]] += load.uplink_in
+    if len(of_node) == len(placement.nodes):
+        return Fraction(max(*out.values(), *into.values()))
+    looked_at = Fraction(len(of_node), len(placement.nodes)) * len(set(placement.supernodes))
+    return max(sum(out.values()), sum(into.values())) / looked_at
+
+
+def _chain(
+    programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount, crossing: Amount
+) -> Amount:
+    """When the last round of one piece ends, if a round lasts from when it and its partners' rounds have begun.
+
+    It then lasts as long as the slowest of them needs alone. A round that is never begun is `verify`'s business.
+    """
+    rounds: list[_Round] = []
+    sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    received: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank, program in programs.items():
+        for lane, (turns, of_turns) in enumerate(zip(program.lanes, loads(program, rank, placement), strict=True)):
+            for number, (turn, load) in enumerate(zip(turns, of_turns, strict=True), 1):
+                for action, peer, _, _ in turn:
+                    ends = sent[rank, peer, lane] if action is Action.SEND else received[peer, rank, lane]
+                    ends.append(len(rounds))
+                passing = latency(load, network) + link_seconds(load, load, network, crossing, chunk)
+                own = load.added * network.gamma * chunk + load.messages * network.overhead
+                rounds.append(_Round(passing, own, number == 1, number == len(turns)))
+    partners: list[list[int]] = [[] for _ in rounds]
+    for between, senders in sent.items():
+        for one, other in zip(senders, received[between], strict=False):
+            partners[one].append(other)
+            partners[other].append(one)
+    return _last_end(rounds, partners)
+
+
+class _Round(NamedTuple):
+    passing: Amount
+    """Seconds its messages take alone."""
+    summing: Amount
+    first: bool
+    """Of its lane."""
+    last: bool
+
+
+def _last_end(rounds: Sequence[_Round], partners: Sequence[Sequence[int]]) -> Amount:
+    latest: Amount = 0
+    began: dict[int, Amount] = {number: 0 for number, one in enumerate(rounds) if one.first}
+    awaited = [1 + len(others) for others in partners]
+    just_begun = deque(began)
+    while just_begun:
+        beginner = just_begun.popleft()
+        for number in (beginner, *partners[beginner]):
+            awaited[number] -= 1
+            if awaited[number]:
+                continue
+            involved = (number, *partners[number])
+            end = max(began[one] for one in involved) + max(rounds[one].passing for one in involved)
+            end += rounds[number].summing
+            latest = max(latest, end)
+            if not rounds[number].last:
+                began[number + 1] = end
+                just_begun.append(number + 1)
+    return latest

@@ -1,0 +1,189 @@
+"""The alpha-beta-gamma price of a schedule: what its dearest rank pays, round by round.
+
+    round      ├ alpha ┼──── bytes x beta of the slowest link ────┼ bytes summed x gamma ┤
+    links          within the node │ the node's link │ the supernode's uplink
+
+Source: the model of Thakur, Rabenseifner and Gropp, 2005, as swCaffe uses it in section 5.1, equations 2 to 6, where
+beta_1 is `beta` and beta_2 is `crossing_beta` of a whole supernode. Nobody waits for anybody here: a price is what the
+schedules say, `estimate` adds who waits for whom, `simulate` who shares what with whom at each moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from unisono.network.links import Amount, Network, NetworkError
+from unisono.placement import Placement
+from unisono.schedules.schedule import Action, Algorithm, Program, Round
+
+LOOKED_AT = 256
+"""As many ranks are looked at where the caller does not say which."""
+
+
+class Load(NamedTuple):
+    """What a round puts on links, in chunks of the schedule."""
+
+    within_out: int = 0
+    within_in: int = 0
+    node_out: int = 0
+    """Over the node's link, to other supernodes or not."""
+    node_in: int = 0
+    uplink_out: int = 0
+    uplink_in: int = 0
+    added: int = 0
+    messages: int = 0
+    """Sent and taken, to and from whomever: not in chunks."""
+
+    def with_(self, other: Load) -> Load:
+        """Both at once."""
+        return Load(*map(int.__add__, self, other))
+
+
+Lanes = tuple[tuple[Load, ...], ...]
+"""Of one rank: for each lane the loads of its rounds."""
+
+
+def price(
+    algorithm: Algorithm,
+    placement: Placement,
+    network: Network,
+    nbytes: Amount,
+    ranks: Iterable[int] | None = None,
+) -> Amount:
+    """Seconds for a payload of `nbytes` bytes that goes through the schedule in one piece.
+
+    A round costs alpha once, for its messages go together; then the time of the slowest of the links that the rank
+    uses in it, each taking the larger of the bytes out and in; then gamma for each byte summed and the overhead of each
+    message. Ranks of one node that
+    are in the same round share its link. A byte to another supernode costs as if all nodes of the supernode sent one.
+
+    Lanes run side by side: a rank pays the alphas of its longest lane, then the link time of its longest lane or, if
+    that is more, what all lanes together put on its node's busiest link, and gamma for what all of them sum.
+
+    Looks at the ranks given, by default at all of up to 256 and else at 256 that are spread evenly, with the first and
+    the last among them; programs of others are not made, but for those on the same nodes. Nothing is rounded: with
+    fractions in `network` and `nbytes` the price is exact.
+    """
+    looked_at = spread(placement.ranks) if ranks is None else sorted(set(ranks))
+    if not looked_at or not 0 <= looked_at[0] <= looked_at[-1] < placement.ranks:
+        raise NetworkError(f"ranks {looked_at[:4]} cannot be looked at: there are {placement.ranks}")
+    return dearest(
+        lambda rank: algorithm(rank, placement.ranks),
+        looked_at,
+        placement,
+        network,
+        nbytes,
+        crossing_betas(placement, network),
+    )
+
+
+def dearest(
+    program_of: Callable[[int], Program],
+    looked_at: Iterable[int],
+    placement: Placement,
+    network: Network,
+    nbytes: Amount,
+    crossing: Mapping[int, Amount],
+) -> Amount:
+    """The largest price among some ranks, where a byte out of supernode s takes `crossing[s]` seconds."""
+
+    @cache
+    def of_rank(rank: int) -> tuple[int, Lanes]:
+        program = program_of(rank)
+        return program.chunks, loads(program, rank, placement)
+
+    @cache
+    def of_node(node: int) -> Lanes:
+        return together([of_rank(rank)[1] for rank in placement.nodes[node]])
+
+    def dear(rank: int) -> Amount:
+        chunks, mine = of_rank(rank)
+        mates = of_node(placement.node_of(rank))
+        return _rank_price(mine, mates, network, crossing[placement.supernode_of(rank)], nbytes / chunks)
+
+    return max(map(dear, looked_at))
+
+
+def spread(ranks: int, most: int = LOOKED_AT) -> list[int]:
+    """Up to `most` ranks, evenly spread, with the first and the last.
+
+    >>> spread(100, 4)
+    [0, 33, 66, 99]
+    """
+    return list(range(ranks)) if ranks <= most else [k * (ranks - 1) // (most - 1) for k in range(most)]
+
+
+def crossing_betas(placement: Placement, network: Network) -> dict[int, Amount]:
+    """For each supernode: seconds a byte to another one takes when all its nodes send one (swCaffe's beta_2)."""
+    sizes = Counter(placement.supernodes or (0,) * len(placement.nodes))
+    return {supernode: network.crossing_beta(nodes) for supernode, nodes in sizes.items()}
+
+
+def loads(program: Program, rank: int, placement: Placement) -> Lanes:
+    """What the rounds of one rank's program put on links."""
+    node, supernode = placement.node_of(rank), placement.supernode_of(rank)
+    many = bool(placement.supernodes)
+
+    def load(transfers: Round) -> Load:
+        within_out = within_in = node_out = node_in = uplink_out = uplink_in = added = 0
+        for action, peer, _, span in transfers:
+            out, into = (span, 0) if action is Action.SEND else (0, span)
+            if action is Action.ADD:
+                added += span
+            if placement.node_of(peer) == node:
+                within_out, within_in = within_out + out, within_in + into
+                continue
+            node_out, node_in = node_out + out, node_in + into
+            if many and placement.supernode_of(peer) != supernode:
+                uplink_out, uplink_in = uplink_out + out, uplink_in + into
+        return Load(within_out, within_in, node_out, node_in, uplink_out, uplink_in, added, len(transfers))
+
+    return tuple(tuple(map(load, lane)) for lane in program.lanes)
+
+
+def together(ranks: Sequence[Lanes]) -> Lanes:
+    """The loads of the ranks of one node, round by round, as they share its link."""
+    if len(ranks) == 1:
+        return ranks[0]
+    summed: list[list[Load]] = [[] for _ in range(max(map(len, ranks)))]
+    for lanes in ranks:
+        for so_far, lane in zip(summed, lanes, strict=False):
+            so_far.extend([Load()] * (len(lane) - len(so_far)))
+            so_far[: len(lane)] = map(Load.with_, so_far, lane)
+    return tuple(map(tuple, summed))
+
+
+def latency(load: Load, network: Network) -> Amount:
+    """The alpha of a round."""
+    if load.node_out or load.node_in:
+        return network.alpha
+    return network.within_alpha if load.within_out or load.within_in else 0
+
+
+def link_seconds(mine: Load, node: Load, network: Network, crossing: Amount, chunk: Amount) -> Amount:
+    """What the slowest of the links that a rank uses needs for `node`, the loads of all ranks of its node."""
+    within = max(mine.within_out, mine.within_in) * network.within_beta
+    if not (mine.node_out or mine.node_in):
+        return within * chunk
+    link = max(node.node_out, node.node_in) * network.beta
+    return max(within, link, max(node.uplink_out, node.uplink_in) * crossing) * chunk
+
+
+def total(lanes: Lanes) -> Load:
+    """All that the rounds of all lanes put on links."""
+    return Load(*map(sum, zip(*(load for lane in lanes for load in lane), strict=True))) if any(lanes) else Load()
+
+
+def _rank_price(mine: Lanes, mates: Lanes, network: Network, crossing: Amount, chunk: Amount) -> Amount:
+    alphas = max(sum(latency(load, network) for load in lane) for lane in mine)
+    lanes = [
+        sum(link_seconds(load, node, network, crossing, chunk) for load, node in zip(lane, of_node, strict=False))
+        for lane, of_node in zip(mine, mates, strict=True)
+    ]
+    everything = total(mine)
+    busiest = link_seconds(everything, total(mates), network, crossing, chunk)
+    own = everything.added * network.gamma * chunk + everything.messages * network.overhead
+    return alphas + max(*lanes, busiest) + own

@@ -1,0 +1,43 @@
+"""How flows share links: as evenly as they can (max-min fairness, by progressive filling).
+
+    link 0  ├ flow a ┤├ flow b ┤              a and b get half of link 0 each,
+    link 1  ├ flow b ┤├────────── flow c ─┤   and c what b leaves of link 1
+
+No flow could have more without taking it from one that has no more than it.
+Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+EXACT = 1e-12
+"""Shares this close are the same: sums of the same numbers in another order."""
+
+
+def fair_rates(routes: NDArray[np.int64], capacities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bytes a second of each flow. `routes` has a row for each flow: the links that it takes, some of them finite.
+
+    A link whose users are all held up by it is full; all such links are filled at once, so the passes are few.
+    """
+    rates = np.empty(len(routes))
+    waiting = np.arange(len(routes))
+    left = capacities.copy()
+    while len(waiting):
+        route = routes[waiting]
+        users = np.bincount(route.ravel(), minlength=len(left))
+        share = np.divide(left, users, out=np.full(len(left), np.inf), where=users > 0)
+        offered = share[route].min(axis=1)
+        if offered.min() >= offered.max() * (1 - EXACT):
+            rates[waiting] = offered
+            break
+        least_offered = np.full(len(left), np.inf)
+        np.minimum.at(least_offered, route.ravel(), np.repeat(offered, route.shape[1]))
+        full = (least_offered >= share * (1 - EXACT)) & (users > 0)
+        settled = full[route].any(axis=1)
+        rates[waiting[settled]] = offered[settled]
+        taken = np.repeat(offered[settled], route.shape[1])
+        left = np.maximum(left - np.bincount(route[settled].ravel(), taken, minlength=len(left)), 0)
+        waiting = waiting[~settled]
+    return rates

@@ -1,0 +1,49 @@
+"""A chain: the sum runs along it to the root at its end, then the result runs back; the pieces follow one another.
+
+    0 ← 1 ← 2 ← 3   sums          0 → 1 → 2 → 3   the result          rank 0 is the root
+
+4 ranks, one chunk (`0→1` sends it to rank 1, `+0←3` sums it into place, `0←3` replaces):
+
+            round 0  round 1  round 2  round 3
+    rank 0  +0←1     0→1
+    rank 1  +0←2     0→0      0←0      0→2
+    rank 2  +0←3     0→1      0←1      0→3
+    rank 3  0→2      0←2
+
+Rounds: 4 for a rank in the middle, 2 at the ends; one piece needs 2(p-1) steps to go there and back, and while it does,
+the pieces behind it keep the other links busy. Bytes sent by each rank: 2n, n at the ends. Each link carries n in each
+direction and each rank talks to two others, so wires of full length cost no more than short ones.
+Source: DIMD section 4.2, which names it, a ring reduced to a root and broadcast the other way, beside its trees.
+"""
+
+from unisono.placement import Placement
+from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+
+
+def family(placement: Placement, _: str) -> Family:
+    """The chain through the ranks of each node and supernode in turn, so that it enters and leaves each once."""
+    order = neighbours(placement)
+    return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order))
+
+
+def broadcast(rank: int, ranks: int) -> Program:
+    """From rank 0 along the chain. 2 rounds for a rank in the middle; n bytes sent by all but the last."""
+    return Program(1, (_back(rank, ranks),))
+
+
+def pipeline(rank: int, ranks: int) -> Program:
+    """Allreduce: to the root, then `broadcast`."""
+    return Program(1, (_there(rank, ranks) + _back(rank, ranks),))
+
+
+def _there(rank: int, ranks: int) -> tuple[Round, ...]:
+    from_behind: tuple[Round, ...] = ((add(rank + 1, 0),),) if rank + 1 < ranks else ()
+    onward: tuple[Round, ...] = ((send(rank - 1, 0),),) if rank else ()
+    return from_behind + onward
+
+
+def _back(rank: int, ranks: int) -> tuple[Round, ...]:
+    from_root: tuple[Round, ...] = ((receive(rank - 1, 0),),) if rank else ()
+    onward: tuple[Round, ...] = ((send(rank + 1, 0),),) if rank + 1 < ranks else ()
+    return from_root + onward

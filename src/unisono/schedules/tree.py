@@ -1,0 +1,64 @@
+"""A binomial tree: sums climb to rank 0, the result descends; the fewest messages there can be, for tiny payloads.
+
+    0 ─┬─ 4 ─┬─ 6 ── 7         the parent of a place is its number without the lowest bit that is set;
+       │     └─ 5              what hangs below a place follows it without a gap
+       ├─ 2 ─── 3
+       └─ 1
+
+4 ranks, one chunk (`0→1` sends it to rank 1, `+0←3` sums it into place, `0←3` replaces):
+
+            round 0    round 1  round 2  round 3
+    rank 0  +0←2 +0←1  0→2 0→1
+    rank 1  0→0        0←0
+    rank 2  +0←3       0→0      0←0      0→3
+    rank 3  0→2        0←2
+
+Rounds: 4 for a rank with a parent and children, 2 for one that lacks either; 2 log2 p steps from the first message to
+the last. Messages: 2(p-1) in all; every rank but the root must be heard and told, so fewer will not do. Bytes sent by
+each rank: n for a leaf, up to n log2 p at the root, which sums from all its children in one round and serves the child
+with the most ranks below it first.
+Source: Thakur, Rabenseifner and Gropp, 2005.
+"""
+
+from unisono.placement import Placement
+from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+
+
+def family(placement: Placement, _: str) -> Family:
+    """Near ranks hang below each other, so that few messages leave a node and a supernode."""
+    order = neighbours(placement)
+    return Family(renumber(tree, order), broadcast=renumber(broadcast, order))
+
+
+def broadcast(rank: int, ranks: int) -> Program:
+    """From rank 0 down the tree. log2 p steps, p-1 messages in all."""
+    return Program(1, (_down(rank, ranks),))
+
+
+def tree(rank: int, ranks: int) -> Program:
+    """Allreduce: up to rank 0, then `broadcast`."""
+    return Program(1, (_up(rank, ranks) + _down(rank, ranks),), max(1, len(_children(0, ranks))))
+
+
+def _up(rank: int, ranks: int) -> tuple[Round, ...]:
+    below = tuple(add(child, 0) for child in _children(rank, ranks))
+    above: tuple[Round, ...] = ((send(_parent(rank), 0),),) if rank else ()
+    return ((below,) if below else ()) + above
+
+
+def _down(rank: int, ranks: int) -> tuple[Round, ...]:
+    above: tuple[Round, ...] = ((receive(_parent(rank), 0),),) if rank else ()
+    below = tuple(send(child, 0) for child in _children(rank, ranks))
+    return above + ((below,) if below else ())
+
+
+def _parent(place: int) -> int:
+    return place & (place - 1)
+
+
+def _children(place: int, places: int) -> list[int]:
+    """Those with the most places below them first."""
+    lowest = place & -place or places
+    distances = [1 << bit for bit in reversed(range(places.bit_length())) if 1 << bit < lowest]
+    return [place + distance for distance in distances if place + distance < places]

@@ -1,0 +1,283 @@
+"""Draws a schedule as SVG: a line for each rank, time from left to right, an arrow for each message.
+
+    rank 0  ──(2)──────────────      the badge is the chunk, at the end of the arrow where it stands for most messages;
+                 ╲                   the colour of the arrow tells a sum from a copy
+    rank 1  ──────╲────────────
+                   ╲
+    rank 2  ────────▶──────────
+
+Ranks need not be in the same round at the same time: what a leaf of a tree sends in its round 0 is taken in a round of
+its parent that waits for others as well. So steps are drawn: a message takes one step, the first that finds both of its
+ends in the rounds that name it, and a round begins one step after the last message of the round before. Each lane has
+a panel of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from colorsys import hls_to_rgb
+from itertools import pairwise
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+from unisono.errors import ScheduleError
+from unisono.placement import Placement
+from unisono.schedules.schedule import Action, Algorithm, Program
+
+PAGE = 1200.0
+"""Panels stand side by side up to this width."""
+
+MARGIN, ROW, LABEL, CAPTION, LEGEND = 20.0, 30.0, 56.0, 40.0, 66.0
+"""Around everything; of a rank; of its name; over the lines of a panel; over the panels."""
+
+INK, FAINT, BANDS = "#24292f", "#c8d1da", ("#eef2f6", "#dfe6ee")
+COLOURS = {Action.ADD: "#c2410c", Action.RECEIVE: "#1d63b5"}
+WORDS = {Action.ADD: "summed into place", Action.RECEIVE: "replaces what was there"}
+
+
+class Flight(NamedTuple):
+    """One message and the step in which it goes from rank to rank."""
+
+    lane: int
+    step: int
+    sender: int
+    receiver: int
+    chunk: int
+    span: int
+    action: Action
+    """What the receiver does with it: ADD or RECEIVE."""
+
+    @property
+    def chunks(self) -> str:
+        """The chunks in words."""
+        return f"{self.chunk}" if self.span == 1 else f"{self.chunk}-{self.chunk + self.span - 1}"
+
+
+class _Place(NamedTuple):
+    rank: int
+    lane: int
+    round: int
+
+
+class _Panel(NamedTuple):
+    """A drawn lane, its upper left corner at (0, 0)."""
+
+    width: float
+    height: float
+    body: list[str]
+
+
+def flights(programs: Sequence[Program]) -> list[Flight]:
+    """All messages of a schedule, lane by lane in the order of their steps. Raises ScheduleError when ranks would wait
+    for each other forever."""
+    ends = _ends(programs)
+    begins = _begins(programs, [(start, stop) for start, stop, *_ in ends])
+    found = [
+        Flight(start.lane, max(begins[start], begins[stop]), start.rank, stop.rank, chunk, span, action)
+        for start, stop, chunk, span, action in ends
+    ]
+    return sorted(found, key=lambda flight: flight[:-1])
+
+
+def _ends(programs: Sequence[Program]) -> list[tuple[_Place, _Place, int, int, Action]]:
+    """Where each message is sent and where it is taken: between two ranks, in a lane, in the order they were sent."""
+    sent, taken = defaultdict(list), defaultdict(list)
+    for rank, program in enumerate(programs):
+        for lane, rounds in enumerate(program.lanes):
+            for number, transfers in enumerate(rounds):
+                for action, peer, chunk, span in transfers:
+                    if action is Action.SEND:
+                        sent[lane, rank, peer].append(_Place(rank, lane, number))
+                    else:
+                        taken[lane, peer, rank].append((_Place(rank, lane, number), chunk, span, action))
+    return [
+        (start, *stop) for way in sent.keys() | taken.keys() for start, stop in zip(sent[way], taken[way], strict=True)
+    ]
+
+
+def _begins(programs: Sequence[Program], messages: Sequence[tuple[_Place, _Place]]) -> dict[_Place, int]:
+    """The step in which each round begins."""
+    begins = {
+        _Place(rank, lane, number): number
+        for rank, program in enumerate(programs)
+        for lane, rounds in enumerate(program.lanes)
+        for number in range(len(rounds))
+    }
+    moving = True
+    while moving:
+        moving = False
+        for ends in messages:
+            step = max(begins[end] for end in ends)
+            if step > len(begins):
+                raise ScheduleError(f"{ends[0]} and {ends[1]} wait for each other forever")
+            for end in ends:
+                following = end._replace(round=end.round + 1)
+                if begins.get(following, step + 1) <= step:
+                    begins[following] = step + 1
+                    moving = True
+    return begins
+
+
+def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
+    """The schedule of all `ranks` ranks as an SVG document. With a placement, the ranks of a node share a shade."""
+    programs = [algorithm(rank, ranks) for rank in range(ranks)]
+    shades = _shades(placement) if placement else {}
+    every = flights(programs)
+    panels = [
+        _panel([flight for flight in every if flight.lane == lane], programs, lane, shades)
+        for lane in range(len(programs[0].lanes))
+    ]
+    width, height, body = _arrange(panels)
+    where = f" on {len(placement.nodes)} nodes" if placement and shades else ""
+    chunks = f"{programs[0].chunks} chunk{'s' if programs[0].chunks > 1 else ''}"
+    title = escape(f"{name}: {ranks} ranks{where}, {chunks}")
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+            f'viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif" font-size="12" '
+            f'fill="{INK}">',
+            f"<title>{title}</title>",
+            *_markers(),
+            f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
+            f'<text x="{MARGIN:g}" y="{MARGIN + 10:g}" font-size="17" font-weight="bold">{title}</text>',
+            *_legend(every, bool(shades)),
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def _shades(placement: Placement) -> dict[int, str]:
+    """A colour for each rank, unless every rank is alone on its node."""
+    if len(placement.nodes) == placement.ranks:
+        return {}
+    return {rank: BANDS[node % 2] for rank, node in enumerate(placement.node_of_rank)}
+
+
+def _markers() -> list[str]:
+    """Arrow heads."""
+    return [
+        f'<marker id="{action.value}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
+        f'orient="auto"><path d="M0,1 L8,4 L0,7 z" fill="{colour}"/></marker>'
+        for action, colour in COLOURS.items()
+    ]
+
+
+def _legend(fleet: Sequence[Flight], shaded: bool) -> list[str]:
+    """What the colours mean, of those that are there."""
+    x, y = MARGIN, MARGIN + 30
+    drawn: list[str] = []
+    for action, words in WORDS.items():
+        if any(flight.action is action for flight in fleet):
+            drawn += [_arrow(x, y, x + 34, y, action), f'<text x="{x + 41:g}" y="{y + 4:g}">{words}</text>']
+            x += 70 + 6 * len(words)
+    if shaded:
+        drawn += [
+            f'<rect x="{x + 14 * number:g}" y="{y - 8:g}" width="14" height="16" fill="{band}"/>'
+            for number, band in enumerate(BANDS)
+        ]
+        drawn.append(f'<text x="{x + 35:g}" y="{y + 4:g}">nodes</text>')
+        x += 90
+    if len({(flight.lane, flight.chunks) for flight in fleet}) > len({flight.lane for flight in fleet}):
+        drawn += [*_badge(x + 10, y, "2", 2, 8), f'<text x="{x + 24:g}" y="{y + 4:g}">chunk</text>']
+    return drawn
+
+
+def _arrange(panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
+    """Panels from left to right and from top to bottom: width and height of it all, and the drawing."""
+    x, y, below, width = MARGIN, LEGEND, LEGEND, 520.0
+    body: list[str] = []
+    for panel in panels:
+        if x > MARGIN and x + panel.width + MARGIN > PAGE:
+            x, y = MARGIN, below
+        body += [f'<g transform="translate({x:g},{y:g})">', *panel.body, "</g>"]
+        x += panel.width + MARGIN
+        width, below = max(width, x), max(below, y + panel.height + MARGIN)
+    return width, below, body
+
+
+def _panel(fleet: Sequence[Flight], programs: Sequence[Program], lane: int, shades: dict[int, str]) -> _Panel:
+    """One lane. Where all its messages carry the same chunks, those are named once, above it."""
+    ranks = len(programs)
+    columns = _columns(fleet)
+    right = columns[-1]
+    ys = [CAPTION + ROW * (rank + 0.5) for rank in range(ranks)]
+    cargo = {flight.chunks for flight in fleet}
+    words = [f"lane {lane}"] if len(programs[0].lanes) > 1 else []
+    words += [f"chunk {chunks}" for chunks in cargo if len(cargo) == 1 < programs[0].chunks]
+    drawn = [f'<text y="12" font-weight="bold">{", ".join(words)}</text>'] if words else []
+    drawn += [
+        f'<rect y="{y - ROW / 2:g}" width="{right:g}" height="{ROW:g}" fill="{shades[rank]}"/>'
+        for rank, y in enumerate(ys)
+        if rank in shades
+    ]
+    unit = "round" if _in_step(fleet, programs, lane) else "step"
+    for step, (start, stop) in enumerate(pairwise(columns)):
+        drawn.append(f'<text x="{(start + stop) / 2:g}" y="30" text-anchor="middle">{unit} {step}</text>')
+    drawn += [
+        f'<path d="M{x:g},{CAPTION - 4:g} V{CAPTION + ROW * ranks:g}" stroke="{FAINT}" stroke-dasharray="2 3"/>'
+        for x in columns
+    ]
+    for rank, y in enumerate(ys):
+        drawn.append(f'<text x="4" y="{y + 4:g}">rank {rank}</text>')
+        drawn.append(f'<path d="M{LABEL:g},{y:g} H{right:g}" stroke="{FAINT}"/>')
+    drawn += _messages(fleet, columns, ys, programs[0].chunks, badges=len(cargo) > 1)
+    return _Panel(right, CAPTION + ROW * ranks, drawn)
+
+
+def _columns(fleet: Sequence[Flight]) -> list[float]:
+    """Where steps begin, and where the last ends: the more messages fan out or in, the wider."""
+    edges = [LABEL]
+    for step in range(1 + max((flight.step for flight in fleet), default=-1)):
+        senders = Counter(flight.sender for flight in fleet if flight.step == step)
+        receivers = Counter(flight.receiver for flight in fleet if flight.step == step)
+        fan = max(*senders.values(), *receivers.values())
+        edges.append(edges[-1] + min(300, 76 + 24 * (fan - 1)))
+    return edges
+
+
+def _in_step(fleet: Sequence[Flight], programs: Sequence[Program], lane: int) -> bool:
+    """Whether all ranks are in the same round at the same time."""
+    steps = {(flight.sender, flight.step) for flight in fleet} | {(flight.receiver, flight.step) for flight in fleet}
+    return steps == {(rank, step) for rank, program in enumerate(programs) for step in range(len(program.lanes[lane]))}
+
+
+def _messages(
+    fleet: Sequence[Flight], columns: Sequence[float], ys: Sequence[float], chunks: int, badges: bool
+) -> list[str]:
+    """Arrows, then badges on top of them, each once."""
+    leaving, coming = defaultdict(set), defaultdict(set)
+    for flight in fleet:
+        leaving[flight.step, flight.sender].add(flight.chunks)
+        coming[flight.step, flight.receiver].add(flight.chunks)
+    arrows: list[str] = []
+    marks: dict[tuple[float, float], list[str]] = {}
+    for flight in fleet:
+        tail, head = columns[flight.step] + 8, columns[flight.step + 1] - 6
+        at_tail = len(leaving[flight.step, flight.sender]) == 1
+        half = 4 + 3.5 * len(flight.chunks) if badges else 0
+        start, stop = (tail + 2 * half, head) if at_tail else (tail, head - 2 * half)
+        if badges:
+            x, y = (tail + half, ys[flight.sender]) if at_tail else (head - half, ys[flight.receiver])
+            marks[x, y] = _badge(x, y, flight.chunks, flight.chunk, chunks)
+        arrows.append(_arrow(start, ys[flight.sender], stop, ys[flight.receiver], flight.action))
+    return arrows + [line for mark in marks.values() for line in mark]
+
+
+def _arrow(x: float, y: float, to_x: float, to_y: float, action: Action) -> str:
+    return (
+        f'<path d="M{x:g},{y:g} L{to_x:g},{to_y:g}" stroke="{COLOURS[action]}" stroke-width="1.4" '
+        f'marker-end="url(#{action.value})"/>'
+    )
+
+
+def _badge(x: float, y: float, words: str, chunk: int, chunks: int) -> list[str]:
+    """The number of a chunk in a pill of a colour of its own."""
+    half = 4 + 3.5 * len(words)
+    red, green, blue = (round(255 * part) for part in hls_to_rgb(chunk / max(1, chunks), 0.85, 0.75))
+    return [
+        f'<rect x="{x - half:g}" y="{y - 8:g}" width="{2 * half:g}" height="16" rx="7" stroke="{INK}" '
+        f'stroke-width="0.6" fill="#{red:02x}{green:02x}{blue:02x}"/>',
+        f'<text x="{x:g}" y="{y + 4:g}" font-size="11" text-anchor="middle">{words}</text>',
+    ]

@@ -1,0 +1,194 @@
+"""Measures what a message, a byte and a sum cost here, and which nodes share a switch.
+
+    alpha          half a ping-pong of 4 bytes, all pairs of nodes at once
+    overhead       what each of many small messages at once adds
+    pairs          random pairings of all nodes, each pair exchanging both ways  ── topology.py ──▶  supernodes
+    beta           the same inside supernodes, with four times the bytes
+    uplink_beta    all nodes of a supernode exchange with nodes of others, at once
+    gamma          a block summed on every rank at once
+    within         a block exchanged by the ranks of a node
+
+One rank of each node talks between nodes; the others wait. Every figure is a median over rounds and nodes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from unisono.mpi import MPI
+from unisono.network import Network
+from unisono.transports.messages import wait
+from unisono.tuning.topology import Pair, pairings, supernodes
+from unisono.world import World
+
+ROUNDS = 8
+"""Repetitions of each measurement; pairs meet about half as often."""
+
+ENOUGH = 0.03
+"""Seconds that an exchange of a pair takes at least: with more bytes until it does, or until LARGEST."""
+
+LARGEST = 32 << 20
+
+MANY = 16
+"""Messages at once, from which the overhead of one is told."""
+
+BLOCK = 512 << 10
+"""Bytes of a block that is summed."""
+
+LIMITED = 1.15
+"""An uplink counts as a limit when crossing pairs take this many times as long as those inside a supernode."""
+
+
+class Links(NamedTuple):
+    """What was measured."""
+
+    network: Network
+    supernodes: tuple[int, ...]
+    """For each node the number of its supernode."""
+
+
+def measure_links(world: World) -> Links:
+    """Measure the links between and within the nodes of `world`, all ranks together; the same result on every rank."""
+    gamma, (within_alpha, within_beta) = _summing(world), _within(world)
+    inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
+    speaks = world.rank == world.placement.nodes[world.node][0]
+    leaders: MPI.Intracomm = world.comm.Split(0 if speaks else 1, world.node)  # type: ignore[assignment]
+    found = _between(leaders, inside) if speaks and world.nodes > 1 else Links(inside, (0,) * world.nodes)
+    world.barrier()
+    leaders.Free()
+    links: Links = world.comm.bcast(found, 0)
+    return links
+
+
+def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
+    """The links of the nodes of which each is one rank here; `inside` is what was measured within them."""
+    cycle = nodes.size - 1 + nodes.size % 2
+    rounds = pairings(nodes.size, max(ROUNDS, ROUNDS // 2 * cycle) if nodes.size <= 64 else ROUNDS * 8)
+    alpha, overhead = _ping_pong(nodes, rounds[0]), _overhead(nodes, rounds[0])
+    nbytes = 64 << 10
+    while nbytes < LARGEST and statistics.median(_meet(nodes, rounds[0], nbytes)) < ENOUGH:
+        nbytes *= 2
+    speeds = [
+        (pair, 1 / seconds)
+        for pairs in rounds
+        for pair, seconds in zip(pairs, _meet(nodes, pairs, nbytes), strict=True)
+    ]
+    groups = supernodes(nodes.size, speeds)
+    beta = statistics.median(_meet(nodes, _inside(groups), 4 * nbytes, 3)) / (4 * nbytes)
+    network = replace(inside, alpha=alpha, beta=beta, overhead=overhead)
+    if crossing := _crossing(groups):
+        slow = statistics.median(_meet(nodes, crossing, 4 * nbytes, 3)) / (4 * nbytes)
+        load = max(sum(group in (groups[a], groups[b]) for a, b in crossing) for group in set(groups))
+        network = replace(network, uplink_beta=slow / load if slow > LIMITED * beta else None)
+    return Links(network, groups)
+
+
+def _inside(groups: Sequence[int]) -> list[Pair]:
+    """Pairs of nodes of one supernode, each node in one at most; any pairs where all supernodes have one node."""
+    pairs = [
+        pair
+        for group in sorted(set(groups))
+        for members in [[node for node, number in enumerate(groups) if number == group]]
+        for pair in zip(members[::2], members[1::2], strict=False)
+    ]
+    return pairs or [(0, 1)]
+
+
+def _crossing(groups: Sequence[int]) -> list[Pair]:
+    """Pairs of nodes of different supernodes, each node in one at most: node i of one with node i of the next."""
+    members = [[node for node, number in enumerate(groups) if number == group] for group in sorted(set(groups))]
+    return [
+        pair for one, other in zip(members[::2], members[1::2], strict=False) for pair in zip(one, other, strict=False)
+    ]
+
+
+def _meet(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
+    """Seconds that each pair takes to exchange `nbytes` both ways while all others do: the median of `times` meetings.
+
+    Every rank gets all pairs' seconds.
+    """
+    peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
+    there, back = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+    took = []
+    for _ in range(times):
+        nodes.Barrier()
+        start = time.perf_counter()
+        if peer is not None:
+            for request in (nodes.Irecv(back, peer), nodes.Isend(there, peer)):
+                wait(request, _go_on)
+        took.append(time.perf_counter() - start)
+    everyone = nodes.allgather(statistics.median(took))
+    return [max(everyone[a], everyone[b]) for a, b in pairs]
+
+
+def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
+    """Seconds that 4 bytes take from one node to another while other pairs do the same."""
+    pair = next((pair for pair in pairs if nodes.rank in pair), None)
+    ball = np.zeros(4, np.uint8)
+    nodes.Barrier()
+    start = time.perf_counter()
+    if pair is not None:
+        first, peer = nodes.rank == min(pair), sum(pair) - nodes.rank
+        for turn in range(4 * ROUNDS):
+            serves = first == (turn % 2 == 0)
+            wait(nodes.Isend(ball, peer) if serves else nodes.Irecv(ball, peer), _go_on)
+    took = (time.perf_counter() - start) / (4 * ROUNDS)
+    everyone: list[float] = nodes.allgather(took)
+    return statistics.median(seconds for rank, seconds in enumerate(everyone) if rank in sum(pairs, ()))
+
+
+def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
+    """Seconds that a rank is busy with a small message, from how much longer many take than one, both ways."""
+    peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
+    took: dict[int, list[float]] = {1: [], MANY: []}
+    places = np.zeros((MANY, 1024), np.uint8)
+    for count in [1, MANY] * ROUNDS:
+        nodes.Barrier()
+        start = time.perf_counter()
+        if peer is not None:
+            requests = [nodes.Irecv(places[number], peer) for number in range(count)]
+            requests += [nodes.Isend(np.zeros(1024, np.uint8), peer) for _ in range(count)]
+            for request in requests:
+                wait(request, _go_on)
+        took[count].append(time.perf_counter() - start)
+    one, many = (statistics.median(took[count]) for count in (1, MANY))
+    everyone: list[float] = nodes.allgather(max(0.0, many - one) / (2 * (MANY - 1)))
+    return statistics.median(everyone)
+
+
+def _summing(world: World) -> float:
+    """Seconds to sum a byte while every rank does."""
+    total, part = np.zeros(BLOCK // 4, np.float32), np.ones(BLOCK // 4, np.float32)
+    world.barrier()
+    start = time.perf_counter()
+    for _ in range(4 * ROUNDS):
+        np.add(total, part, total)
+    return statistics.median(world.gather((time.perf_counter() - start) / (4 * ROUNDS * BLOCK)))
+
+
+def _within(world: World) -> tuple[float, float]:
+    """Seconds a meeting of the node's ranks, and a byte that passes between them."""
+    node = world.node_world
+    if node.size == 1:
+        return 0.0, 0.0
+    seconds = []
+    for nbytes in (4, 4 * BLOCK):
+        payload = torch.zeros(nbytes // 4)
+        node.allreduce(payload)
+        node.barrier()
+        start = time.perf_counter()
+        for _ in range(ROUNDS):
+            node.allreduce(payload)
+        seconds.append(statistics.median(world.gather((time.perf_counter() - start) / ROUNDS)))
+    return seconds[0], max(0.0, seconds[1] - seconds[0]) / (4 * BLOCK)
+
+
+def _go_on() -> None:
+    """Nobody interrupts a measurement."""

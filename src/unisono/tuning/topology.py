@@ -1,0 +1,96 @@
+"""Which nodes share a switch, found from how fast pairs of them are while all others are busy too.
+
+A pair alone may be as fast through an uplink as inside a supernode; it is the crowd that shows an uplink. So in each
+round all nodes are paired anew, and all pairs exchange at once:
+
+    round 0   0-5  1-3  2-7  4-6      pairs that cross share the uplinks and are slow: 0-5, 2-7
+    round 1   0-2  1-6  3-4  5-7                                                       1-6, 3-4
+    ...                               a pair that was often slow sits in two supernodes
+
+Uplinks that are over-subscribed by less than three may go unnoticed: half of the pairs cross, and that they carry.
+Nodes are then joined, the surest first, as long as the pairs between two groups were rarely slow.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pair = tuple[int, int]
+Matrix = NDArray[np.float64]
+
+SLOW = 0.75
+"""A pair counts as slow below this fraction of the speed that a pair of one supernode has."""
+
+RARELY = 0.2
+"""Pairs that are slow at no more than this share of their meetings sit in one supernode."""
+
+
+def pairings(nodes: int, rounds: int, seed: int = 0) -> list[list[Pair]]:
+    """`rounds` pairings of `nodes` nodes at random, the same for the same seed; one node is left out where it is odd.
+
+    In every `nodes - 1` rounds (one more where `nodes` is odd) each two nodes meet once, in an order shuffled anew.
+    """
+    chance = random.Random(seed)
+    found: list[list[Pair]] = []
+    while len(found) < rounds and nodes > 1:
+        order: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
+        chance.shuffle(order)
+        for _ in range(len(order) - 1):  # the circle method: one stays, the others go round
+            half = len(order) // 2
+            met = zip(order[:half], reversed(order[half:]), strict=True)
+            found.append([(min(a, b), max(a, b)) for a, b in met if a is not None and b is not None])
+            order = [order[0], order[-1], *order[1:-1]]
+    return found[:rounds]
+
+
+def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, ...]:
+    """For each node the number of its supernode, given the speed (any unit) of each pair each time that it met.
+
+    Numbered in the order of their lowest node. One supernode where no pairs stand out as slow. Average linkage over the
+    share of slow meetings; costs O(nodes^3) in NumPy.
+    """
+    met, slow = _meetings(nodes, list(speeds))
+    alive = list(range(nodes))
+    groups = {node: [node] for node in alive}
+    while len(alive) > 1:
+        share = np.where(met > 0, slow / np.maximum(met, 1), 1.0)[np.ix_(alive, alive)]
+        np.fill_diagonal(share, np.inf)
+        one, other = sorted(alive[place] for place in np.unravel_index(np.argmin(share), share.shape))
+        if share.min() >= RARELY:
+            break
+        for matrix in (met, slow):
+            matrix[one] += matrix[other]
+            matrix[:, one] += matrix[:, other]
+        groups[one] += groups.pop(other)
+        alive.remove(other)
+    numbers = {
+        node: number
+        for number, first in enumerate(sorted(groups, key=lambda first: min(groups[first])))
+        for node in groups[first]
+    }
+    return tuple(numbers[node] for node in range(nodes))
+
+
+def _meetings(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[Matrix, Matrix]:
+    """How often each two nodes have met, and how often they were slow then, as symmetric matrices."""
+    met, slow = np.zeros((nodes, nodes)), np.zeros((nodes, nodes))
+    if speeds:
+        full = _full_speed(nodes, speeds)
+        for (a, b), speed in speeds:
+            for place in ((a, b), (b, a)):
+                met[place] += 1
+                slow[place] += speed < SLOW * full
+    return met, slow
+
+
+def _full_speed(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> float:
+    """The speed inside a supernode: that of the fastest pairs, of which each node is in one or more."""
+    seen: dict[Pair, list[float]] = {}
+    for pair, speed in speeds:
+        seen.setdefault(pair, []).append(speed)
+    medians = sorted((sorted(found)[len(found) // 2] for found in seen.values()), reverse=True)
+    return medians[min(len(medians) - 1, nodes // 4)]

@@ -1,0 +1,151 @@
+"""Times the candidates on the ranks it is given and makes the table of choices."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tomli_w
+import torch
+
+from unisono.choosing.priced import IN_LEVELS, LIBRARY, candidates
+from unisono.choosing.table import COLLECTIVES
+from unisono.network import Network, estimate
+from unisono.placement import Placement, place
+from unisono.schedules import find
+from unisono.schedules.pieces import bounds
+from unisono.tuning.decide import Row, Timing, rows, timing_of, worth_another
+from unisono.tuning.links import measure_links
+from unisono.tuning.trials import times
+from unisono.world import World
+
+SIZES = tuple(4**power for power in range(1, 15))
+"""Bytes: 4 B to 256 MB."""
+
+LARGEST = {"part_reduce": 16 << 20, "part_broadcast": 16 << 20}
+"""The largest payloads of the halves: what is best there is best for more."""
+
+BUDGET = 6.0
+"""Seconds of trials for each size, beyond those that every candidate gets."""
+
+FEWEST, MOST = 3, 41
+"""Trials of a candidate that is worth them."""
+
+
+class Tuned(NamedTuple):
+    """What tuning has found."""
+
+    network: Network
+    placement: Placement
+    rows: dict[str, list[Row]]
+    """For each collective."""
+
+
+def tune(world: World, largest: int = SIZES[-1], say: Callable[[str], None] = lambda _: None) -> Tuned:
+    """Measure the links, time the candidates up to `largest` bytes; all ranks together, the same result on each."""
+    say(f"measuring the links of {world.size} ranks on {world.nodes} nodes")
+    links = measure_links(world)
+    groups = [links.supernodes[world.placement.node_of(rank)] for rank in range(world.size)]
+    placement = place(world.placement.node_of_rank, groups)
+    say(describe(links.network, placement))
+    known = World(world.comm.Dup(), placement, world.table)
+    found = {collective: rows(_timings(known, collective, links.network, largest, say)) for collective in COLLECTIVES}
+    known.free()
+    return Tuned(links.network, placement, found)
+
+
+def describe(network: Network, placement: Placement) -> str:
+    """The network in words."""
+    count = len(set(placement.supernodes)) or 1
+    words = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} us a message, "
+    words += f"{8e-6 / float(network.beta):.0f} Mbit/s a node"
+    if network.uplink_beta:
+        words += f", {8e-6 / float(network.uplink_beta):.0f} Mbit/s an uplink"
+    return words
+
+
+def write(tuned: Tuned, hosts: list[str]) -> str:
+    """The table as TOML. `hosts` has the name of the host of each rank."""
+    network = {name: float(value) for name, value in vars(tuned.network).items() if value is not None}
+    content: dict[str, object] = {"network": network}
+    placement = tuned.placement
+    if placement.supernodes:
+        names: dict[int, list[str]] = {}
+        for node, ranks in enumerate(placement.nodes):
+            names.setdefault(placement.supernodes[node], []).append(hosts[ranks[0]])
+        content["supernode"] = [{"hosts": names[number]} for number in sorted(names)]
+    where = "one node" if placement.one_node else "across nodes"
+    for collective, found in tuned.rows.items():
+        content[collective] = [_entry(row, where) for row in found]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    head = f"# Written by `unisono tune` on {placement.ranks} ranks of {len(placement.nodes)} nodes, {today}.\n"
+    head += "# The format is described at the head of src/unisono/choosing/default.toml; rows may be edited.\n"
+    return f"{head}# {describe(tuned.network, placement)}\n\n{tomli_w.dumps(content)}"
+
+
+def _entry(row: Row, where: str) -> dict[str, object]:
+    entry: dict[str, object] = {"where": where}
+    if row.up_to is not None:
+        entry["up_to"] = row.up_to
+    entry["algorithm"] = row.algorithm
+    entry["median_us"] = round(row.timing.median * 1e6, 1)
+    entry["interval_us"] = [round(row.timing.low * 1e6, 1), round(row.timing.high * 1e6, 1)]
+    return entry
+
+
+def hosts_of(world: World) -> list[str]:
+    """The host of each rank."""
+    return world.gather(socket.gethostname())
+
+
+def _timings(
+    world: World, collective: str, network: Network, largest: int, say: Callable[[str], None]
+) -> dict[int, dict[str, Timing]]:
+    """For each size, the timings of what was worth timing there."""
+    found: dict[int, dict[str, Timing]] = {}
+    names = _names(collective, world.placement)
+    hopeful = list(names)
+    for nbytes in (size for size in SIZES if size <= min(largest, LARGEST.get(collective, largest))):
+        calls = {name: _call(world, collective, name, nbytes) for name in hopeful}
+        seconds = times(world, calls, FEWEST, MOST, BUDGET, factor=1.5)
+        found[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= FEWEST}
+        best = min(found[nbytes], key=lambda name: found[nbytes][name].median)
+        say(f"{collective} {nbytes} B: {best} {found[nbytes][best].median * 1e3:.3f} ms")
+        promising = _promising(names, collective, world.placement, network, 4 * nbytes)
+        near = worth_another(seconds, factor=2.0)
+        hopeful = [name for name in names if name in near or name in promising]
+    return found
+
+
+def _names(collective: str, placement: Placement) -> list[str]:
+    """What is tried."""
+    if placement.one_node:
+        return [LIBRARY, *(["flat"] if collective == "allreduce" else []), "direct"]
+    several = collective == "allreduce" and placement.ranks > len(placement.nodes)
+    return [LIBRARY, *([IN_LEVELS] if several else []), *candidates(collective, placement)]
+
+
+def _promising(names: list[str], collective: str, placement: Placement, network: Network, nbytes: int) -> set[str]:
+    """The schedules that should be within 1.3 of the cheapest at the next size, by estimate."""
+    if placement.one_node:
+        return set(names)
+    prices = {
+        name: float(estimate(getattr(find(name, placement), collective), placement, network, nbytes))
+        for name in names
+        if name not in (LIBRARY, IN_LEVELS)
+    }
+    return {name for name, price in prices.items() if price <= 1.3 * min(prices.values())}
+
+
+def _call(world: World, collective: str, name: str, nbytes: int) -> Callable[[], object]:
+    count = nbytes // 4
+    payload = torch.zeros(count)
+    if collective == "allreduce":
+        return lambda: world.allreduce(payload, name)
+    if collective == "part_reduce":
+        return lambda: world.part_reduce(payload, name)
+    start, stop = bounds(count, world.size, world.rank)
+    shard = torch.zeros(stop - start)
+    return lambda: world.part_broadcast(shard, payload, name)

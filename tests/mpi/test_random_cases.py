@@ -1,0 +1,132 @@
+"""Cases at random: what every rank ends with agrees with a float64 sum, and is the same bits everywhere.
+
+UNISONO_CASES sets how many; `benchmarks/random_cases/run.py` runs 5,000 on 1 to 9 ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from unisono.placement import Placement, apart, place, regular
+from unisono.schedules import find, names
+from unisono.transports.arithmetic import ARITHMETICS
+from unisono.transports.wires import WIRES
+from unisono.world import World
+
+CASES = int(os.environ.get("UNISONO_CASES", "60"))
+
+PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+    "one node": lambda ranks: regular(1, 1, ranks),
+    "two nodes by turns": lambda ranks: place([rank % 2 for rank in range(ranks)]),
+    "nodes of two in two supernodes": lambda ranks: place(
+        [rank // 2 for rank in range(ranks)], [rank // 4 for rank in range(ranks)]
+    ),
+    "apart": apart,
+}
+
+LEVELS = "hierarchical/library"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case; the same on every rank."""
+
+    collective: str
+    length: int
+    dtype: torch.dtype
+    algorithm: str
+    wire: str | None
+    piece: int
+    root: int
+    special: bool
+    seed: int
+
+
+def case(seed: int, ranks: int, placement: Placement) -> Case:
+    chance = random.Random(seed)
+    collective = chance.choice(["allreduce"] * 4 + ["part_reduce", "part_broadcast", "broadcast"])
+    offered = [name for name in names() if getattr(find(name, apart(2)), collective, None) is not None]
+    mixed = [LEVELS] if collective == "allreduce" and not placement.one_node else []
+    return Case(
+        collective,
+        int(10 ** chance.uniform(0, 6)) - 1,
+        chance.choice(list(ARITHMETICS)),
+        chance.choice(["auto", "library", *mixed, *offered]),
+        chance.choice([None, *WIRES]),
+        chance.choice([1 << 14, 1 << 16, 1 << 19]),
+        chance.randrange(ranks),
+        chance.random() < 0.1,
+        seed,
+    )
+
+
+def contribution(this: Case, rank: int) -> torch.Tensor:
+    values = np.random.default_rng((this.seed, rank)).normal(size=this.length) * 8
+    tensor = torch.from_numpy(values).to(this.dtype)
+    if this.special and this.dtype.is_floating_point and this.length > 2 and rank == this.root:
+        tensor[0], tensor[1] = float("nan"), float("-inf")
+    return tensor
+
+
+def check(this: Case, found: torch.Tensor, ranks: int, where: slice = slice(None)) -> None:
+    rows = torch.stack([contribution(this, rank)[where].double() for rank in range(ranks)])
+    expected, size = rows.sum(dim=0), rows.abs().sum(dim=0)
+    if not this.dtype.is_floating_point:
+        assert torch.equal(found, rows.to(torch.int64).sum(dim=0).to(this.dtype)), this
+        return
+    flight = WIRES[this.wire] if this.wire else this.dtype
+    coarsest = max(torch.finfo(this.dtype).eps, torch.finfo(flight).eps if flight.itemsize < 8 else 0.0)
+    strange = ~expected.isfinite()
+    assert torch.equal(found[strange].double().isnan(), expected[strange].isnan()), this
+    assert torch.equal(found[strange].double().isinf(), expected[strange].isinf()), this
+    off = (found[~strange].double() - expected[~strange]).abs()
+    assert bool((off <= coarsest * (ranks + 1) * size[~strange] + 1e-7).all()), (this, float(off.max()))
+
+
+def carry_out(this: Case, world: World) -> torch.Tensor:
+    """Play the case, check it, and return what all ranks must have the same."""
+    mine = contribution(this, world.rank)
+    ends = slice(*(this.length * place // world.size for place in (world.rank, world.rank + 1)))
+    if this.collective == "allreduce":
+        world.allreduce(mine, this.algorithm, this.wire)
+        check(this, mine, world.size)
+        return mine
+    if this.collective == "broadcast":
+        world.broadcast(mine, this.root)
+        assert torch.equal(bits(mine), bits(contribution(this, this.root))), this
+        return mine
+    if this.collective == "part_reduce":
+        shard = world.part_reduce(mine, this.algorithm, this.wire)
+        check(this, shard, world.size, ends)
+        return world.part_broadcast(shard, torch.empty_like(mine))
+    out = world.part_broadcast(mine[ends], torch.empty_like(mine), this.algorithm)
+    assert torch.equal(bits(out[ends]), bits(mine[ends])), this
+    return out
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+def test_random_cases(world: World, where: str) -> None:
+    placement = PLACEMENTS[where](world.size)
+    worlds: dict[int, World] = {}
+    for number in range(CASES // len(PLACEMENTS)):
+        this = case(number * 4 + list(PLACEMENTS).index(where), world.size, placement)
+        if this.piece not in worlds:
+            table = replace(world.table, network=replace(world.table.network, beta=2.5e-3 / this.piece))
+            worlds[this.piece] = World(world.comm.Dup(), placement, table)
+        same = carry_out(this, worlds[this.piece])
+        digest = hashlib.sha256(bits(same).numpy().tobytes()).hexdigest()
+        assert len(set(world.gather(digest))) == 1, this
+    for made in worlds.values():
+        made.free()

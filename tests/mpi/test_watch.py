@@ -1,0 +1,103 @@
+"""Across nodes, ranks that are in different calls are told so on every rank, with both calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from unisono.collectives import watch
+from unisono.errors import MismatchError
+from unisono.placement import place
+from unisono.world import World
+
+CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str, str]] = {
+    "size, library, short": (
+        lambda world: world.allreduce(torch.zeros(5), "library"),
+        lambda world: world.allreduce(torch.zeros(7), "library"),
+        "allreduce(5 x float32, library)",
+        "allreduce(7 x float32, library)",
+    ),
+    "size, library, long": (
+        lambda world: world.allreduce(torch.zeros(5000), "library"),
+        lambda world: world.allreduce(torch.zeros(7000), "library"),
+        "allreduce(5000 x float32, library)",
+        "allreduce(7000 x float32, library)",
+    ),
+    "size, schedule": (
+        lambda world: world.allreduce(torch.zeros(500_000), "ring"),
+        lambda world: world.allreduce(torch.zeros(700_000), "ring"),
+        "allreduce(500000 x float32, ring)",
+        "allreduce(700000 x float32, ring)",
+    ),
+    "dtype": (
+        lambda world: world.allreduce(torch.zeros(50), "ring"),
+        lambda world: world.allreduce(torch.zeros(50, dtype=torch.int32), "ring"),
+        "allreduce(50 x float32, ring)",
+        "allreduce(50 x int32, ring)",
+    ),
+    "algorithm": (
+        lambda world: world.allreduce(torch.zeros(50), "ring"),
+        lambda world: world.allreduce(torch.zeros(50), "direct"),
+        "allreduce(50 x float32, ring)",
+        "allreduce(50 x float32, direct)",
+    ),
+    "wire": (
+        lambda world: world.allreduce(torch.zeros(50), "ring", "bfloat16"),
+        lambda world: world.allreduce(torch.zeros(50), "ring"),
+        "allreduce(50 x float32, ring, wire bfloat16)",
+        "allreduce(50 x float32, ring)",
+    ),
+    "levels": (
+        lambda world: world.allreduce(torch.zeros(300_000), "hierarchical"),
+        lambda world: world.allreduce(torch.zeros(300_001), "hierarchical"),
+        "allreduce(300000 x float32, hierarchical)",
+        "allreduce(300001 x float32, hierarchical)",
+    ),
+    "collective": (
+        lambda world: world.part_reduce(torch.zeros(50), "ring"),
+        lambda world: world.barrier(),
+        "part_reduce(50 x float32, ring)",
+        "barrier()",
+    ),
+    "root": (
+        lambda world: world.broadcast(torch.zeros(5), 0),
+        lambda world: world.broadcast(torch.zeros(5), 1),
+        "broadcast(5 x float32, root 0)",
+        "broadcast(5 x float32, root 1)",
+    ),
+}
+
+
+@pytest.fixture
+def broken(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """All ranks on two nodes by turns, in a world that is not used again."""
+    monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    yield World(world.comm.Dup(), place([rank % 2 for rank in range(world.size)]), world.table)
+    world.barrier()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("odd", ["first", "last"])
+def test_every_rank_is_told_both_calls(broken: World, case: str, odd: str) -> None:
+    if broken.size == 1:
+        pytest.skip("one rank agrees with itself")
+    one, other, words, other_words = CASES[case]
+    differs = broken.rank == (0 if odd == "first" else broken.size - 1)
+    broken.allreduce(torch.zeros(3), "ring")
+    with pytest.raises(MismatchError) as caught:
+        (other if differs else one)(broken)
+    assert words in str(caught.value)
+    assert other_words in str(caught.value)
+    with pytest.raises(MismatchError):  # such a world is not used again
+        broken.allreduce(torch.zeros(3), "ring")
+
+
+def test_a_rank_that_is_late_is_no_difference(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    for algorithm in ("ring", "library", "hierarchical"):
+        if spread.rank == 0:
+            time.sleep(1)
+        assert spread.allreduce(torch.ones(3), algorithm).tolist() == [spread.size] * 3

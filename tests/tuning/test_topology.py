@@ -1,0 +1,52 @@
+import random
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.tuning.topology import Pair, pairings, supernodes
+
+
+@given(st.integers(0, 20), st.integers(0, 60), st.integers(0, 99))
+def test_pairings_pair_everyone_once_and_everybody_meets(nodes: int, rounds: int, seed: int) -> None:
+    found = pairings(nodes, rounds, seed)
+    assert len(found) == (rounds if nodes > 1 else 0)
+    for pairs in found:
+        paired = [node for pair in pairs for node in pair]
+        assert len(set(paired)) == len(paired) == nodes - nodes % 2
+    cycle = nodes - 1 + nodes % 2
+    if nodes > 1 and rounds >= cycle:
+        assert {pair for pairs in found[:cycle] for pair in pairs} == set(combinations(range(nodes), 2))
+
+
+def shared(pairs: list[Pair], group: tuple[int, ...], uplink: float) -> list[tuple[Pair, float]]:
+    """The speeds when all pairs exchange at once and those that cross share an uplink of so many times a link."""
+    crossing = [pair for pair in pairs if group[pair[0]] != group[pair[1]]]
+    load = {number: sum(number in (group[a], group[b]) for a, b in crossing) for number in set(group)}
+    return [
+        (pair, min(1.0, *(uplink / load[group[node]] for node in pair)) if pair in crossing else 1.0) for pair in pairs
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 4), st.integers(3, 6), st.sampled_from([4.0, 8.0]), st.randoms(use_true_random=False))
+def test_groups_are_found_whatever_the_order_of_nodes(
+    count: int, each: int, oversubscribed: float, chance: random.Random
+) -> None:
+    group = [number for number in range(count) for _ in range(each)]
+    chance.shuffle(group)
+    renamed = {name: number for number, name in enumerate(dict.fromkeys(group))}
+    expected = tuple(renamed[name] for name in group)
+    speeds = [
+        (pair, speed * chance.uniform(0.93, 1.07))
+        for pairs in pairings(len(group), 4 * len(group), chance.randrange(99))
+        for pair, speed in shared(pairs, expected, each / oversubscribed)
+    ]
+    assert supernodes(len(group), speeds) == expected
+
+
+@settings(deadline=None)
+@given(st.integers(1, 16), st.randoms(use_true_random=False))
+def test_one_switch_is_one_supernode(nodes: int, chance: random.Random) -> None:
+    speeds = [(pair, chance.uniform(0.8, 1.0)) for pairs in pairings(nodes, 20) for pair in pairs]
+    assert supernodes(nodes, speeds) == (0,) * nodes
