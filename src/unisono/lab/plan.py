@@ -1,0 +1,246 @@
+"""A cluster on one machine as a value, and the commands that build it: what can be decided before anything is done.
+
+                     core                    2 supernodes of 2 hosts: Lab(supernodes=2, hosts=2, ...)
+             ┌────────┴────────┐             up-link: hosts × rate / oversubscribe, each way
+          switch0           switch1
+          ┌──┴──┐           ┌──┴──┐          link: rate, each way
+         h0     h1         h2     h3         10.99.1.1  10.99.1.2  10.99.2.1  10.99.2.2
+
+A host has namespaces of its own for the network (its eth0), its name and System V memory, and its own /dev/shm. A link
+is a veth pair; each end may send no faster than the link's rate. The machine that starts the ranks, labhead, sits on
+the topmost switch itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from unisono.errors import LabError
+
+Command = tuple[str, ...]
+
+HOME = "/dev/shm/lab"
+"""Where the lab keeps its files: on a /dev/shm of its own, which the machine does not see."""
+
+OTHER_TMP = f"{HOME}/tmp"
+"""A /tmp that shows what the machine's holds, by links; what is made in it vanishes with the lab."""
+
+MACHINE_TMP = f"{OTHER_TMP}/.the-machine-has"
+"""The machine's /tmp, where those links lead."""
+
+KINDS = ("net", "uts", "ipc")
+"""The namespaces of a host that last: network, name, System V memory. Each has a file in the host's folder."""
+
+HEAD = "labhead"
+HEAD_ADDRESS = "10.99.0.1"
+
+UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+
+SLOWEST, FASTEST = 10**5, 10**11
+"""The links that can be asked for, in bits per second."""
+
+MTU = 1500
+LARGEST_TRAIN = 65_536
+"""A train is what TCP hands to an interface at once, in bytes: many packets' worth, cut on the way."""
+
+BUCKET_SECONDS = 0.0005
+"""What a link that was idle may send at once, in seconds of its rate: enough for the kernel's timer to come late."""
+
+WINDOW_SECONDS = 0.01
+"""What a connection may have on its way, in seconds of a link's rate: many round trips of an idle network."""
+
+SMALLEST_WINDOW = 65_536
+LARGEST_QUEUE = 2**31
+CONGESTION_CONTROL = "reno"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one end of a link may send, and what may wait there: a full window of every connection, so none is lost."""
+
+    rate: int
+    """Bits per second, headers of Ethernet, IP and TCP included."""
+
+    train: int
+    """The most bytes that TCP hands over at once."""
+
+    queue: int
+    """Bytes that may wait."""
+
+    @property
+    def bucket(self) -> int:
+        """Bytes that an idle link may send at once: a train at least, with headers for each of its packets."""
+        return max(self.train + self.train // 16 + MTU, int(self.rate * BUCKET_SECONDS / 8))
+
+    def shape(self, interface: str) -> Command:
+        """The command that holds an interface to the link's rate."""
+        limit = self.bucket + self.queue
+        shaping = ("tbf", "rate", f"{self.rate}bit", "burst", f"{self.bucket}b", "limit", f"{limit}b")
+        return ("tc", "qdisc", "add", "dev", interface, "root", *shaping)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of the lab."""
+
+    number: int
+    supernode: int
+    place: int
+    """Its number within its supernode."""
+
+    @property
+    def name(self) -> str:
+        """How the host calls itself, and is called by the others."""
+        return f"h{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its address, unique in the lab."""
+        return f"10.99.{self.supernode + 1}.{self.place + 1}"
+
+    @property
+    def namespaces(self) -> Command:
+        """Its namespaces as options, the same for `unshare`, which makes them, and for `nsenter`, which enters them."""
+        return tuple(f"--{kind}={HOME}/{self.name}/{kind}" for kind in KINDS)
+
+    def inside(self, *command: str) -> Command:
+        """A command, to be run on this host."""
+        return ("nsenter", *self.namespaces, "--", *command)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A cluster: `supernodes` switches with `hosts` hosts each.
+
+    A link between a host and its switch carries `rate` bits per second each way. A switch's uplink carries the rates
+    of its hosts together, divided by `oversubscribe`. `ranks_per_host` ranks run on each host.
+    """
+
+    supernodes: int
+    hosts: int
+    rate: int
+    oversubscribe: float = 1.0
+    ranks_per_host: int = 1
+
+    def __post_init__(self) -> None:
+        for option, count in (("supernodes", self.supernodes), ("hosts", self.hosts)):
+            if not 1 <= count <= 254:
+                raise LabError(f"--{option} {count}: a lab has 1 to 254, since each is a byte of an address")
+        if self.ranks_per_host < 1:
+            raise LabError(f"--ranks-per-host {self.ranks_per_host}: a host runs at least 1 rank")
+        if not 0.01 <= self.oversubscribe <= 1000:
+            raise LabError(f"--oversubscribe {self.oversubscribe:g}: give 0.01 to 1000; 1 is not over-subscribed")
+        if not SLOWEST <= self.rate <= FASTEST:
+            raise LabError(f"--rate of {self.rate} bits per second: a lab's links can have 100kbit to 100gbit")
+        if self.supernodes > 1 and self.uplink_rate < SLOWEST:
+            raise LabError(f"uplinks of {self.uplink_rate} bits per second: raise --rate or lower --oversubscribe")
+
+    @property
+    def uplink_rate(self) -> int:
+        """What a switch may send to the core, and the core to it, in bits per second."""
+        return int(self.hosts * self.rate / self.oversubscribe)
+
+    @property
+    def window(self) -> int:
+        """Bytes that a connection may have on its way."""
+        return max(int(self.rate * WINDOW_SECONDS / 8), SMALLEST_WINDOW)
+
+    @property
+    def link(self) -> Link:
+        """Between a host and its switch."""
+        here, others = self.ranks_per_host, self.ranks_per_host * (self.supernodes * self.hosts - 1)
+        return Link(self.rate, self._train, self._queue(here * others))
+
+    @property
+    def uplink(self) -> Link:
+        """Between a switch and the core."""
+        here = self.ranks_per_host * self.hosts
+        return Link(self.uplink_rate, self._train, self._queue(here * here * (self.supernodes - 1)))
+
+    @property
+    def _train(self) -> int:
+        return min(max(int(self.rate * BUCKET_SECONDS / 8), 2 * MTU), LARGEST_TRAIN)
+
+    def _queue(self, pairs: int) -> int:
+        """Room for two connections of each pair of ranks, in bytes."""
+        return min(2 * max(pairs, 1) * self.window, LARGEST_QUEUE)
+
+    @property
+    def members(self) -> tuple[Host, ...]:
+        """All hosts, supernode by supernode."""
+        return tuple(Host(number, *divmod(number, self.hosts)) for number in range(self.supernodes * self.hosts))
+
+
+def parse_rate(text: str) -> int:
+    """A rate as `tc` writes it, in bits per second; kbit, mbit and gbit are powers of 1000.
+
+    >>> parse_rate("1.5gbit")
+    1500000000
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
+    if match is None:
+        raise LabError(f"--rate {text}: write a rate like 200mbit, in kbit, mbit or gbit per second")
+    return round(Fraction(match[1]) * UNITS[match[2]])
+
+
+def commands(lab: Lab) -> tuple[Command, ...]:
+    """Everything that builds the cluster, in order; run as root in fresh namespaces, with `HOME` there and empty."""
+    return (*_head(lab), *(command for host in lab.members for command in _host(lab, host)))
+
+
+def hosts_file(lab: Lab, present: str) -> str:
+    """/etc/hosts of the lab: what is there at present, and the names of the lab."""
+    names = [(HEAD_ADDRESS, HEAD), *((host.address, host.name) for host in lab.members)]
+    return "\n".join([present.rstrip("\n"), *(f"{address} {name}" for address, name in names), ""])
+
+
+def _head(lab: Lab) -> Iterator[Command]:
+    """The switches, the uplinks, and the machine that starts the ranks."""
+    yield ("hostname", HEAD)
+    yield ("mount", "--bind", f"{HOME}/hosts", "/etc/hosts")
+    yield ("mount", "--bind", "/tmp", MACHINE_TMP)
+    yield ("ip", "link", "set", "lo", "up")
+    for supernode in range(lab.supernodes):
+        yield from _switch(f"switch{supernode}")
+    if lab.supernodes > 1:
+        yield from _switch("core")
+    for supernode in range(lab.supernodes if lab.supernodes > 1 else 0):
+        up, down = f"up{supernode}", f"down{supernode}"
+        yield ("ip", "link", "add", up, "type", "veth", "peer", "name", down)
+        yield from _port(up, f"switch{supernode}", lab.uplink)
+        yield from _port(down, "core", lab.uplink)
+    top = "core" if lab.supernodes > 1 else "switch0"
+    yield ("ip", "address", "add", f"{HEAD_ADDRESS}/16", "dev", top)
+
+
+def _switch(name: str) -> Iterator[Command]:
+    yield ("ip", "link", "add", name, "type", "bridge")
+    yield ("ip", "link", "set", name, "addrgenmode", "none", "up")
+
+
+def _port(interface: str, switch: str, link: Link) -> Iterator[Command]:
+    yield ("ip", "link", "set", interface, "master", switch)
+    yield from _end(interface, link)
+
+
+def _end(interface: str, link: Link) -> Iterator[Command]:
+    """One end of a link: shaped, then set up."""
+    yield link.shape(interface)
+    yield ("ip", "link", "set", interface, "addrgenmode", "none", "gso_max_size", str(link.train), "up")
+
+
+def _host(lab: Lab, host: Host) -> Iterator[Command]:
+    """A host's namespaces and its link."""
+    port = f"port{host.number}"
+    yield ("unshare", *host.namespaces, "--", "hostname", host.name)
+    yield ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"{HOME}/{host.name}/net")
+    yield from _port(port, f"switch{host.supernode}", lab.link)
+    yield ("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", f"{HOME}/{host.name}/shm")
+    yield host.inside("ip", "link", "set", "lo", "up")
+    yield host.inside("ip", "address", "add", f"{host.address}/16", "dev", "eth0")
+    yield from (host.inside(*command) for command in _end("eth0", lab.link))
+    for name, value in (("congestion_control", CONGESTION_CONTROL), ("rmem", f"4096 {lab.window} {lab.window}")):
+        yield host.inside("sh", "-c", f"echo {value} > /proc/sys/net/ipv4/tcp_{name}")
