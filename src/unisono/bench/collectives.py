@@ -34,6 +34,12 @@ BUDGET = 8.0
 AUTO, LIBRARY, GLOO, COPY = "auto", "MPI library", "gloo", "copy"
 """Contenders beside the algorithms; `copy` is the bound on one node."""
 
+ON_TENSOR = "MPI library, tensor"
+"""The library on a tensor's memory, as who has tensors calls it; the other is given an array made beforehand."""
+
+SHORT = 64 << 10
+"""Bytes up to which that makes a difference."""
+
 WIRES = ("bfloat16", "float16")
 
 
@@ -89,6 +95,8 @@ def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str
         LIBRARY: lambda: world.comm.Allreduce(MPI.IN_PLACE, library),
         GLOO: lambda: dist.all_reduce(gloo),
     }
+    if nbytes <= SHORT:
+        calls[ON_TENSOR] = lambda: world.comm.Allreduce(MPI.IN_PLACE, gloo.numpy())
     if world.nodes == 1:
         source = np.zeros(count, np.float32)
         calls[COPY] = lambda: np.copyto(library, source)
@@ -107,7 +115,7 @@ def _algorithms(world: World) -> list[str]:
 
 def _simulated(world: World, name: str, nbytes: int) -> float | None:
     """What was predicted for a schedule by messages, in microseconds."""
-    if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, GLOO, IN_LEVELS):
+    if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, ON_TENSOR, GLOO, IN_LEVELS):
         return None
     try:
         algorithm = find(name, world.placement).allreduce
