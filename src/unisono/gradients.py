@@ -85,10 +85,12 @@ class Attachment:
 class Gradients:
     """The gradients of a model's parameters, averaged over the ranks of `world` whenever a backward pass ends."""
 
-    def __init__(self, model: torch.nn.Module, world: World, algorithm: str, bucket_bytes: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, world: World, algorithm: str, bucket_bytes: int, wire: str | None = None
+    ) -> None:
         if gradients_of(model) is not None:
             raise UsageError("the model is parallel already: call unisono.parallel once")
-        self._world, self._algorithm = world, algorithm
+        self._world, self._algorithm, self._wire = world, algorithm, wire
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buckets = plan_buckets([(p.numel(), p.dtype) for p in self.parameters], bucket_bytes)
         self.flats = [world.empty(bucket.length, bucket.dtype) for bucket in self.buckets]
@@ -139,7 +141,7 @@ class Gradients:
                 flat.mul_(self.samples / float(total))
             else:
                 flat.zero_()
-            self._world.allreduce(flat, self._algorithm)
+            self._world.allreduce(flat, self._algorithm, self._wire)
         self._averaged = self.samples or self._averaged
         self.samples = 0.0
         self.waiting += together - start

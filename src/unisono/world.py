@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from unisono.choosing.table import Table, read_table
+from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import Allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
@@ -78,9 +79,13 @@ class World:
         """
         return part_broadcast(self._group, shard, out, algorithm, wire)
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+    def broadcast(self, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
         """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
-        return broadcast(self._group, tensor, root)
+        return broadcast(self._group, tensor, root, algorithm)
+
+    def all_to_all(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
+        """Send chunk d of `tensor`, one of p equal parts, to rank d; return what came, chunk s from rank s."""
+        return all_to_all(self._group, tensor, algorithm)
 
     def barrier(self) -> None:
         """Wait until all ranks have come."""
@@ -211,6 +216,26 @@ def _forget_shared_files(node: MPI.Comm) -> None:
         for name in mapped:
             if not name.endswith("(deleted)"):
                 Path(name).unlink(missing_ok=True)
+    if node.rank == 0:
+        _forget_launcher_files()
+
+
+def _forget_launcher_files() -> None:
+    """Take hydra's description of the node's hardware out of /tmp: the ranks have read it when they started.
+
+    Hydra does so at the end, unless it is killed. It is known by its name, its owner and its age: no older than hydra.
+    """
+    launcher = Path(f"/proc/{os.getppid()}")
+    if not launcher.exists() or (launcher / "comm").read_text().strip() != "hydra_pmi_proxy":
+        return
+    ticks = int((launcher / "stat").read_text().rpartition(")")[2].split()[19])
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    born = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+    for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_uid == os.geteuid() and found.st_mtime >= born - 1:
+                path.unlink()
 
 
 def _end_all_on_error(comm: MPI.Intracomm) -> None:

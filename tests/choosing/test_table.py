@@ -54,7 +54,7 @@ def test_across_nodes_the_cheapest_is_taken_until_something_was_measured(tmp_pat
         ('transport = "windows"', 'transport = "pigeons"', "unknown transport 'pigeons'; there are windows, messages"),
         ('where = "one node"', 'where = "here"', "where = 'here'; it is one of one node, across nodes"),
         ("[[allreduce]]", "[[allredude]]", "unknown collective 'allredude'"),
-        ('where = "one node"', 'where = "across nodes"', "windows do not reach across nodes"),
+        ('where = "one node"', 'where = "across nodes"', "windows, which do not reach across nodes"),
         ("[[allreduce]]", "[network]\nalpha = 1\n[[allreduce]]", "network: needs alpha and beta"),
         ("[[allreduce]]", "[network]\nalpha = -1\nbeta = 1\n[[allreduce]]", "alpha = -1; it is a number of seconds"),
         ("[[allreduce]]", "[network]\nalpha = 1\nbeta = 0\n[[allreduce]]", "beta is 0"),

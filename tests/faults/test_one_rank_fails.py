@@ -24,7 +24,8 @@ REST = "\nwhile True: world.allreduce(x)"
 
 
 def left_behind() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("mpich_*")}
+    found = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("mpich_")}
+    return found | {path.name for path in Path("/tmp").iterdir() if path.name.startswith("hydra_hwloc_")}
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -90,3 +91,33 @@ def test_a_launcher_of_another_mpi_is_noticed() -> None:
     )
     assert done.returncode == 1
     assert "4 ranks were started, but this MPI library sees 1" in done.stderr
+
+
+def test_the_launcher_is_killed() -> None:
+    before = left_behind()
+    command = [str(find_mpiexec()), "-n", "2", sys.executable, "-c", START + "print('started', flush=True)" + REST]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.kill()
+    give_up = time.monotonic() + 20
+    while left_behind() - before and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert left_behind() <= before
+
+
+@pytest.mark.parametrize(("one", "other"), [("library", "ring"), ("ring", "library"), ("hierarchical", "library")])
+def test_ranks_that_differ_inside_the_library_are_told_and_ended(mpiexec: Run, one: str, other: str) -> None:
+    program = f"""
+import torch, unisono
+from unisono.placement import place
+from unisono.world import World
+world = unisono.init()
+spread = World(world.comm.Dup(), place([rank // 2 for rank in range(world.size)]), world.table)
+spread.allreduce(torch.zeros(30_000), {other!r} if world.rank == 3 else {one!r})
+"""
+    done = mpiexec(4, "-c", program, timeout=60)
+    assert done.returncode != 0
+    assert f"allreduce(30000 x float32, {one})" in done.stderr
+    assert f"allreduce(30000 x float32, {other})" in done.stderr
+    assert "MismatchError" in done.stderr

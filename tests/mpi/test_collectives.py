@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 
+from unisono.collectives.group import LANDING
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import apart
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import ARITHMETICS
+from unisono.transports.wires import WIRES, Wire
 from unisono.world import World
 
 ALGORITHMS = ["auto", "library", *names()]
@@ -124,6 +129,77 @@ def test_broadcast(world: World, dtype: torch.dtype) -> None:
         world.broadcast(grid.t()[1:], root)
         assert torch.equal(grid[:, 1:], torch.full((4, 3), root).to(dtype))
         assert torch.equal(grid[:, 0], torch.full((4,), world.rank).to(dtype))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "library", "tree", "pipeline"])
+def test_broadcast_across_nodes(spread: World, algorithm: str) -> None:
+    for root in range(spread.size):
+        for length in (0, 1, 300_007):
+            tensor = contribution(spread.rank, length, torch.float32)
+            assert spread.broadcast(tensor, root, algorithm) is tensor
+            assert torch.equal(tensor, contribution(root, length, torch.float32))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "library", "direct"])
+def test_all_to_all(world: World, spread: World, algorithm: str) -> None:
+    for these in (world, spread):
+        for dtype in (torch.float32, torch.bool, torch.int16, torch.complex64):
+            for part in (0, 1, 50_001):
+                mine = (torch.arange(these.size * part) * (these.rank + 1)).remainder(117).to(dtype)
+                rows = [
+                    (torch.arange(these.size * part) * (rank + 1)).remainder(117).to(dtype).view(these.size, part)
+                    for rank in range(these.size)
+                ]
+                expected = torch.stack([row[these.rank] for row in rows]).view(-1)
+                assert torch.equal(these.all_to_all(mine, algorithm), expected)
+    if world.size > 1:
+        with pytest.raises(TensorError, match="equal parts"):
+            world.all_to_all(torch.zeros(world.size + 1))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("algorithm", ["auto", *names(), "hierarchical/library"])
+def test_wires(spread: World, algorithm: str, wire: str) -> None:
+    rows = [torch.randn(4099, generator=torch.Generator().manual_seed(rank)) for rank in range(spread.size)]
+    expected = torch.stack(rows).double().sum(dim=0)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32):
+        tensor = rows[spread.rank].to(dtype)
+        if dtype is torch.int32:
+            spread.allreduce(tensor, algorithm, wire)
+            assert torch.equal(tensor, torch.stack([row.to(dtype) for row in rows]).sum(dim=0).to(dtype))
+            continue
+        spread.allreduce(tensor, algorithm, wire)
+        coarse = max(torch.finfo(dtype).eps, torch.finfo(WIRES[wire]).eps)
+        assert (tensor.double() - expected).abs().max() <= coarse * 4 * (spread.size + 1)
+        assert len(set(spread.gather(tensor.view(torch.uint8).numpy().tobytes()))) == 1
+    if spread.size > 1:
+        with pytest.raises(TensorError, match="no wire 'float8'"):
+            spread.allreduce(torch.zeros(3), algorithm, "float8")
+
+
+def test_a_wire_carries_half_the_bytes(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    pack = Wire.pack
+
+    def counted(self: Wire, part: object, parcel: np.ndarray) -> None:
+        sent.append(parcel.nbytes)
+        pack(self, part, parcel)
+
+    monkeypatch.setattr(Wire, "pack", counted)
+    spread.allreduce(torch.ones(120_000), "ring", "bfloat16")
+    assert sum(sent) == (2 * (spread.size - 1) * 240_000 // spread.size if spread.size > 1 else 0)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "halving", "multicolor", "tree", "pipeline", "hierarchical"])
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+def test_extra_memory_is_that_of_the_pieces_in_flight(spread: World, algorithm: str, wire: str | None) -> None:
+    payload = torch.zeros(12_000_000)
+    spread.allreduce(payload, algorithm, wire)
+    tracemalloc.start()
+    spread.allreduce(payload, algorithm, wire)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.1 * LANDING
 
 
 def test_parameters_are_summed_too(world: World) -> None:

@@ -4,7 +4,7 @@ import pytest
 import tomli_w
 
 from unisono.errors import RecipeError, UsageError
-from unisono.training.recipe import Recipe, check_run, differences, parse_recipe, read_recipe, to_dict
+from unisono.training.recipe import OWN, WIRES, Recipe, check_run, differences, parse_recipe, read_recipe, to_dict
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
@@ -70,6 +70,13 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
+        (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
         with pytest.raises(UsageError, match=words):
             check_run(read_recipe(DIGITS, changes), ranks)
+
+
+def test_the_wires_are_those_of_the_collectives() -> None:
+    from unisono.transports import wires
+
+    assert [OWN, *wires.WIRES] == list(WIRES)

@@ -28,6 +28,10 @@ class Choice(NamedTuple):
 def candidates(collective: str, placement: Placement) -> list[str]:
     """The schedules that are worth a trial for ranks that sit so, across nodes."""
     few = ["direct"] if placement.ranks <= FEW else []
+    if collective == "broadcast":
+        return ["tree", "pipeline"]
+    if collective == "all_to_all":
+        return ["direct"]
     if collective != "allreduce":
         return ["ring", *few]
     numberings = ["halving", "halving/round-robin"] if placement.supernodes else ["halving"]

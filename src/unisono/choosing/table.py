@@ -16,7 +16,10 @@ from unisono.network import Network, NetworkError
 from unisono.placement import Placement, apart
 from unisono.schedules import find, names
 
-COLLECTIVES = ("allreduce", "part_reduce", "part_broadcast")
+COLLECTIVES = ("allreduce", "part_reduce", "part_broadcast", "broadcast", "all_to_all")
+SHARED = ("allreduce", "part_reduce", "part_broadcast")
+"""Those that go through shared memory where all ranks are on one node."""
+
 PLACES = ("one node", "across nodes")
 TRANSPORTS = ("windows", "messages")
 KEYS = ("where", "up_to", "algorithm", "transport", "median_us", "interval_us")
@@ -131,11 +134,12 @@ def _parse_choice(entry: dict[str, Any], collective: str, place: str, where: str
     if algorithm not in offered:
         known = ", ".join((*by_library, *offered))
         raise TableError(f"{where}: unknown algorithm {algorithm!r}; there are {known}")
-    transport = entry.get("transport", "windows" if place == "one node" else "messages")
+    shared = place == "one node" and collective in SHARED
+    transport = entry.get("transport", "windows" if shared else "messages")
     if transport not in TRANSPORTS:
         raise TableError(f"{where}: unknown transport {transport!r}; there are {', '.join(TRANSPORTS)}")
-    if transport == "windows" and place == "across nodes":
-        raise TableError(f"{where}: windows do not reach across nodes; use messages")
+    if transport == "windows" and not shared:
+        raise TableError(f"{where}: {collective} has no windows, which do not reach across nodes; use messages")
     return Choice(algorithm, transport)
 
 

@@ -5,23 +5,33 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import memory_of, name_of, nbytes_of
+from unisono.collectives.payload import carrier_of, memory_of, name_of, nbytes_of
 from unisono.errors import UsageError
 from unisono.mpi import MPI
+from unisono.schedules.numbering import renumber
 from unisono.transports.windows import call
 
 
-def broadcast(group: Group, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
     """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
-    nbytes_of(tensor)
+    nbytes = nbytes_of(tensor)
     if not 0 <= root < group.size:
         raise UsageError(f"rank {group.rank}: broadcast from root {root}; the group has ranks 0 to {group.size - 1}")
-    if group.size > 1:
-        what = call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root})")
-        flat = tensor.detach().contiguous()
+    if group.size == 1:
+        return tensor
+    choice = group.choose("broadcast", algorithm, nbytes)
+    what = call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root}, {choice.algorithm})")
+    flat = tensor.detach().contiguous()
+    if choice.algorithm == "library":
         with group.call(what, in_library=True):
             group.agree(what)
             group.comm.Bcast([memory_of(flat), MPI.BYTE], root)
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(flat)
+    else:
+        from_first = group.find(choice.algorithm).broadcast
+        assert from_first is not None, "the choice offers what the schedule has"
+        order = [(place + root) % group.size for place in range(group.size)]
+        with group.call(what) as number:
+            group.play(renumber(from_first, order), flat.view(-1).view(carrier_of(flat)), number)
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat)
     return tensor

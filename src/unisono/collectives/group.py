@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from unisono.choosing.priced import Choice
-from unisono.choosing.table import Table
+from unisono.choosing.table import SHARED, Table
 from unisono.collectives.payload import memory_of, name_of
 from unisono.collectives.watch import Watch, difference
 from unisono.errors import MismatchError, UsageError
@@ -137,7 +137,7 @@ class Group:
             arithmetic = arithmetic_of(dtype)
             narrow = wire_of(wire, dtype)
             flying = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
-            choice = self._choose(collective, algorithm, flying)
+            choice = self.choose(collective, algorithm, flying)
             words = f"{collective}({nbytes // dtype.itemsize} x {name_of(dtype)}, {choice.algorithm}"
             words += ")" if wire is None else f", wire {wire})"
             sweeps = collective == "allreduce" and choice.transport == "windows"
@@ -146,7 +146,8 @@ class Group:
             self._plans[key] = Plan(choice, arithmetic, narrow, call(words), sweeps)
         return self._plans[key]
 
-    def _choose(self, collective: str, algorithm: str, nbytes: int) -> Choice:
+    def choose(self, collective: str, algorithm: str, nbytes: int) -> Choice:
+        """What carries out a collective for that many bytes in flight."""
         if algorithm == "auto":
             return self.table.choose(collective, self.placement, nbytes)
         base, _, inner = algorithm.partition("/")
@@ -154,7 +155,7 @@ class Group:
             return Choice(algorithm, "library")
         if getattr(self.find(algorithm), collective) is None:
             raise UsageError(f"the schedule {algorithm!r} has no {collective}")
-        if self.one_node:
+        if self.one_node and collective in SHARED:
             return Choice("direct" if base == "hierarchical" else algorithm, "windows")
         return Choice(algorithm, "messages")
 

@@ -19,7 +19,9 @@ class Exchange:
     """How gradients meet."""
 
     algorithm: str = "auto"
-    """"auto" (the table chooses by size and place), "library", or the name of a schedule."""
+    """"auto" (what was measured, or else priced, chooses), "library", or the name of a schedule."""
+    wire: str | None = None
+    """The number format between nodes: "float32", "float16" or "bfloat16"; None for the gradients' own."""
     bucket_bytes: int = 128 << 20
     """The largest bucket. Few large ones are best while nothing else goes on during the exchange."""
 
@@ -33,7 +35,7 @@ class BSP:
     def attach(self, model: torch.nn.Module, world: World) -> Gradients:
         """Give all ranks rank 0's weights and buffers, and have gradients averaged at the end of each backward pass."""
         agree_on_state(model, world)
-        return Gradients(model, world, self.exchange.algorithm, self.exchange.bucket_bytes)
+        return Gradients(model, world, self.exchange.algorithm, self.exchange.bucket_bytes, self.exchange.wire)
 
 
 def agree_on_state(model: torch.nn.Module, world: World) -> None:

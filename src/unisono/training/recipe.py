@@ -15,6 +15,11 @@ from unisono.errors import RecipeError
 from unisono.models.catalogue import NETWORKS
 from unisono.schedules import check
 
+OWN = "own"
+"""The wire that leaves gradients as they are."""
+
+WIRES = (OWN, "float32", "float16", "bfloat16")
+
 LARGEST = (1 << 63) - 1
 
 
@@ -67,6 +72,8 @@ class ExchangeRecipe:
     """How gradients meet."""
 
     algorithm: str = "auto"
+    wire: str = OWN
+    """The number format between nodes."""
     bucket_megabytes: float = _number(128, above=0)
 
 
@@ -122,7 +129,9 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f"{ranks} ranks share batches of {batch} samples, so some would have none; "
             f"start at most {batch} ranks, or raise training.batch"
         )
-    if algorithm not in ("auto", "library"):
+    if recipe.exchange.wire not in WIRES:
+        raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join(WIRES)}")
+    if algorithm not in ("auto", "library", "hierarchical/library"):
         check(algorithm)
 
 

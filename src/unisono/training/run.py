@@ -24,7 +24,7 @@ from unisono.rules import BSP, Exchange
 from unisono.training import run_directory
 from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest, save
 from unisono.training.progress import Report
-from unisono.training.recipe import Recipe, check_run
+from unisono.training.recipe import OWN, Recipe, check_run
 from unisono.training.recorder import KINDS
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -159,7 +159,8 @@ def _make_trainer(recipe: Recipe, world: World, data: Dataset) -> Trainer:
     optimizer = torch.optim.SGD(
         model.parameters(), options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
     )
-    exchange = Exchange(recipe.exchange.algorithm, int(recipe.exchange.bucket_megabytes * (1 << 20)))
+    wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
+    exchange = Exchange(recipe.exchange.algorithm, wire, int(recipe.exchange.bucket_megabytes * (1 << 20)))
     return Trainer(model, optimizer, BSP(exchange), world)
 
 

@@ -11,6 +11,7 @@ bfloat16 has float32's range.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from unisono.errors import TensorError
@@ -45,7 +46,8 @@ class Wire:
         torch.from_numpy(part).copy_(self._numbers(parcel))
 
     def _numbers(self, parcel: Array) -> torch.Tensor:
-        return torch.from_numpy(parcel).view(self.flight)
+        same_size = np.dtype(f"int{8 * self.flight.itemsize}")  # PyTorch views no empty bytes as anything wider
+        return torch.from_numpy(parcel.view(same_size)).view(self.flight)
 
 
 def wire_of(name: str | None, dtype: torch.dtype) -> Wire | None:

@@ -11,7 +11,7 @@ import tomli_w
 import torch
 
 from unisono.choosing.priced import IN_LEVELS, LIBRARY, candidates
-from unisono.choosing.table import COLLECTIVES
+from unisono.choosing.table import COLLECTIVES, SHARED
 from unisono.network import Network, estimate
 from unisono.placement import Placement, place
 from unisono.schedules import find
@@ -24,8 +24,8 @@ from unisono.world import World
 SIZES = tuple(4**power for power in range(1, 15))
 """Bytes: 4 B to 256 MB."""
 
-LARGEST = {"part_reduce": 16 << 20, "part_broadcast": 16 << 20}
-"""The largest payloads of the halves: what is best there is best for more."""
+LARGEST = {name: 16 << 20 for name in COLLECTIVES if name != "allreduce"}
+"""The largest payloads of the others: what is best there is best for more."""
 
 BUDGET = 6.0
 """Seconds of trials for each size, beyond those that every candidate gets."""
@@ -121,7 +121,7 @@ def _timings(
 
 def _names(collective: str, placement: Placement) -> list[str]:
     """What is tried."""
-    if placement.one_node:
+    if placement.one_node and collective in SHARED:
         return [LIBRARY, *(["flat"] if collective == "allreduce" else []), "direct"]
     several = collective == "allreduce" and placement.ranks > len(placement.nodes)
     return [LIBRARY, *([IN_LEVELS] if several else []), *candidates(collective, placement)]
@@ -129,7 +129,7 @@ def _names(collective: str, placement: Placement) -> list[str]:
 
 def _promising(names: list[str], collective: str, placement: Placement, network: Network, nbytes: int) -> set[str]:
     """The schedules that should be within 1.3 of the cheapest at the next size, by estimate."""
-    if placement.one_node:
+    if placement.one_node and collective in SHARED:
         return set(names)
     prices = {
         name: float(estimate(getattr(find(name, placement), collective), placement, network, nbytes))
@@ -146,6 +146,11 @@ def _call(world: World, collective: str, name: str, nbytes: int) -> Callable[[],
         return lambda: world.allreduce(payload, name)
     if collective == "part_reduce":
         return lambda: world.part_reduce(payload, name)
+    if collective == "broadcast":
+        return lambda: world.broadcast(payload, 0, name)
+    if collective == "all_to_all":
+        parts = torch.zeros(max(1, count // world.size) * world.size)
+        return lambda: world.all_to_all(parts, name)
     start, stop = bounds(count, world.size, world.rank)
     shard = torch.zeros(stop - start)
     return lambda: world.part_broadcast(shard, payload, name)
