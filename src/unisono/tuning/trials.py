@@ -13,6 +13,9 @@ Call = Callable[[], object]
 TRIAL = 4e-3
 """Seconds of a trial at least: short calls are made several times."""
 
+LONG = 0.3
+"""Seconds of a call that needs no trial without a clock."""
+
 
 def trial(world: World, call: Call, repeat: int) -> float:
     """Seconds a call, on the slowest rank."""
@@ -24,26 +27,20 @@ def trial(world: World, call: Call, repeat: int) -> float:
     return took
 
 
-def repeats(world: World, calls: Mapping[str, Call]) -> int:
-    """How often a call is made in a trial, by the fastest one; each is made here, short ones twice, to get ready."""
-    first = min(trial(world, call, 1) for call in calls.values())
-    if first > TRIAL:
-        return 1
-    fastest = min(trial(world, call, 1) for call in calls.values())
-    return max(1, min(200, int(TRIAL / fastest)))
-
-
 def times(
     world: World, calls: Mapping[str, Call], fewest: int, most: int, budget: float, factor: float | None = None
 ) -> dict[str, list[float]]:
     """Seconds of each trial of each call: `fewest` of each, then more until `most` or `budget` seconds are spent.
 
-    With a `factor`, a call whose best is that much slower than the best median after two trials gets no more.
+    Each call is made before that, to get ready; where that takes long it counts as a trial. With a `factor`, a call
+    whose best is that much slower than the best median after two trials gets no more.
     """
     names: Sequence[str] = list(calls)
-    repeat = repeats(world, calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    spent, number = 0.0, 0
+    first = {name: trial(world, call, 1) for name, call in calls.items()}
+    long = min(first.values()) > LONG
+    seconds: dict[str, list[float]] = {name: [took] if long else [] for name, took in first.items()}
+    repeat = 1 if long else _repeat(world, calls)
+    spent, number = 0.0, int(long)
     while number < most and (number < fewest or spent < budget):
         worth = worth_another(seconds, factor) if factor and number >= 2 else set(names)
         for turn in range(len(names)):
@@ -54,3 +51,9 @@ def times(
                 spent += took * repeat
         number += 1
     return seconds
+
+
+def _repeat(world: World, calls: Mapping[str, Call]) -> int:
+    """How often a call is made in a trial, by the fastest one."""
+    fastest = min(trial(world, call, 1) for call in calls.values())
+    return max(1, min(200, int(TRIAL / fastest)))
