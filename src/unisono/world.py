@@ -24,7 +24,7 @@ from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
-from unisono.errors import LaunchError, UnisonoError, UsageError
+from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
 from unisono.launch import cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
@@ -197,11 +197,26 @@ def init(table: Path | None = None) -> World:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores() // on_node))
     named = os.environ.get("UNISONO_TABLE")
-    choices = read_table(table or (Path(named) if named else None))
+    choices = _read_by_root(comm, table or (Path(named) if named else None))
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
     supernodes = [supernode for _, supernode in sites]
     known = supernodes if None not in supernodes else []
     return World(comm, place([node for node, _ in sites], known), choices)
+
+
+def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
+    """The table as rank 0 finds it: all ranks must choose alike."""
+    outcome: Table | TableError | None = None
+    if comm.rank == 0:
+        try:
+            outcome = read_table(path)
+        except TableError as error:
+            outcome = error
+    outcome = comm.bcast(outcome, 0)
+    if isinstance(outcome, TableError):
+        raise outcome
+    assert outcome is not None
+    return outcome
 
 
 def _forget_shared_files(node: MPI.Comm) -> None:

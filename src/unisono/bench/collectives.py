@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import tempfile
+import socket
+import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono.choosing.priced import IN_LEVELS, candidates
 from unisono.mpi import MPI
@@ -41,6 +43,9 @@ SHORT = 64 << 10
 """Bytes up to which that makes a difference."""
 
 WIRES = ("bfloat16", "float16")
+
+SIOCGIFADDR = 0x8915
+"""Linux: asks for the address of an interface."""
 
 
 def measure(
@@ -128,19 +133,38 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
 
 @contextmanager
 def _gloo(world: World) -> Iterator[None]:
-    """gloo between the same ranks, over the network's own interface."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = world.comm.bcast(f"{folder}/store", 0)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(world.nodes == 1))
-        store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    """gloo between the same ranks, over the interface by which the other nodes reach rank 0."""
+    hosts = world.gather(socket.gethostname())
+    others = [host for host in hosts if host != hosts[0]]
+    address: str = world.comm.bcast(_address_towards(others[0]) if others else "127.0.0.1", 0)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(_address_towards(address)))
+    store = None
+    if world.rank == 0:
+        store = TCPStore(address, 0, world.size, is_master=True, wait_for_workers=False)
+    port = world.comm.bcast(store.port if store else None, 0)
+    store = store or TCPStore(address, port, world.size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    try:
         yield
-        dist.destroy_process_group()
         world.comm.Barrier()
+    finally:
+        dist.destroy_process_group()
 
 
-def _interface(one_node: bool) -> str:
-    """The first network interface that reaches other nodes; the loopback where there are none."""
-    folder = Path("/sys/class/net")
-    others = sorted(entry.name for entry in folder.iterdir() if entry.name != "lo") if folder.exists() else []
-    return others[0] if others and not one_node else "lo"
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to a host. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, 9))
+        address: str = asking.getsockname()[0]
+    return address
+
+
+def _interface(address: str) -> str:
+    """The network interface that has an address; "lo" where none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with suppress(OSError):  # it has no address
+                if socket.inet_ntoa(fcntl.ioctl(asking, SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+    return "lo"

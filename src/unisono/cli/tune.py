@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.ranks import join, write
 from unisono.cli.train import launch
 from unisono.errors import UsageError
 from unisono.launch import cores, ranks_started
@@ -25,24 +26,21 @@ def tune(
     """
     if largest < 4:
         raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
-    if not output.parent.is_dir():
-        raise UsageError(f"--output {output}: there is no folder {output.parent}")
     if ranks_started(os.environ) is None:
         count = ranks or max(2, cores())
         raise typer.Exit(launch(count, ["tune", f"--output={output}", f"--largest={largest}"]))
-    from unisono.tuning.tune import hosts_of, write
+    from unisono.tuning.tune import hosts_of
     from unisono.tuning.tune import tune as carry_out
-    from unisono.world import init
+    from unisono.tuning.tune import write as as_text
 
-    world = init()
-    if world.size == 1:
-        raise UsageError("one rank has nobody to exchange with; start several: mpiexec -n 4 unisono tune")
+    world = join("tune")
+    write(world, output, lambda: output.open("a").close())  # known before anything is measured
 
     def say(words: str) -> None:
         if world.rank == 0:
             print(words, flush=True)
 
     tuned = carry_out(world, largest, say)
-    text = write(tuned, hosts_of(world))
-    world.on_root(lambda: output.write_text(text))
+    text = as_text(tuned, hosts_of(world))
+    write(world, output, lambda: output.write_text(text))
     say(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")

@@ -4,5 +4,5 @@
                                       ├── windows     flat, direct: through memory that the node's ranks share
                                       └── messages    any schedule: pieces of it as MPI messages
 
-float16 and bfloat16 are summed in float32 everywhere and rounded once.
+float16 and bfloat16 are summed in float32, and rounded once on shared memory, at every hop between nodes.
 """

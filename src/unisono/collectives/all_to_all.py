@@ -29,8 +29,7 @@ def all_to_all(group: Group, tensor: torch.Tensor, algorithm: str = "auto") -> t
     length, part = flat.numel(), flat.numel() // group.size
     if choice.algorithm == "library":
         out = torch.empty_like(flat)
-        with group.call(what, in_library=True):
-            group.agree(what)
+        with group.library_call(what):
             kind = MPI.BYTE
             group.comm.Alltoall(
                 [memory_of(flat), nbytes // group.size, kind], [memory_of(out), nbytes // group.size, kind]

@@ -42,9 +42,10 @@ class Allreduce:
         """Sum `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
 
         `algorithm` is "auto" (what was measured, or else priced, chooses), "library", or the name of a schedule. `wire`
-        is the number format between nodes: "float32", "float16" or "bfloat16"; None for the tensor's own. Sums are made
-        in float32 or wider. Every rank ends with the same bits. Raises TensorError for a dtype, a device or a wire that
-        cannot be carried, UsageError for an unknown algorithm, MismatchError when ranks are in different calls.
+        is the number format in a schedule's messages: "float32", "float16" or "bfloat16"; None for the tensor's own.
+        Shared memory and the library carry tensors as they are. Sums are made in float32 or wider. Every rank ends with
+        the same bits. Raises TensorError for a dtype, a device or a wire that cannot be carried, UsageError for an
+        unknown algorithm, MismatchError when ranks are in different calls.
         """
         ready = self._ready.get((tensor.numel(), algorithm, wire))
         if ready is not None and ready.dtype is tensor.dtype and tensor.is_contiguous() and tensor.is_cpu:

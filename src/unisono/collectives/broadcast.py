@@ -8,7 +8,6 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import carrier_of, memory_of, name_of, nbytes_of
 from unisono.errors import UsageError
 from unisono.mpi import MPI
-from unisono.schedules.numbering import renumber
 from unisono.transports.windows import call
 
 
@@ -23,15 +22,11 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
     what = call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root}, {choice.algorithm})")
     flat = tensor.detach().contiguous()
     if choice.algorithm == "library":
-        with group.call(what, in_library=True):
-            group.agree(what)
+        with group.library_call(what):
             group.comm.Bcast([memory_of(flat), MPI.BYTE], root)
     else:
-        from_first = group.find(choice.algorithm).broadcast
-        assert from_first is not None, "the choice offers what the schedule has"
-        order = [(place + root) % group.size for place in range(group.size)]
         with group.call(what) as number:
-            group.play(renumber(from_first, order), flat.view(-1).view(carrier_of(flat)), number)
+            group.play(group.broadcast_from(choice.algorithm, root), flat.view(-1).view(carrier_of(flat)), number)
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat)
     return tensor

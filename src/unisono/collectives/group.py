@@ -9,7 +9,7 @@ A group that spans nodes has two more within it, made at first use:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from unisono.mpi import MPI
 from unisono.placement import Placement, apart, place
 from unisono.schedules import find
 from unisono.schedules.hierarchical import columns
+from unisono.schedules.numbering import renumber
 from unisono.schedules.pieces import cut
 from unisono.schedules.schedule import Algorithm, Family, Program
 from unisono.transports.arithmetic import Arithmetic, arithmetic_of
@@ -82,6 +83,7 @@ class Group:
         self._plans: dict[tuple[str, str, str | None, torch.dtype, int], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
         self._families: dict[str, Family] = {}
+        self._rotated: dict[tuple[str, int], Algorithm] = {}
         self._inner: list[Group] = []
 
     @property
@@ -127,6 +129,15 @@ class Group:
         if algorithm not in self._families:
             self._families[algorithm] = find(algorithm, self.placement)
         return self._families[algorithm]
+
+    def broadcast_from(self, algorithm: str, root: int) -> Algorithm:
+        """The broadcast of that name from any root: the ranks move up by as many places."""
+        if (algorithm, root) not in self._rotated:
+            from_first = self.find(algorithm).broadcast
+            assert from_first is not None, "the choice offers what the schedule has"
+            order = [(place + root) % self.size for place in range(self.size)]
+            self._rotated[algorithm, root] = renumber(from_first, order)
+        return self._rotated[algorithm, root]
 
     def plan(self, collective: str, algorithm: str, dtype: torch.dtype, nbytes: int, wire: str | None = None) -> Plan:
         """Choose once for each dtype, size and wire."""
@@ -176,16 +187,29 @@ class Group:
             self.watch.tell_all(str(error))
             raise
 
+    @contextmanager
+    def library_call(self, what: Call) -> Iterator[None]:
+        """A call that the MPI library carries out, once all ranks are known to be in it."""
+        with self.call(what):
+            self.agree(what)
+            with self.call(what, in_library=True) if self.watch is not None else nullcontext():
+                yield
+
     def agree(self, what: Call) -> None:
         """Across nodes, make sure that all ranks are in the same call before the MPI library carries it out.
 
-        On one node `call` has done so. Costs one exchange of 32 bytes. Raises MismatchError on every rank.
+        On one node `call` has done so. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
         """
         if self.watch is None:
             return
         mine = np.array([what.number, -what.number], np.int64)
         most = np.empty_like(mine)
-        wait(self.comm.Iallreduce(mine, most, MPI.MAX), self.watch.check)
+        request = self.comm.Iallreduce(mine, most, MPI.MAX)
+        try:
+            wait(request, self.watch.check)
+        except MismatchError:
+            self.watch.abandon(request, mine, most)
+            raise
         if (most != mine).any():
             self.disagree(what)
 
@@ -212,7 +236,12 @@ class Group:
         pieces = cut(tensor.numel(), program.chunks, min(self.table.piece, landing) // itemsize, chunk_major)
         interrupted = self.watch.check if self.watch else lambda: None
         channel = MessageChannel(self._messages, memory_of(tensor), arithmetic, wire, number, interrupted)
-        play(program, pieces, channel, IN_FLIGHT)
+        try:
+            play(program, pieces, channel, IN_FLIGHT)
+        except MismatchError:
+            if self.watch is not None:
+                self.watch.abandon(channel, tensor)
+            raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat, zeroed tensor in a window where all ranks share a node, in the rank's own memory elsewhere."""

@@ -29,16 +29,18 @@ def allreduce_in_levels(
     group: Group, tensor: torch.Tensor, plan: Plan, between: Callable[[Group, torch.Tensor], None]
 ) -> None:
     """Sum a contiguous tensor in place; `between` sums one over the ranks of a column."""
-    node, column, arithmetic, itemsize = group.node, group.column, plan.arithmetic, tensor.dtype.itemsize
+    arithmetic, itemsize = plan.arithmetic, tensor.dtype.itemsize
     owners = group.columns if tensor.nbytes > SHORT * group.columns else 1
     with group.call(plan.what):
+        with group.call(plan.what, in_library=True):  # the first time, MPI makes the groups and what they share
+            node, column = group.node, group.column
+            memory = node.node_memory.staging if node.size > 1 else None
         flat = tensor.detach().view(-1)
         view = arithmetic.view(memory_of(flat))
         start, stop = bounds(len(view), owners, node.rank) if node.rank < owners else (0, 0)
-        if node.size > 1:
-            memory = node.node_memory.staging
+        if memory is not None:
             memory.part_reduce(view, view[start:stop], itemsize, arithmetic, plan.what, owners)
         if column is not None and column.size > 1 and stop > start:
             between(column, flat[start:stop])
-        if node.size > 1:
+        if memory is not None:
             memory.part_broadcast(view[start:stop], view, itemsize, arithmetic, plan.what, owners)

@@ -34,7 +34,7 @@ BITS = 10
 MOST_RANKS = 1 << (24 - BITS)
 
 FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
-"""How many numbers of a dtype carry the check."""
+"""How many numbers of a dtype carry the check; one of 64 bits holds all of it."""
 
 ADDRESSES = 64
 """Addresses whose views are kept for one length."""
@@ -43,8 +43,7 @@ ADDRESSES = 64
 def allreduce_by_library(group: Group, tensor: torch.Tensor, plan: Plan) -> None:
     """Sum a contiguous tensor in place; the half types, which MPI may not know, as float32."""
     exact = tensor.float() if tensor.dtype in HALF_DTYPES else tensor
-    with group.call(plan.what, in_library=True):
-        group.agree(plan.what)
+    with group.library_call(plan.what):
         group.comm.Allreduce(MPI.IN_PLACE, [memory_of(exact), exact.numel(), MPI_TYPES[exact.dtype]])
     if exact is not tensor:
         tensor.detach().copy_(exact)
@@ -97,5 +96,7 @@ def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Cal
 
 
 def fingerprint(what: Call, fields: int) -> list[int]:
-    """The call's number in `fields` numbers of BITS bits, none of them 0."""
-    return [(what.number >> (BITS * field)) % ((1 << BITS) - 1) + 1 for field in range(fields)]
+    """The call's number, whole or in `fields` numbers of BITS bits; none of them 0."""
+    if fields == 1:
+        return [what.number + 1]
+    return [(what.number >> (BITS * field) & ((1 << BITS) - 1)) + 1 for field in range(fields)]

@@ -42,8 +42,7 @@ def part_broadcast(
         ends = [bounds(flat.numel(), group.size, rank) for rank in range(group.size)]
         counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
         kind = MPI_TYPES[carrier]
-        with group.call(plan.what, in_library=True):
-            group.agree(plan.what)
+        with group.library_call(plan.what):
             group.comm.Allgatherv([memory_of(part), part.numel(), kind], [memory_of(flat), counts, starts, kind])
     else:
         flat[start:stop] = part

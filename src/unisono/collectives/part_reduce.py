@@ -42,8 +42,7 @@ def _by_library(group: Group, flat: torch.Tensor, plan: Plan) -> torch.Tensor:
     counts = [stop - start for start, stop in (bounds(flat.numel(), group.size, r) for r in range(group.size))]
     shard = torch.empty(counts[group.rank], dtype=exact.dtype)
     kind = MPI_TYPES[exact.dtype]
-    with group.call(plan.what, in_library=True):
-        group.agree(plan.what)
+    with group.library_call(plan.what):
         group.comm.Reduce_scatter(
             [memory_of(exact), exact.numel(), kind], [memory_of(shard), shard.numel(), kind], counts
         )

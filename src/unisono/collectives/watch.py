@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -86,6 +86,9 @@ class Watch:
         self._told = 0  # the last call that the neighbours were told of
         self._verdict = ""
         self._sending: list[MPI.Request] = []
+        self._lock = threading.Lock()  # over what is being sent, which both threads add to
+        self._all_told = False
+        self._abandoned: list[object] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
         self._thread.start()
@@ -128,8 +131,14 @@ class Watch:
     def tell_all(self, verdict: str) -> None:
         """Tell every rank that two of them differ."""
         self._verdict = self._verdict or verdict
-        note = Note(self.rank, self._number, "", verdict)
-        self._sending += [self._comm.isend(note, rank) for rank in range(self.size) if rank != self.rank]
+        with self._lock:
+            if not self._all_told:
+                self._all_told = True
+                self._send(Note(self.rank, self._number, "", verdict), set(range(self.size)) - {self.rank})
+
+    def abandon(self, *pending: object) -> None:
+        """Keep what messages are still under way to: after a MismatchError nobody waits for them any more."""
+        self._abandoned.extend(pending)
 
     def stop(self) -> None:
         """End the thread: no word comes from here any more."""
@@ -139,8 +148,15 @@ class Watch:
         atexit.unregister(self.stop)
 
     def free(self) -> None:
-        """Give the communicator and the board back, all ranks together."""
+        """Give the communicator and the board back, all ranks together; unless ranks differed: then all is kept."""
+        if self._verdict:
+            return
         self.stop()
+        everyone = self._comm.Ibarrier()
+        while not everyone.Test():  # notes that were sent before all had come are of no use any more
+            self._listen()
+        self._listen()
+        MPI.Request.Waitall(self._sending)
         self._board.free()
         self._comm.Free()
 
@@ -159,7 +175,8 @@ class Watch:
                 self._told = number
                 self._tell_neighbours(number)
             self._listen()
-            self._sending = [request for request in self._sending if not request.Test()]
+            with self._lock:
+                self._sending = [request for request in self._sending if not request.Test()]
             if self._verdict and self._busy and self._in_library:
                 self._end_all()
 
@@ -176,15 +193,18 @@ class Watch:
 
     def _tell_neighbours(self, number: int) -> None:
         note = Note(self.rank, number, self._words(number))
-        neighbours = {(self.rank + 1) % self.size, (self.rank - 1) % self.size} - {self.rank}
-        self._sending += [self._comm.isend(note, neighbour) for neighbour in neighbours]
+        with self._lock:
+            self._send(note, {(self.rank + 1) % self.size, (self.rank - 1) % self.size} - {self.rank})
+
+    def _send(self, note: Note, ranks: Iterable[int]) -> None:
+        self._sending += [self._comm.isend(note, rank) for rank in ranks]
 
     def _listen(self) -> None:
         """Take all notes that have come."""
         while self._comm.Iprobe():
             note: Note = self._comm.recv()
             if note.verdict:
-                self._verdict = self._verdict or note.verdict
+                self._verdict, self._all_told = self._verdict or note.verdict, True
             else:
                 self._notes.append(note)
         for note in self._notes:
@@ -195,6 +215,10 @@ class Watch:
 
     def _end_all(self) -> None:
         """Say what is wrong and end: the launcher ends the others. No call into the library, which holds this rank."""
+        number = self._number
+        time.sleep(GRACE)
+        if not (self._busy and self._in_library and self._number == number):
+            return  # the wait was ours after all, and has raised the error
         sys.stderr.write(f"rank {self.rank} of {self.size}: unisono.errors.MismatchError: {self._verdict}\n")
         sys.stderr.flush()
         time.sleep(GRACE)
@@ -214,6 +238,7 @@ class _Board:
     def write(self, number: int, words: str) -> None:
         """Say in what call this rank waits."""
         own = memoryview(self._window.own)
+        own[:8] = bytes(8)
         own[8 : 8 + WORDS] = words.encode()[:WORDS].ljust(WORDS)
         own[:8] = number.to_bytes(8, "little")
 

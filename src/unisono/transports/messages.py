@@ -4,8 +4,8 @@
     RECEIVE    into place, or into a parcel that is unpacked when the round ends
     ADD        into a landing place; summed when the round ends
 
-A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls never meet,
-so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
+A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls do not
+meet, so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
 
 Waiting looks, gives the core away between looks, and after 0.2 ms without news sleeps between them: what a rank
 computes with, and the ranks that share its cores, need them more.
@@ -24,14 +24,11 @@ import numpy as np
 from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
-from unisono.transports.player import Move
+from unisono.transports.player import SPREAD, Move
 from unisono.transports.rounds import OpenRound, sum_arrivals
 from unisono.transports.wires import Wire
 
 Result = TypeVar("Result")
-
-TICKETS = 1 << 9
-"""Tags repeat after this many tickets: far fewer are in flight at once."""
 
 PATIENCE = 2e-4
 """Seconds without news after which a wait sleeps between looks."""
@@ -79,7 +76,7 @@ class MessageChannel:
         most: Any = comm.Get_attr(MPI.TAG_UB)
         self._arithmetic, self._payload, self._wire = arithmetic, arithmetic.view(memory), wire
         self._itemsize = len(memory) // max(1, len(self._payload))
-        self._tag = fingerprint % ((most + 1) // TICKETS) * TICKETS
+        self._tag = fingerprint % ((most + 1) // SPREAD) * SPREAD
         self._interrupted = interrupted
         self._rounds: dict[int, OpenRound] = {}
         self._open: dict[int, int] = {}  # ticket -> requests that have not completed
@@ -90,7 +87,7 @@ class MessageChannel:
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Post the messages of a round. Receives first, so that what comes early lands where it belongs."""
-        tag = self._tag + ticket % TICKETS
+        tag = self._tag + ticket % SPREAD
         parcels = [self._parcel(move) for move in moves]
         for move, parcel in zip(moves, parcels, strict=True):
             if move.action is not Action.SEND:

@@ -13,6 +13,9 @@ from typing import NamedTuple, Protocol
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program, Round
 
+SPREAD = 1 << 9
+"""No ticket begins before the one so many before it has ended: so channels may use their numbers again."""
+
 
 class Move(NamedTuple):
     """A transfer of one piece: its chunks have become a stretch of the payload."""
@@ -49,19 +52,17 @@ def play(program: Program, cut: Cut, channel: Channel, in_flight: int) -> None:
         del position[ticket]
         return False
 
-    tickets = iter(range(cut.pieces * lanes))
-    waiting = True
-    while position or waiting:
-        while waiting and len(position) < in_flight * lanes:
-            ticket = next(tickets, None)
-            if ticket is None:
-                waiting = False
-            else:
-                position[ticket] = 0
-                advance(ticket)
+    ticket, tickets = 0, cut.pieces * lanes
+    while position or ticket < tickets:
+        while (
+            ticket < tickets and len(position) < in_flight * lanes and ticket - min(position, default=ticket) < SPREAD
+        ):
+            position[ticket] = 0
+            advance(ticket)
+            ticket += 1
         if position:
-            for ticket in channel.ended():
-                advance(ticket)
+            for ended in channel.ended():
+                advance(ended)
 
 
 def _moves(transfers: Round, cut: Cut, piece: int) -> list[Move]:

@@ -174,10 +174,8 @@ def _summing(world: World) -> float:
 
 
 def _within(world: World) -> tuple[float, float]:
-    """Seconds a meeting of the node's ranks, and a byte that passes between them."""
+    """Seconds a meeting of a node's ranks, and a byte that passes between them; nothing where all are alone."""
     node = world.node_world
-    if node.size == 1:
-        return 0.0, 0.0
     seconds = []
     for nbytes in (4, 4 * BLOCK):
         payload = torch.zeros(nbytes // 4)
@@ -186,8 +184,12 @@ def _within(world: World) -> tuple[float, float]:
         start = time.perf_counter()
         for _ in range(ROUNDS):
             node.allreduce(payload)
-        seconds.append(statistics.median(world.gather((time.perf_counter() - start) / ROUNDS)))
-    return seconds[0], max(0.0, seconds[1] - seconds[0]) / (4 * BLOCK)
+        took = (time.perf_counter() - start) / ROUNDS if node.size > 1 else None
+        seconds.append([found for found in world.gather(took) if found is not None])
+    if not seconds[0]:
+        return 0.0, 0.0
+    short, long = map(statistics.median, seconds)
+    return short, max(0.0, long - short) / (4 * BLOCK)
 
 
 def _go_on() -> None:

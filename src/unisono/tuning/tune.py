@@ -69,8 +69,8 @@ def describe(network: Network, placement: Placement) -> str:
 def write(tuned: Tuned, hosts: list[str]) -> str:
     """The table as TOML. `hosts` has the name of the host of each rank."""
     network = {name: float(value) for name, value in vars(tuned.network).items() if value is not None}
-    content: dict[str, object] = {"network": network}
     placement = tuned.placement
+    content: dict[str, object] = {} if placement.one_node else {"network": network}
     if placement.supernodes:
         names: dict[int, list[str]] = {}
         for node, ranks in enumerate(placement.nodes):
@@ -108,7 +108,8 @@ def _timings(
     names = _names(collective, world.placement)
     hopeful = list(names)
     for nbytes in (size for size in SIZES if size <= min(largest, LARGEST.get(collective, largest))):
-        calls = {name: _call(world, collective, name, nbytes) for name in hopeful}
+        payload = torch.zeros(nbytes // 4)
+        calls = {name: _call(world, collective, name, payload) for name in hopeful}
         seconds = times(world, calls, FEWEST, MOST, BUDGET, factor=1.5)
         found[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= FEWEST}
         best = min(found[nbytes], key=lambda name: found[nbytes][name].median)
@@ -139,9 +140,8 @@ def _promising(names: list[str], collective: str, placement: Placement, network:
     return {name for name, price in prices.items() if price <= 1.3 * min(prices.values())}
 
 
-def _call(world: World, collective: str, name: str, nbytes: int) -> Callable[[], object]:
-    count = nbytes // 4
-    payload = torch.zeros(count)
+def _call(world: World, collective: str, name: str, payload: torch.Tensor) -> Callable[[], object]:
+    count = payload.numel()
     if collective == "allreduce":
         return lambda: world.allreduce(payload, name)
     if collective == "part_reduce":

@@ -1,0 +1,42 @@
+"""What the commands that measure on ranks have in common: how they become ranks, and where they may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.errors import UsageError
+
+if TYPE_CHECKING:
+    from unisono.world import World
+
+
+def join(what: str) -> World:
+    """The world of the ranks that a launcher has started; bad input is told by one rank. `what` is the command."""
+    from unisono.mpi import MPI
+    from unisono.world import init
+
+    try:
+        world = init()
+    except UsageError as error:
+        if MPI.COMM_WORLD.rank:
+            raise SystemExit(2) from error
+        raise
+    with world.agreeing():
+        if world.size == 1:
+            raise UsageError(f"one rank has nobody to exchange with; start several: mpiexec -n 4 unisono {what}")
+    return world
+
+
+def write(world: World, path: Path, carry_out: Callable[[], object]) -> None:
+    """Write something into `path`, on rank 0. Raises UsageError where that cannot be."""
+
+    def attempt() -> None:
+        try:
+            carry_out()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+    with world.agreeing():
+        world.on_root(attempt)
