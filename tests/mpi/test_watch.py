@@ -65,8 +65,8 @@ CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str
     "root": (
         lambda world: world.broadcast(torch.zeros(5), 0),
         lambda world: world.broadcast(torch.zeros(5), 1),
-        "broadcast(5 x float32, root 0)",
-        "broadcast(5 x float32, root 1)",
+        "broadcast(5 x float32, root 0, ",
+        "broadcast(5 x float32, root 1, ",
     ),
 }
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from unisono.bench.collectives import AUTO, COPY, GLOO, LIBRARY
 
+BORDER = 256 << 10
+"""Bytes up to which a payload is short in the plot."""
+
 
 def table(found: Mapping[str, Any]) -> str:
     """A Markdown table: milliseconds of each contender by size, and what `auto` is beside its peers and the bound."""
@@ -49,32 +52,43 @@ def bound_of(row: Mapping[str, Any]) -> float | None:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Draw time over the bound by size, both logarithmic, with the intervals; the file's ending says the format."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+    """Draw milliseconds of the short payloads, and time over the bound of the long ones; the ending says the format."""
+    from matplotlib import colormaps  # noqa: PLC0415 - only who draws needs it
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.add_subplot()
-    names = [name for name in found["sizes"][0]["contenders"] if name != COPY]
-    for name in names:
-        rows = [row for row in found["sizes"] if name in row["contenders"]]
-        sizes = [row["bytes"] for row in rows]
-        entries = [row["contenders"][name] for row in rows]
+    figure = Figure(figsize=(13, 5.5), layout="constrained")
+    short, long = figure.subplots(1, 2)
+    names = list(dict.fromkeys(name for row in found["sizes"] for name in row["contenders"] if name != COPY))
+    for number, name in enumerate(names):
         strong = name in (AUTO, LIBRARY, GLOO)
-        axes.plot(
-            sizes,
-            [entry["median_us"] / 1e3 for entry in entries],
-            label=name,
-            marker="o" if strong else ".",
-            linewidth=2.4 if strong else 1,
-            zorder=3 if name == AUTO else 2,
-        )
-        low, high = ([entry[end] / 1e3 for entry in entries] for end in ("low_us", "high_us"))
-        axes.fill_between(sizes, low, high, alpha=0.12)
-    bounded = [(row["bytes"], bound) for row in found["sizes"] if (bound := bound_of(row))]
-    if bounded:
-        axes.plot(*zip(*((size, bound / 1e3) for size, bound in bounded), strict=True), "k--", label="bound")
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms")
-    axes.set_title(f"allreduce, {found['ranks']} ranks on {found['nodes']} nodes, {found['supernodes']} supernodes")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+        color = colormaps["tab20"](number)
+        look = {"color": color, "linewidth": 2.4 if strong else 1, "marker": "o" if strong else "."}
+        for axes, among, bounded in ((short, _short(found), False), (long, _long(found), True)):
+            rows = [row for row in among if name in row["contenders"]]
+            ends = [[_height(row, name, end, bounded) for row in rows] for end in ("median_us", "low_us", "high_us")]
+            sizes = [row["bytes"] for row in rows]
+            axes.plot(sizes, ends[0], label=name, zorder=3 if name == AUTO else 2, **look)
+            axes.fill_between(sizes, ends[1], ends[2], color=color, alpha=0.12)
+    short.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms")
+    long.set(xscale="log", xlabel="bytes", ylabel="time / bound", ylim=(0, None))
+    long.axhline(1, color="black", linestyle="--", label="bound")
+    for axes in (short, long):
+        axes.grid(alpha=0.3)
+    long.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    where = f"{found['ranks']} ranks on {found['nodes']} nodes in {found['supernodes']} supernodes"
+    figure.suptitle(f"allreduce, {where}, {found['library']}")
     figure.savefig(path)
+
+
+def _short(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in found["sizes"] if row["bytes"] <= BORDER]
+
+
+def _long(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in found["sizes"] if row["bytes"] >= BORDER and bound_of(row)]
+
+
+def _height(row: Mapping[str, Any], name: str, end: str, bounded: bool) -> float:
+    """Milliseconds, or times the bound."""
+    took = float(row["contenders"][name][end])
+    return took / (bound_of(row) or 1.0) if bounded else took / 1e3
