@@ -260,9 +260,10 @@ def _end_all_on_error(comm: MPI.Intracomm) -> None:
 
     def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
         lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other, and what is said last must be seen
         sys.stdout.flush()
-        sys.stderr.write("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
-        sys.stderr.flush()
+        terminal.write("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
+        terminal.flush()
         comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = report

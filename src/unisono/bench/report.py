@@ -70,7 +70,7 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
             axes.plot(sizes, ends[0], label=name, zorder=3 if name == AUTO else 2, **look)
             axes.fill_between(sizes, ends[1], ends[2], color=color, alpha=0.12)
     short.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms")
-    long.set(xscale="log", xlabel="bytes", ylabel="time / bound", ylim=(0, None))
+    long.set(xscale="log", xlabel="bytes", ylabel="time / bound", xlim=(BORDER / 2, 128 << 20), ylim=(0, None))
     long.axhline(1, color="black", linestyle="--", label="bound")
     for axes in (short, long):
         axes.grid(alpha=0.3)
