@@ -33,7 +33,8 @@ def test_what_is_written_is_read_again(
     for collective in COLLECTIVES:
         chosen = [table.choose(collective, these.placement, nbytes).algorithm for nbytes in (4, 1 << 30)]
         assert chosen == [tuned.rows[collective][0].algorithm, tuned.rows[collective][-1].algorithm]
-    assert float(table.network.beta) == pytest.approx(float(tuned.network.beta))
+    if these.nodes > 1:  # of one node there is nothing to say about what lies between nodes
+        assert float(table.network.beta) == pytest.approx(float(tuned.network.beta))
     assert tuned.network.beta > 0
 
 
