@@ -26,6 +26,7 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
             group.comm.Bcast([memory_of(flat), MPI.BYTE], root)
     else:
         with group.call(what) as number:
+            group.agree(what)  # nobody waits for the ranks below it in a tree: a difference might go unnoticed
             group.play(group.broadcast_from(choice.algorithm, root), flat.view(-1).view(carrier_of(flat)), number)
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat)
