@@ -8,7 +8,7 @@ import pytest
 
 from unisono.bench.collectives import measure
 from unisono.choosing.table import COLLECTIVES, read_table
-from unisono.tuning.tune import hosts_of, tune, write
+from unisono.tuning.tune import tune, write
 from unisono.world import World
 
 
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_again(
     said: list[str] = []
     tuned = tune(these, largest=1 << 10, say=said.append)
     assert len(said) == 2 + 5 * len(COLLECTIVES)
-    text = these.comm.bcast(write(tuned, hosts_of(these)), 0)
+    text = these.comm.bcast(write(tuned, [f"host{node}" for node in these.placement.node_of_rank]), 0)
     assert these.gather(tuned) == [tuned] * these.size
     path = tmp_path / "table.toml"
     path.write_text(text)

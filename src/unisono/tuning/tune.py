@@ -71,10 +71,12 @@ def write(tuned: Tuned, hosts: list[str]) -> str:
     network = {name: float(value) for name, value in vars(tuned.network).items() if value is not None}
     placement = tuned.placement
     content: dict[str, object] = {} if placement.one_node else {"network": network}
-    if placement.supernodes:
+    first_hosts = [hosts[ranks[0]] for ranks in placement.nodes]
+    distinct = len(set(first_hosts)) == len(first_hosts)
+    if placement.supernodes and distinct:
         names: dict[int, list[str]] = {}
-        for node, ranks in enumerate(placement.nodes):
-            names.setdefault(placement.supernodes[node], []).append(hosts[ranks[0]])
+        for node, host in enumerate(first_hosts):
+            names.setdefault(placement.supernodes[node], []).append(host)
         content["supernode"] = [{"hosts": names[number]} for number in sorted(names)]
     where = "one node" if placement.one_node else "across nodes"
     for collective, found in tuned.rows.items():
@@ -82,7 +84,10 @@ def write(tuned: Tuned, hosts: list[str]) -> str:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     head = f"# Written by `unisono tune` on {placement.ranks} ranks of {len(placement.nodes)} nodes, {today}.\n"
     head += "# The format is described at the head of src/unisono/choosing/default.toml; rows may be edited.\n"
-    return f"{head}# {describe(tuned.network, placement)}\n\n{tomli_w.dumps(content)}"
+    head += f"# {describe(tuned.network, placement)}\n"
+    if placement.supernodes and not distinct:
+        head += "# The supernodes are left out: nodes that are known by the same host name cannot be told apart here.\n"
+    return f"{head}\n{tomli_w.dumps(content)}"
 
 
 def _entry(row: Row, where: str) -> dict[str, object]:
