@@ -63,12 +63,14 @@ class World:
         self._allreduce = Allreduce(self._group)
         self.allreduce = self._allreduce.__call__
 
-    def part_reduce(self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None) -> torch.Tensor:
-        """Sum `tensor` over all ranks and return this rank's chunk of the sum, flat (reduce-scatter; PCL-DNN 3.4).
+    def part_reduce(
+        self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
+    ) -> torch.Tensor:
+        """Reduce `tensor` over all ranks and return this rank's chunk, flat (reduce-scatter; PCL-DNN 3.4).
 
-        Rank r gets elements [n r // p, n (r+1) // p) of the flattened sum. `tensor` stays as it is.
+        Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` stays as it is.
         """
-        return part_reduce(self._group, tensor, algorithm, wire)
+        return part_reduce(self._group, tensor, algorithm, wire, op)
 
     def part_broadcast(
         self, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
@@ -167,7 +169,8 @@ class World:
             self._node_world.free()
         self._allreduce.forget()
         self._group.free()
-        self.comm.Free()
+        if not self._group.broken:
+            self.comm.Free()
 
 
 def init(table: Path | None = None) -> World:

@@ -17,7 +17,7 @@ import torch
 
 from unisono.placement import Placement, apart, place, regular
 from unisono.schedules import find, names
-from unisono.transports.arithmetic import ARITHMETICS
+from unisono.transports.arithmetic import DTYPES
 from unisono.transports.wires import WIRES
 from unisono.world import World
 
@@ -58,7 +58,7 @@ def case(seed: int, ranks: int, placement: Placement) -> Case:
     return Case(
         collective,
         int(10 ** chance.uniform(0, 6)) - 1,
-        chance.choice(list(ARITHMETICS)),
+        chance.choice(DTYPES),
         chance.choice(["auto", "library", *mixed, *offered]),
         chance.choice([None, *WIRES]),
         chance.choice([1 << 14, 1 << 16, 1 << 19]),
@@ -70,7 +70,7 @@ def case(seed: int, ranks: int, placement: Placement) -> Case:
 
 def contribution(this: Case, rank: int) -> torch.Tensor:
     values = np.random.default_rng((this.seed, rank)).normal(size=this.length) * 8
-    tensor = torch.from_numpy(values).to(this.dtype)
+    tensor = torch.from_numpy(values if this.dtype.is_signed else abs(values)).to(this.dtype)
     if this.special and this.dtype.is_floating_point and this.length > 2 and rank == this.root:
         tensor[0], tensor[1] = float("nan"), float("-inf")
     return tensor

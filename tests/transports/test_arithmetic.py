@@ -1,31 +1,70 @@
+from collections.abc import Callable
+from functools import reduce
+
 import numpy as np
 import pytest
 import torch
 
-from unisono.errors import TensorError
-from unisono.transports.arithmetic import ARITHMETICS, HALF_DTYPES, arithmetic_of, perform
+from unisono.errors import TensorError, UsageError
+from unisono.transports.arithmetic import DTYPES, EXACT, HALF_DTYPES, arithmetic_of, dtypes_of, mover_of, perform
+
+ONE_BY_ONE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": lambda one, other: one + other,
+    "product": lambda one, other: one * other,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+    "and": lambda one, other: one & other,
+    "or": lambda one, other: one | other,
+    "xor": lambda one, other: one ^ other,
+}
+"""The ops as PyTorch has them, two by two."""
 
 
-def memory(dtype: torch.dtype, values: torch.Tensor) -> bytearray:
-    return bytearray(values.to(dtype).view(torch.uint8).numpy().tobytes())
+def memory(tensor: torch.Tensor) -> bytearray:
+    return bytearray(tensor.view(torch.uint8).numpy().tobytes())
 
 
-@pytest.mark.parametrize("dtype", ARITHMETICS, ids=str)
+def contribution(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small whole numbers, whose sums and products are exact in every dtype."""
+    low, high = (0, 2) if dtype is torch.bool else (1, 4)
+    return torch.randint(low, high, (37,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def serial(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """In the order of ranks; unsigned integers, which PyTorch does not reduce, as int64."""
+    wide = torch.int64 if tensors[0].dtype in (torch.uint16, torch.uint32, torch.uint64) else tensors[0].dtype
+    return reduce(ONE_BY_ONE[op], [tensor.to(wide) for tensor in tensors]).to(tensors[0].dtype)
+
+
+@pytest.mark.parametrize("op", EXACT)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("own", [None, 0, 1, 4])
-def test_total_leaves_all_but_its_target_alone(dtype: torch.dtype, ranks: int, own: int | None) -> None:
+def test_reduce_leaves_all_but_its_target_alone(op: str, ranks: int, own: int | None) -> None:
     if own is not None and own >= ranks:
         pytest.skip("no such rank")
-    arithmetic = arithmetic_of(dtype)
-    values = [torch.randint(0, 9, (37,), generator=torch.Generator().manual_seed(rank)) for rank in range(ranks)]
-    buffers = [memory(dtype, value) for value in values]
-    views = [arithmetic.view(buffer) for buffer in buffers]
-    target_buffer = memory(dtype, torch.zeros(37)) if own is None else buffers[own]
-    target = arithmetic.view(target_buffer) if own is None else views[own]
-    perform(arithmetic.total(views, target))
-    assert target_buffer == memory(dtype, sum(values))
-    for rank, (buffer, value) in enumerate(zip(buffers, values, strict=True)):
-        assert rank == own or buffer == memory(dtype, value)
+    for dtype in dtypes_of(op):
+        arithmetic = arithmetic_of(dtype, op)
+        values = [contribution(rank, dtype) for rank in range(ranks)]
+        buffers = [memory(value) for value in values]
+        views = [arithmetic.view(buffer) for buffer in buffers]
+        target_buffer = memory(torch.zeros(37, dtype=dtype)) if own is None else buffers[own]
+        target = arithmetic.view(target_buffer) if own is None else views[own]
+        perform(arithmetic.reduce(views, target))
+        assert target_buffer == memory(serial(op, values)), dtype
+        for rank, (buffer, value) in enumerate(zip(buffers, values, strict=True)):
+            assert rank == own or buffer == memory(value), dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES], ids=str)
+@pytest.mark.parametrize("op", ["minimum", "maximum"])
+def test_nan_comes_through(op: str, dtype: torch.dtype) -> None:
+    nan, least, most = float("nan"), float("-inf"), float("inf")
+    rows = [[nan, 1.0, 1.0, least], [1.0, nan, 1.0, most], [least, most, nan, 0.0]]
+    views = [arithmetic_of(dtype, op).view(memory(torch.tensor(row, dtype=dtype))) for row in rows]
+    perform(arithmetic_of(dtype, op).reduce(views, views[1]))
+    found = torch.as_tensor(views[1])
+    assert found[:3].isnan().all()
+    assert found[3].item() == (least if op == "minimum" else most)
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
@@ -33,8 +72,8 @@ def test_halves_are_summed_in_float32_and_rounded_once(dtype: torch.dtype) -> No
     """One and many small numbers: in the dtype itself each of them would be lost."""
     small = torch.finfo(dtype).eps / 4
     values = [torch.ones(1), *[torch.full((1,), small)] * 8]
-    views = [arithmetic_of(dtype).view(memory(dtype, value)) for value in values]
-    perform(arithmetic_of(dtype).total(views, views[0]))
+    views = [arithmetic_of(dtype).view(memory(value.to(dtype))) for value in values]
+    perform(arithmetic_of(dtype).reduce(views, views[0]))
     assert views[0].item() == 1 + 8 * small
     one_by_one = torch.ones(1, dtype=dtype)
     for value in values[1:]:
@@ -43,18 +82,28 @@ def test_halves_are_summed_in_float32_and_rounded_once(dtype: torch.dtype) -> No
 
 
 def test_nothing_is_a_length_too() -> None:
-    for dtype in ARITHMETICS:
+    for dtype in DTYPES:
         views = [arithmetic_of(dtype).view(bytearray()) for _ in range(3)]
-        perform(arithmetic_of(dtype).total(views, views[1]))
+        perform(arithmetic_of(dtype).reduce(views, views[1]))
         assert [len(view) for view in views] == [0, 0, 0]
 
 
-def test_copy() -> None:
-    into = np.zeros(3)
-    perform([arithmetic_of(torch.float64).copy(into, np.arange(3.0))])
-    assert into.tolist() == [0, 1, 2]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_copy(dtype: torch.dtype) -> None:
+    buffer, values = bytearray(3 * dtype.itemsize), torch.tensor([0.0, float("nan"), 2.0], dtype=dtype)
+    mover = mover_of(dtype)
+    perform([mover.copy(mover.view(buffer), mover.view(memory(values)))])
+    assert buffer == memory(values)
+    assert np.frombuffer(buffer, mover.view(buffer).dtype)[2] == 2
 
 
 def test_an_unknown_dtype_lists_the_known() -> None:
-    with pytest.raises(TensorError, match=r"cannot sum a tensor of complex64; can sum float64, .*bfloat16"):
+    with pytest.raises(TensorError, match=r"a tensor of complex64 by 'sum'; can reduce float64, .*, bool, .*bfloat16"):
         arithmetic_of(torch.complex64)
+    with pytest.raises(TensorError, match=r"a tensor of float32 by 'xor'; can reduce int64, int32, .*, bool$"):
+        arithmetic_of(torch.float32, "xor")
+
+
+def test_an_unknown_op_lists_the_known() -> None:
+    with pytest.raises(UsageError, match="there is no op 'average'; there are sum, product, minimum, maximum, and, or"):
+        arithmetic_of(torch.float32, "average")

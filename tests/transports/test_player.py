@@ -30,7 +30,7 @@ def contributions(length: int, ranks: int, dtype: np.dtype) -> list[np.ndarray]:
 def test_allreduce(name: str, ranks: int, length: int) -> None:
     for dtype in NUMPY_DTYPES if length <= 101 else [torch.float32]:
         payloads = contributions(length, ranks, NUMPY_DTYPES[dtype])
-        expected = np.sum(payloads, axis=0, dtype=np.float64)
+        expected = np.sum(payloads, axis=0, dtype=np.float64).astype(NUMPY_DTYPES[dtype])
         programs = [find(name, apart(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
         play_all(programs, lambda chunks: cut(length, chunks, max(1, length // 5)), payloads, arithmetic_of(dtype))
         for payload in payloads:

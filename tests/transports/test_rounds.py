@@ -4,7 +4,7 @@ import torch
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.player import Move
-from unisono.transports.rounds import sum_arrivals
+from unisono.transports.rounds import reduce_arrivals
 
 
 def test_what_is_added_to_a_stretch_is_summed_in_the_order_of_ranks() -> None:
@@ -12,6 +12,6 @@ def test_what_is_added_to_a_stretch_is_summed_in_the_order_of_ranks() -> None:
     payload = np.array([small, 7.0])
     moves = [Move(Action.ADD, 3, slice(0, 1)), Move(Action.SEND, 0, slice(1, 2)), Move(Action.ADD, 0, slice(0, 1))]
     arrivals = [np.array([small]), None, np.array([big])]
-    sum_arrivals(1, payload, arithmetic_of(torch.float64), moves, arrivals)
+    reduce_arrivals(1, payload, arithmetic_of(torch.float64), moves, arrivals)
     assert payload.tolist() == [(big + small) + small, 7.0]
     assert (big + small) + small != (small + small) + big

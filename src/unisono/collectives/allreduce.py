@@ -1,4 +1,4 @@
-"""Allreduce: every rank ends with the sum of what all ranks had."""
+"""Allreduce: every rank ends with the sum, or another reduction, of what all ranks had."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unisono.collectives.group import Group, Plan
+from unisono.collectives.group import Group
 from unisono.collectives.hierarchical import allreduce_in_levels
 from unisono.collectives.library import allreduce_by_library, carries_check, plan_short
 from unisono.collectives.payload import memory_of, nbytes_of
+from unisono.collectives.plans import Plan
 from unisono.schedules.pieces import cut
 from unisono.transports.arithmetic import HALF_DTYPES, Step
 from unisono.transports.player import play
 from unisono.transports.staging import SLOT
 from unisono.transports.sweep import plan_sweep, sweep
-from unisono.transports.windows import Call, WindowChannel, call
+from unisono.transports.window_channel import WindowChannel
+from unisono.transports.windows import Call, call
 
 KEPT = 256
 """Plans that are kept for short tensors, and for tensors in windows."""
+
+
+How = tuple[str, str | None, str]
+"""The algorithm, the wire and the op that were asked for."""
 
 
 class _Ready(NamedTuple):
@@ -34,41 +40,44 @@ class Allreduce:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._sweeps: dict[tuple[int, int, torch.dtype], tuple[list[Step], Call]] = {}
-        self._ready: dict[tuple[int, str, str | None], _Ready] = {}
+        self._sweeps: dict[tuple[int, int, torch.dtype, str], tuple[list[Step], Call]] = {}
+        self._ready: dict[tuple[int, str, str | None, str], _Ready] = {}
         self._columns: Allreduce | None = None
 
-    def __call__(self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
+    def __call__(
+        self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
+    ) -> torch.Tensor:
+        """Reduce `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
 
         `algorithm` is "auto" (what was measured, or else priced, chooses), "library", or the name of a schedule. `wire`
         is the number format in a schedule's messages: "float32", "float16" or "bfloat16"; None for the tensor's own.
-        Shared memory and the library carry tensors as they are. Sums are made in float32 or wider. Every rank ends with
-        the same bits. Raises TensorError for a dtype, a device or a wire that cannot be carried, UsageError for an
-        unknown algorithm, MismatchError when ranks are in different calls.
+        Shared memory and the library carry tensors as they are. `op` is "sum", "product", "minimum", "maximum", or for
+        integers and bool "and", "or", "xor". Sums are made in float32 or wider. Every rank ends with the same bits.
+        Raises TensorError for a dtype, a device or a wire that cannot be carried, UsageError for an unknown algorithm
+        or op, MismatchError when ranks are in different calls.
         """
-        ready = self._ready.get((tensor.numel(), algorithm, wire))
+        ready = self._ready.get((tensor.numel(), algorithm, wire, op))
         if ready is not None and ready.dtype is tensor.dtype and tensor.is_contiguous() and tensor.is_cpu:
             ready.play(tensor.data_ptr())
             return tensor
         nbytes = nbytes_of(tensor)
-        plan = self._group.plan("allreduce", algorithm, tensor.dtype, nbytes, wire)
+        plan = self._group.plan("allreduce", algorithm, tensor.dtype, nbytes, wire, op)
         if self._group.size == 1:
             return tensor
         if not tensor.is_contiguous():
             with torch.no_grad():
-                return tensor.copy_(self(tensor.detach().contiguous(), algorithm, wire))
+                return tensor.copy_(self(tensor.detach().contiguous(), algorithm, wire, op))
         name, _, inner = plan.choice.algorithm.partition("/")
         if plan.choice.transport == "windows":
-            self._on_node(memory_of(tensor), tensor, (algorithm, wire), plan)
+            self._on_node(memory_of(tensor), tensor, (algorithm, wire, op), plan)
         elif name == "hierarchical":
-            self._in_levels(tensor, inner or "ring", wire, plan)
-        elif name == "library" and carries_check(self._group, tensor):
+            self._in_levels(tensor, (inner or "ring", wire, op), plan)
+        elif name == "library" and op == "sum" and carries_check(self._group, tensor):
             play_short = plan_short(self._group, tensor.numel(), tensor.dtype, plan.what)
-            self._prepare((algorithm, wire), tensor, play_short)
+            self._prepare((algorithm, wire, op), tensor, play_short)
             play_short(tensor.data_ptr())
         elif name == "library":
-            allreduce_by_library(self._group, tensor, plan)
+            allreduce_by_library(self._group, tensor, op, plan)
         else:
             self._by_messages(tensor, plan)
         return tensor
@@ -79,7 +88,7 @@ class Allreduce:
         self._ready.clear()
         self._columns = None
 
-    def _prepare(self, how: tuple[str, str | None], tensor: torch.Tensor, play: Callable[[int], None]) -> None:
+    def _prepare(self, how: How, tensor: torch.Tensor, play: Callable[[int], None]) -> None:
         """Keep what plays an allreduce of a tensor like this, for the next of its kind."""
         if len(self._ready) == KEPT:
             self._ready.clear()
@@ -87,17 +96,17 @@ class Allreduce:
 
     def _by_messages(self, tensor: torch.Tensor, plan: Plan) -> None:
         with self._group.call(plan.what) as number:
-            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor.detach(), number, plan.wire)
+            self._group.play(self._group.find(plan.choice.algorithm).allreduce, tensor.detach(), number, plan)
 
-    def _in_levels(self, tensor: torch.Tensor, inner: str, wire: str | None, plan: Plan) -> None:
+    def _in_levels(self, tensor: torch.Tensor, how: How, plan: Plan) -> None:
         def between(column: Group, part: torch.Tensor) -> None:
             if self._columns is None:
                 self._columns = Allreduce(column)
-            self._columns(part, inner, wire)
+            self._columns(part, *how)
 
         allreduce_in_levels(self._group, tensor, plan, between)
 
-    def _on_node(self, payload: Any, tensor: torch.Tensor, how: tuple[str, str | None], plan: Plan) -> None:
+    def _on_node(self, payload: Any, tensor: torch.Tensor, how: How, plan: Plan) -> None:
         memory, arithmetic, what, dtype = self._group.node_memory, plan.arithmetic, plan.what, tensor.dtype
         nbytes = len(payload)
         if nbytes == 0:
@@ -110,7 +119,7 @@ class Allreduce:
             if nbytes <= SLOT:
                 self._prepare(how, tensor, memory.staging.flat(nbytes, arithmetic, what))
             return
-        key = tensor.data_ptr(), nbytes, dtype
+        key = tensor.data_ptr(), nbytes, dtype, how[-1]
         if key in self._sweeps:
             steps, what = self._sweeps[key]
             sweep(steps, memory.signals, what)
@@ -121,9 +130,11 @@ class Allreduce:
         elif found is None or (dtype in HALF_DTYPES and not plan.sweeps):
             self._by_messages(tensor, plan)
         else:
-            self._in_window(*found, tensor, plan)
+            self._in_window(*found, tensor, key, plan)
 
-    def _in_window(self, where: str, buffers: list[Any], tensor: torch.Tensor, plan: Plan) -> None:
+    def _in_window(
+        self, where: str, buffers: list[Any], tensor: torch.Tensor, key: tuple[int, int, torch.dtype, str], plan: Plan
+    ) -> None:
         """`buffers` are the tensor's memory as each rank holds it; `where` says which, so that ranks can compare."""
         memory, arithmetic, what = self._group.node_memory, plan.arithmetic, call(f"{plan.what.words} in {where}")
         views = [arithmetic.view(buffer) for buffer in buffers]
@@ -131,7 +142,7 @@ class Allreduce:
             if len(self._sweeps) == KEPT:
                 self._sweeps.clear()
             steps = plan_sweep(views, self._group.rank, tensor.dtype.itemsize, arithmetic)
-            self._sweeps[tensor.data_ptr(), tensor.nbytes, tensor.dtype] = steps, what
+            self._sweeps[key] = steps, what
             sweep(steps, memory.signals, what)
         else:
             memory.signals.meet(what)

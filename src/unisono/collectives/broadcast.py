@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import carrier_of, memory_of, name_of, nbytes_of
+from unisono.collectives.payload import carrier_of, flat_of, memory_of, name_of, nbytes_of
 from unisono.errors import UsageError
 from unisono.mpi import MPI
 from unisono.transports.windows import call
@@ -18,16 +18,16 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
         raise UsageError(f"rank {group.rank}: broadcast from root {root}; the group has ranks 0 to {group.size - 1}")
     if group.size == 1:
         return tensor
-    choice = group.choose("broadcast", algorithm, nbytes)
-    what = call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root}, {choice.algorithm})")
-    flat = tensor.detach().contiguous()
-    if choice.algorithm == "library":
+    flat = flat_of(tensor)
+    plan = group.plan("broadcast", algorithm, carrier_of(flat), nbytes, op=None)
+    what = call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, root {root}, {plan.choice.algorithm})")
+    if plan.choice.algorithm == "library":
         with group.library_call(what):
             group.comm.Bcast([memory_of(flat), MPI.BYTE], root)
     else:
         with group.call(what) as number:
             group.agree(what)  # nobody waits for the ranks below it in a tree: a difference might go unnoticed
-            group.play(group.broadcast_from(choice.algorithm, root), flat.view(-1).view(carrier_of(flat)), number)
+            group.play(group.broadcast_from(plan.choice.algorithm, root), flat.view(carrier_of(flat)), number, plan)
     if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat)
+        tensor.detach().copy_(flat.view(tensor.shape))
     return tensor

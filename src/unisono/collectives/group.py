@@ -8,53 +8,33 @@ A group that spans nodes has two more within it, made at first use:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from unisono.choosing.priced import Choice
-from unisono.choosing.table import SHARED, Table
+from unisono.choosing.table import Table
 from unisono.collectives.payload import memory_of, name_of
-from unisono.collectives.watch import Watch, difference
-from unisono.errors import MismatchError, UsageError
+from unisono.collectives.plans import Plan, Plans
+from unisono.collectives.watch import WORDS, Watch, difference
+from unisono.errors import MismatchError
 from unisono.mpi import MPI
 from unisono.placement import Placement, apart, place
-from unisono.schedules import find
 from unisono.schedules.hierarchical import columns
-from unisono.schedules.numbering import renumber
 from unisono.schedules.pieces import cut
-from unisono.schedules.schedule import Algorithm, Family, Program
-from unisono.transports.arithmetic import Arithmetic, arithmetic_of
+from unisono.schedules.schedule import Algorithm
 from unisono.transports.messages import MessageChannel, wait
 from unisono.transports.node_memory import NodeMemory
 from unisono.transports.player import play
-from unisono.transports.sweep import can_sweep
 from unisono.transports.windows import Call, call
-from unisono.transports.wires import Wire, wire_of
 
 IN_FLIGHT = 8
 """Pieces of a payload that go through a schedule at once."""
 
 LANDING = 32 << 20
-"""Bytes that may land at a rank at once, to be summed: all the memory that an exchange takes."""
-
-PLANS = 4096
-"""Plans that are kept."""
-
-
-class Plan(NamedTuple):
-    """What carries out a collective for one dtype and size."""
-
-    choice: Choice
-    arithmetic: Arithmetic
-    wire: Wire | None
-    what: Call
-    sweeps: bool
-    """Whether each rank touches only its own chunk of everybody's, so that shared memory needs two meetings only."""
+"""Bytes that may land at a rank at once, to be reduced: all the memory that an exchange takes."""
 
 
 class Group:
@@ -67,30 +47,38 @@ class Group:
         table: Table,
         watch: Watch | None = None,
         ranks: Sequence[int] | None = None,
+        interrupted: Callable[[], None] | None = None,
     ) -> None:
-        """`ranks` are what the user knows these ranks as; `watch` is that of the group which this one is part of."""
+        """`ranks` are what the user knows these ranks as; `watch` is that of the group which this one is part of.
+
+        `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; what
+        the ranks are in is not known any more then, and all that is left to do with the group is to `abandon` it.
+        """
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table = placement, table
         self.one_node = placement.one_node
         self._outer_watch = watch
         self.watch = watch or (None if self.one_node else Watch(comm, self._node_ranks))
+        self.interrupted = interrupted
+        self.broken = False
+        """Whether a wait was ended, or ranks of several nodes differed: no collective call is to be made any more."""
         self._messages = comm.Dup()  # so that a schedule's messages meet no others
         self._talk = comm.Dup()
         for channel in (comm, self._messages, self._talk):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # exceptions here, whatever was set
         self._memory: NodeMemory | None = None
-        self._plans: dict[tuple[str, str, str | None, torch.dtype, int], Plan] = {}
-        self._programs: dict[Algorithm, Program] = {}
-        self._families: dict[str, Family] = {}
-        self._rotated: dict[tuple[str, int], Algorithm] = {}
+        self._plans = Plans(self.rank, placement, table)
+        self.plan, self.find, self.broadcast_from = self._plans.plan, self._plans.find, self._plans.broadcast_from
         self._inner: list[Group] = []
+        self._levels: tuple[Group, Group | None] | None = None
 
     @property
     def node_memory(self) -> NodeMemory:
         """What the ranks of the one node share, made at first use, by all ranks together."""
         if self._memory is None:
-            self._memory = NodeMemory(self.comm, self.ranks, self.watch.check if self.watch else None)
+            self._come_together()
+            self._memory = NodeMemory(self.comm, self.ranks, self.check, one_of_several=self.watch is not None)
         return self._memory
 
     @cached_property
@@ -98,14 +86,18 @@ class Group:
         """How many ranks every node has at least."""
         return columns(self.placement)
 
-    @cached_property
-    def node(self) -> Group:
-        """The ranks of this rank's node; asked for by all ranks together the first time."""
-        return self._split(self.placement.node_of(self.rank), place([0] * len(self._node_ranks)))
+    def levels(self, what: Call) -> tuple[Group, Group | None]:
+        """The groups of this rank's node and, where all nodes have it, of its column; made in the first call `what`."""
+        if self._levels is None:
+            self._come_together()
+            with self.call(what, in_library=True):
+                node = self._split(self.placement.node_of(self.rank), place([0] * len(self._node_ranks)))
+                self._levels = node, self._column()
+                if node.size > 1:
+                    _ = node.node_memory
+        return self._levels
 
-    @cached_property
-    def column(self) -> Group | None:
-        """The ranks in this rank's place of their nodes; None where some node has no such place. Asked for by all."""
+    def _column(self) -> Group | None:
         column = self._node_ranks.index(self.rank)
         nodes = len(self.placement.nodes)
         supernodes = self.placement.supernodes or [0] * nodes
@@ -120,55 +112,28 @@ class Group:
     def _split(self, color: int, placement: Placement) -> Group:
         comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
         ranks = comm.allgather(self.ranks[self.rank])
-        group = Group(comm, placement, self.table, self.watch, ranks)
+        group = Group(comm, placement, self.table, self.watch, ranks, self.check if self.interrupted else None)
         self._inner.append(group)
         return group
 
-    def find(self, algorithm: str) -> Family:
-        """The schedule of that name for where these ranks sit."""
-        if algorithm not in self._families:
-            self._families[algorithm] = find(algorithm, self.placement)
-        return self._families[algorithm]
+    def _come_together(self) -> None:
+        """Wait until all have come, before the library makes what all make together: that wait cannot be ended."""
+        self.finish(self._talk.Ibarrier())
 
-    def broadcast_from(self, algorithm: str, root: int) -> Algorithm:
-        """The broadcast of that name from any root: the ranks move up by as many places."""
-        if (algorithm, root) not in self._rotated:
-            from_first = self.find(algorithm).broadcast
-            assert from_first is not None, "the choice offers what the schedule has"
-            order = [(place + root) % self.size for place in range(self.size)]
-            self._rotated[algorithm, root] = renumber(from_first, order)
-        return self._rotated[algorithm, root]
+    def check(self) -> None:
+        """Raise what ends a wait: ranks were found to differ, or `interrupted` raises. Called now and then in each."""
+        try:
+            if self.watch is not None:
+                self.watch.check()
+            if self.interrupted is not None:
+                self.interrupted()
+        except BaseException:
+            self.broken = True
+            raise
 
-    def plan(self, collective: str, algorithm: str, dtype: torch.dtype, nbytes: int, wire: str | None = None) -> Plan:
-        """Choose once for each dtype, size and wire."""
-        key = collective, algorithm, wire, dtype, nbytes
-        if key not in self._plans:
-            if len(self._plans) == PLANS:
-                self._plans.clear()
-            arithmetic = arithmetic_of(dtype)
-            narrow = wire_of(wire, dtype)
-            flying = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
-            choice = self.choose(collective, algorithm, flying)
-            words = f"{collective}({nbytes // dtype.itemsize} x {name_of(dtype)}, {choice.algorithm}"
-            words += ")" if wire is None else f", wire {wire})"
-            sweeps = collective == "allreduce" and choice.transport == "windows"
-            if sweeps:
-                sweeps = can_sweep(self.find(choice.algorithm).allreduce(self.rank, self.size), self.rank, self.size)
-            self._plans[key] = Plan(choice, arithmetic, narrow, call(words), sweeps)
-        return self._plans[key]
-
-    def choose(self, collective: str, algorithm: str, nbytes: int) -> Choice:
-        """What carries out a collective for that many bytes in flight."""
-        if algorithm == "auto":
-            return self.table.choose(collective, self.placement, nbytes)
-        base, _, inner = algorithm.partition("/")
-        if algorithm == "library" or (base, inner) == ("hierarchical", "library"):
-            return Choice(algorithm, "library")
-        if getattr(self.find(algorithm), collective) is None:
-            raise UsageError(f"the schedule {algorithm!r} has no {collective}")
-        if self.one_node and collective in SHARED:
-            return Choice("direct" if base == "hierarchical" else algorithm, "windows")
-        return Choice(algorithm, "messages")
+    def keep(self, *pending: object) -> None:
+        """Keep what messages are still under way to, with a communicator, as nobody waits for them any more."""
+        self._messages.Set_attr(MPI.Comm.Create_keyval(), pending)
 
     @contextmanager
     def call(self, what: Call, in_library: bool = False) -> Iterator[int]:
@@ -184,6 +149,7 @@ class Group:
             with self.watch.over(what.words, in_library) as number:
                 yield number
         except MismatchError as error:
+            self.broken = True
             self.watch.tell_all(str(error))
             raise
 
@@ -204,43 +170,40 @@ class Group:
             return
         mine = np.array([what.number, -what.number], np.int64)
         most = np.empty_like(mine)
-        request = self.comm.Iallreduce(mine, most, MPI.MAX)
-        try:
-            wait(request, self.watch.check)
-        except MismatchError:
-            self.watch.abandon(request, mine, most)
-            raise
+        self.finish(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
         if (most != mine).any():
             self.disagree(what)
 
     def disagree(self, what: Call) -> None:
         """Raise MismatchError, when all ranks know that they differ."""
-        said = self._talk.allgather(what.words)  # what did not match may still be under way on the others
-        other, words = next((rank, words) for rank, words in enumerate(said) if words != what.words)
-        raise MismatchError(difference(self.ranks[self.rank], what.words, self.ranks[other], words))
+        mine = np.frombuffer(what.words.encode()[:WORDS].ljust(WORDS), np.uint8)
+        said = np.empty((self.size, WORDS), np.uint8)
+        self.finish(self._talk.Iallgather(mine, said), mine, said)  # what did not match may still be under way
+        calls = [row.tobytes().decode(errors="replace").strip() for row in said]
+        other, words = next((rank, words) for rank, words in enumerate(calls) if words != calls[self.rank])
+        raise MismatchError(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], words))
+
+    def finish(self, request: MPI.Request, *buffers: object) -> None:
+        """Wait for what the library has begun on these buffers."""
+        try:
+            wait(request, self.check)
+        except BaseException:
+            self.keep(request, *buffers)
+            raise
 
     def play(
-        self,
-        algorithm: Algorithm,
-        tensor: torch.Tensor,
-        number: int,
-        wire: Wire | None = None,
-        chunk_major: bool = False,
+        self, algorithm: Algorithm, tensor: torch.Tensor, number: int, plan: Plan, chunk_major: bool = False
     ) -> None:
         """Play a schedule over messages on a contiguous tensor, in place. `number` is what `call` gave."""
-        program = self._programs.get(algorithm)
-        if program is None:
-            program = self._programs[algorithm] = algorithm(self.rank, self.size)
-        arithmetic, itemsize = arithmetic_of(tensor.dtype), tensor.dtype.itemsize
+        program, itemsize = self._plans.program(algorithm), tensor.dtype.itemsize
         landing = LANDING // (IN_FLIGHT * max(1, len(program.lanes)) * program.landing)
         pieces = cut(tensor.numel(), program.chunks, min(self.table.piece, landing) // itemsize, chunk_major)
-        interrupted = self.watch.check if self.watch else lambda: None
-        channel = MessageChannel(self._messages, memory_of(tensor), arithmetic, wire, number, interrupted)
+        memory = memory_of(tensor)
+        channel = MessageChannel(self._messages, memory, plan.arithmetic, plan.wire, number, self.check)
         try:
             play(program, pieces, channel, IN_FLIGHT)
-        except MismatchError:
-            if self.watch is not None:
-                self.watch.abandon(channel, tensor)
+        except BaseException:
+            self.keep(channel, tensor)
             raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -251,18 +214,28 @@ class Group:
         return self.node_memory.empty(length, dtype)
 
     def free(self) -> None:
-        """Give communicators and shared memory back, all ranks together."""
+        """Give communicators and shared memory back, all ranks together; nothing where the group is broken."""
+        if self.broken:
+            self.abandon()
+            return
         for group in self._inner:
             group.free()
             group.comm.Free()
         self._inner.clear()
-        self.__dict__.pop("node", None)
-        self.__dict__.pop("column", None)
+        self._levels = None
         if self._memory is not None:
             self._memory.free()
             self._memory = None
-        self._plans.clear()
+        self._plans.forget()
         if self.watch is not None and self._outer_watch is None:
             self.watch.free()
         self._messages.Free()
         self._talk.Free()
+
+    def abandon(self) -> None:
+        """Leave for good, without the other ranks: memory and communicators stay, but nothing runs here any more."""
+        self.broken = True
+        for group in self._inner:
+            group.abandon()
+        if self.watch is not None and self._outer_watch is None:
+            self.watch.stop()

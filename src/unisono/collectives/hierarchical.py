@@ -17,8 +17,9 @@ from collections.abc import Callable
 
 import torch
 
-from unisono.collectives.group import Group, Plan
+from unisono.collectives.group import Group
 from unisono.collectives.payload import memory_of
+from unisono.collectives.plans import Plan
 from unisono.schedules.pieces import bounds
 
 SHORT = 64 << 10
@@ -28,13 +29,12 @@ SHORT = 64 << 10
 def allreduce_in_levels(
     group: Group, tensor: torch.Tensor, plan: Plan, between: Callable[[Group, torch.Tensor], None]
 ) -> None:
-    """Sum a contiguous tensor in place; `between` sums one over the ranks of a column."""
+    """Reduce a contiguous tensor in place; `between` reduces one over the ranks of a column."""
     arithmetic, itemsize = plan.arithmetic, tensor.dtype.itemsize
     owners = group.columns if tensor.nbytes > SHORT * group.columns else 1
     with group.call(plan.what):
-        with group.call(plan.what, in_library=True):  # the first time, MPI makes the groups and what they share
-            node, column = group.node, group.column
-            memory = node.node_memory.staging if node.size > 1 else None
+        node, column = group.levels(plan.what)
+        memory = node.node_memory.staging if node.size > 1 else None
         flat = tensor.detach().view(-1)
         view = arithmetic.view(memory_of(flat))
         start, stop = bounds(len(view), owners, node.rank) if node.rank < owners else (0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import MPI_TYPES, carrier_of, memory_of, nbytes_of
+from unisono.collectives.payload import MPI_TYPES, carrier_of, flat_of, memory_of, nbytes_of
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 from unisono.transports.wires import wire_of
@@ -16,8 +16,8 @@ def part_broadcast(
 ) -> torch.Tensor:
     """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
 
-    `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank. Any dtype of 1, 2, 4 or
-    8 bytes: nothing is summed.
+    `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank. Any dtype: nothing is
+    reduced. Raises TensorError for a shard that does not fit `out`.
     """
     start, stop = bounds(out.numel(), group.size, group.rank)
     if shard.numel() != stop - start or shard.dtype != out.dtype:
@@ -26,8 +26,8 @@ def part_broadcast(
             f"{out.dtype} over {group.size} ranks; this rank's shard has {stop - start} elements"
         )
     carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
-    plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire)
-    part = shard.detach().contiguous().view(-1).view(carrier)
+    plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire, op=None)
+    part = flat_of(shard).view(carrier)
     target = out.detach() if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
     flat = target.view(-1).view(carrier)
     if group.size == 1:
@@ -49,7 +49,7 @@ def part_broadcast(
         algorithm_ = group.find(plan.choice.algorithm).part_broadcast
         assert algorithm_ is not None, "the plan offers what the schedule has"
         with group.call(plan.what) as number:
-            group.play(algorithm_, flat, number, plan.wire, chunk_major=True)
+            group.play(algorithm_, flat, number, plan, chunk_major=True)
     if not out.is_contiguous():
         out.detach().copy_(target)
     return out

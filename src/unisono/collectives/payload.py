@@ -14,11 +14,16 @@ MPI_TYPES = {
     torch.int32: MPI.INT32_T,
     torch.int16: MPI.INT16_T,
     torch.int8: MPI.INT8_T,
+    torch.uint64: MPI.UINT64_T,
+    torch.uint32: MPI.UINT32_T,
+    torch.uint16: MPI.UINT16_T,
     torch.uint8: MPI.UINT8_T,
+    torch.bool: MPI.UINT8_T,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
 
-CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What stands in for dtypes of that many bytes where nothing is summed."""
+CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""What stands in for dtypes of that many bytes where nothing is reduced."""
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
@@ -31,6 +36,11 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 def memory_of(tensor: torch.Tensor) -> MPI.memory:
     """The memory of a contiguous tensor."""
     return MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
+
+
+def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements one after another: the tensor's own memory if they lie so there, else a copy."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def carrier_of(tensor: torch.Tensor) -> torch.dtype:

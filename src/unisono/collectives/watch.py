@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from unisono import witness
 from unisono.errors import MismatchError
 from unisono.mpi import MPI
 from unisono.transports.windows import Window
@@ -88,7 +89,6 @@ class Watch:
         self._sending: list[MPI.Request] = []
         self._lock = threading.Lock()  # over what is being sent, which both threads add to
         self._all_told = False
-        self._abandoned: list[object] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
         self._thread.start()
@@ -135,10 +135,6 @@ class Watch:
             if not self._all_told:
                 self._all_told = True
                 self._send(Note(self.rank, self._number, "", verdict), set(range(self.size)) - {self.rank})
-
-    def abandon(self, *pending: object) -> None:
-        """Keep what messages are still under way to: after a MismatchError nobody waits for them any more."""
-        self._abandoned.extend(pending)
 
     def stop(self) -> None:
         """End the thread: no word comes from here any more."""
@@ -222,6 +218,7 @@ class Watch:
         sys.stderr.write(f"rank {self.rank} of {self.size}: unisono.errors.MismatchError: {self._verdict}\n")
         sys.stderr.flush()
         time.sleep(GRACE)
+        witness.tell(witness.ALL)
         os._exit(1)
 
 

@@ -1,24 +1,26 @@
-"""Sums of equal stretches of memory, in the order of ranks, for every dtype that the collectives carry.
+"""Reductions of equal stretches of memory, in the order of ranks, for every dtype that the collectives carry.
 
-Sums and copies are planned as steps and performed then or later: a plan that is played again costs no Python between
-its steps.
+Reductions and copies are planned as steps and performed then or later: a plan that is played again costs no Python
+between its steps.
 
-    float64, float32, integers   summed as they are, by NumPy
-    float16, bfloat16            summed in float32, rounded once at the end, by PyTorch (NumPy has no bfloat16)
+    float64, float32, integers, bool   reduced as they are, by NumPy
+    float16, bfloat16                  reduced in float32, rounded once at the end, by PyTorch (NumPy has no bfloat16)
 
-NumPy is used where it can be: for blocks of 128 to 512 KB its addition is about twice as fast as PyTorch's here.
+A sum of bools is their or, a product their and. NaN comes through minimum and maximum. NumPy is used where it can be:
+for blocks of 128 to 512 KB its addition is about twice as fast as PyTorch's here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unisono.errors import TensorError
+from unisono.errors import TensorError, UsageError
 
 Array = NDArray[Any]
 
@@ -32,16 +34,54 @@ NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.int32: np.dtype(np.int32),
     torch.int16: np.dtype(np.int16),
     torch.int8: np.dtype(np.int8),
+    torch.uint64: np.dtype(np.uint64),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint16: np.dtype(np.uint16),
     torch.uint8: np.dtype(np.uint8),
+    torch.bool: np.dtype(np.bool_),
 }
-"""The dtypes that are summed as they are."""
+"""The dtypes that are reduced as they are."""
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-"""The dtypes that are summed in float32."""
+"""The dtypes that are reduced in float32."""
+
+DTYPES = (*NUMPY_DTYPES, *HALF_DTYPES)
+"""The dtypes that are reduced."""
+
+MOVED = {**NUMPY_DTYPES, torch.complex128: np.dtype(np.complex128)}
+"""The dtypes that are moved as they are: one of each size that there is."""
+
+
+def _minimum(one: Array, other: Array, into: Array) -> None:
+    np.minimum(one, other, out=into)
+
+
+def _maximum(one: Array, other: Array, into: Array) -> None:
+    np.maximum(one, other, out=into)
+
+
+EXACT: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+"""The ops by name, each a function of two arrays and the one that takes the result."""
+
+WIDENED: dict[str, Callable[..., Any]] = {
+    "sum": torch.add,
+    "product": torch.mul,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+}
+"""The ops that floating-point numbers have, on tensors."""
 
 
 class Arithmetic(Protocol):
-    """How memory of one dtype is seen, copied and summed. A view is a flat array or tensor; slices share its memory."""
+    """How memory of one dtype is seen, copied and reduced. A view is a flat array or tensor; slices share memory."""
 
     def view(self, buffer: Any) -> Any:
         """The elements in `buffer`, sharing its memory."""
@@ -49,8 +89,8 @@ class Arithmetic(Protocol):
     def copy(self, into: Any, source: Any) -> Step:
         """Copy one view into another of the same length."""
 
-    def total(self, sources: Sequence[Any], into: Any) -> list[Step]:
-        """Sum the views in their order. `into` may be one of them; the others stay as they are."""
+    def reduce(self, sources: Sequence[Any], into: Any) -> list[Step]:
+        """Reduce the views in their order. `into` may be one of them; the others stay as they are."""
 
 
 def perform(steps: Iterable[Step]) -> None:
@@ -60,10 +100,10 @@ def perform(steps: Iterable[Step]) -> None:
 
 
 class Exact:
-    """Sums in the dtype itself."""
+    """Reductions in the dtype itself."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = NUMPY_DTYPES[dtype]
+    def __init__(self, dtype: torch.dtype, op: str) -> None:
+        self.dtype, self._combine = MOVED[dtype], EXACT[op]
 
     def view(self, buffer: Any) -> Array:
         """The elements in `buffer`, sharing its memory."""
@@ -73,25 +113,25 @@ class Exact:
         """Copy one view into another of the same length."""
         return np.copyto, (into, source)
 
-    def total(self, sources: Sequence[Array], into: Array) -> list[Step]:
-        """Sum the views in their order. `into` may be one of them; the others stay as they are."""
+    def reduce(self, sources: Sequence[Array], into: Array) -> list[Step]:
+        """Reduce the views in their order. `into` may be one of them; the others stay as they are."""
         if len(sources) == 1:
             return [] if sources[0] is into else [self.copy(into, sources[0])]
         later = any(source is into for source in sources[2:])
         partial = np.empty_like(into) if later else into
-        steps: list[Step] = [(np.add, (sources[0], sources[1], partial))]
+        steps: list[Step] = [(self._combine, (sources[0], sources[1], partial))]
         for source in sources[2:]:
             before = partial
-            partial = into if source is into else partial  # from there on the sum may live where it belongs
-            steps.append((np.add, (before, source, partial)))
+            partial = into if source is into else partial  # from there on the result may live where it belongs
+            steps.append((self._combine, (before, source, partial)))
         return steps
 
 
 class Widened:
-    """Sums in float32, rounded once to the dtype."""
+    """Reductions in float32, rounded once to the dtype."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, op: str) -> None:
+        self.dtype, self._combine = dtype, WIDENED[op]
 
     def view(self, buffer: Any) -> torch.Tensor:
         """The elements in `buffer`, sharing its memory."""
@@ -103,27 +143,35 @@ class Widened:
         """Copy one view into another of the same length."""
         return into.copy_, (source,)
 
-    def total(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> list[Step]:
-        """Sum the views in their order. `into` may be one of them; the others stay as they are."""
-        return [(_total_in_float32, (tuple(sources), into))]
+    def reduce(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> list[Step]:
+        """Reduce the views in their order. `into` may be one of them; the others stay as they are."""
+        return [(self._reduce_in_float32, (tuple(sources), into))]
+
+    def _reduce_in_float32(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+        partial = sources[0].float()
+        for source in sources[1:]:
+            self._combine(partial, source.float(), out=partial)
+        into.copy_(partial)
 
 
-def _total_in_float32(sources: Sequence[torch.Tensor], into: torch.Tensor) -> None:
-    partial = sources[0].float()
-    for source in sources[1:]:
-        partial += source.float()
-    into.copy_(partial)
+def dtypes_of(op: str) -> list[torch.dtype]:
+    """The dtypes that an op reduces. Raises UsageError, listing the names, for an unknown op."""
+    if op not in EXACT:
+        raise UsageError(f"there is no op {op!r}; there are {', '.join(EXACT)}")
+    return [dtype for dtype in DTYPES if op in WIDENED or not dtype.is_floating_point]
 
 
-ARITHMETICS: dict[torch.dtype, Arithmetic] = {
-    **{dtype: Exact(dtype) for dtype in NUMPY_DTYPES},
-    **{dtype: Widened(dtype) for dtype in HALF_DTYPES},
-}
+@cache
+def arithmetic_of(dtype: torch.dtype, op: str = "sum") -> Arithmetic:
+    """The arithmetic of a dtype and an op. Raises TensorError for a dtype that the op does not reduce."""
+    offered = dtypes_of(op)
+    if dtype in offered:
+        return Widened(dtype, op) if dtype in HALF_DTYPES else Exact(dtype, op)
+    name, *known = (str(one).removeprefix("torch.") for one in (dtype, *offered))
+    raise TensorError(f"cannot reduce a tensor of {name} by {op!r}; can reduce {', '.join(known)}")
 
 
-def arithmetic_of(dtype: torch.dtype) -> Arithmetic:
-    """The arithmetic of a dtype. Raises TensorError for a dtype that the collectives do not sum."""
-    if dtype in ARITHMETICS:
-        return ARITHMETICS[dtype]
-    known = ", ".join(str(known).removeprefix("torch.") for known in ARITHMETICS)
-    raise TensorError(f"cannot sum a tensor of {str(dtype).removeprefix('torch.')}; can sum {known}")
+@cache
+def mover_of(dtype: torch.dtype) -> Arithmetic:
+    """How memory of a dtype in MOVED is seen and copied where nothing is reduced."""
+    return Exact(dtype, "sum")

@@ -2,7 +2,7 @@
 
     SEND       the payload's own memory, or a parcel that the wire has packed
     RECEIVE    into place, or into a parcel that is unpacked when the round ends
-    ADD        into a landing place; summed when the round ends
+    ADD        into a landing place; reduced when the round ends
 
 A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls do not
 meet, so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
@@ -25,7 +25,7 @@ from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import SPREAD, Move
-from unisono.transports.rounds import OpenRound, sum_arrivals
+from unisono.transports.rounds import OpenRound, reduce_arrivals
 from unisono.transports.wires import Wire
 
 Result = TypeVar("Result")
@@ -138,7 +138,7 @@ class MessageChannel:
         return spare.pop() if spare else np.empty(nbytes, np.uint8)
 
     def _end(self, ticket: int) -> None:
-        """Widen and sum what has arrived; the parcels are free again."""
+        """Widen and reduce what has arrived; the parcels are free again."""
         moves, arrivals = self._rounds.pop(ticket)
         parcels = self._parcels.pop(ticket)
         del self._open[ticket]
@@ -147,7 +147,7 @@ class MessageChannel:
                 arrivals[place] = self._arrival(move, parcel)
             elif parcel is not None and move.action is Action.RECEIVE and self._wire is not None:
                 self._wire.unpack(parcel, self._payload[move.where])
-        sum_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
+        reduce_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
         for parcel in parcels:
             if parcel is not None:
                 self._spare[parcel.size].append(parcel)

@@ -15,13 +15,15 @@ from unisono.transports.windows import Signals, Window
 class NodeMemory:
     """Made, used and freed by all ranks of `comm` together, who share a node.
 
-    `ranks` are what the user knows them as; `interrupted`, where the node is one of
-    several, is called now and then while waiting.
+    `ranks` are what the user knows them as, `one_of_several` says whether there are other nodes; `interrupted` is
+    called now and then while waiting, and raises to end the wait.
     """
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None] | None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None], one_of_several: bool
+    ) -> None:
         self._comm = comm
-        self.signals = Signals(comm, ranks, interrupted)
+        self.signals = Signals(comm, ranks, interrupted, one_of_several)
         self.staging = Staging(comm, self.signals)
         self._windows: dict[int, Window] = {}  # by the address of the own part
 

@@ -1,4 +1,4 @@
-"""The end of a round, the same on every transport: all that was added to a stretch is summed in the order of ranks."""
+"""The end of a round, the same on every transport: all that was added to a stretch is reduced in the order of ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class OpenRound(NamedTuple):
     arrivals: list[Array | None]
 
 
-def sum_arrivals(
+def reduce_arrivals(
     rank: int, payload: Array, arithmetic: Arithmetic, moves: Sequence[Move], arrivals: Iterable[Array | None]
 ) -> None:
-    """Sum what the ADDs of a round brought into `payload`, each stretch with the rank's own contribution in its place.
+    """Reduce what the ADDs of a round brought into `payload`, with the rank's own contribution in its place.
 
     `arrivals` has an entry for each move; those of other actions are not looked at.
     """
@@ -31,4 +31,4 @@ def sum_arrivals(
     for (start, stop), parts in contributions.items():
         own = payload[start:stop]
         ordered = sorted([*parts, (rank, own)], key=lambda part: part[0])
-        perform(arithmetic.total([part for _, part in ordered], own))
+        perform(arithmetic.reduce([part for _, part in ordered], own))

@@ -63,7 +63,7 @@ class Staging:
         def plan(address: int) -> tuple[Any, list[list[Step]]]:
             payload = MPI.memory.fromaddress(address, nbytes)
             into = arithmetic.view(payload)
-            return payload, [arithmetic.total(slot, into) for slot in views]
+            return payload, [arithmetic.reduce(slot, into) for slot in views]
 
         def play(address: int) -> None:
             known = seen.get(address)
@@ -92,7 +92,7 @@ class Staging:
             perform(arithmetic.copy(entry[segments[rank]], part[segments[rank]]) for rank in others)
             self._signals.meet(what)
             sources = [part[own] if rank == self._rank else slot[own] for rank, slot in enumerate(slots)]
-            perform(arithmetic.total(sources, sources[self._rank]))
+            perform(arithmetic.reduce(sources, sources[self._rank]))
             perform([arithmetic.copy(entry[own], sources[self._rank])])
             self._signals.meet(what)
             perform(arithmetic.copy(part[segments[rank]], slots[rank][segments[rank]]) for rank in others)
@@ -119,7 +119,7 @@ class Staging:
             where = whole.region(piece, self._rank)
             first = self._rank * stride
             mine = [slot[first : first + where.stop - where.start] for slot in slots]
-            perform(arithmetic.total(mine, shard[where.start - start : where.stop - start]))
+            perform(arithmetic.reduce(mine, shard[where.start - start : where.stop - start]))
 
     def part_broadcast(
         self, shard: Any, out: Any, itemsize: int, arithmetic: Arithmetic, what: Call, owners: int = 0

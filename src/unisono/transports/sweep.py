@@ -39,7 +39,7 @@ def plan_sweep(views: Sequence[Any], rank: int, itemsize: int, arithmetic: Arith
     steps: list[Step] = []
     for first in range(start, stop, length):
         parts = [view[first : min(stop, first + length)] for view in views]
-        steps += arithmetic.total(parts, parts[rank])
+        steps += arithmetic.reduce(parts, parts[rank])
         steps += [arithmetic.copy(part, parts[rank]) for place, part in enumerate(parts) if place != rank]
     return steps
 

@@ -15,7 +15,7 @@ from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import Move, play
-from unisono.transports.rounds import OpenRound, sum_arrivals
+from unisono.transports.rounds import OpenRound, reduce_arrivals
 
 PATIENCE = 30.0
 """Seconds without a message after which a play counts as stuck."""
@@ -70,7 +70,7 @@ class ThreadChannel:
 
     def _end(self, ticket: int) -> None:
         moves, arrivals = self._rounds.pop(ticket)
-        sum_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
+        reduce_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
         for move, arrived in zip(moves, arrivals, strict=True):
             if move.action is Action.RECEIVE and arrived is not None:
                 self._payload[move.where] = arrived

@@ -7,9 +7,6 @@ A rank that comes to a meeting leaves a card: its turn (how many meetings it has
 is in, in one word, so that one look tells both; odd and even turns have a place each. Waiting looks at the lines of the
 others; where each rank has a core it looks a thousand times (some 50 us) before it gives the core away between looks,
 where ranks share cores it gives it away at once. `Win.Sync` is the memory barrier that MPI asks for.
-
-On a window SEND means "my memory is ready" (posted), ADD and RECEIVE read the peer's memory where it lies and say so
-(taken); no byte is copied on the way.
 """
 
 from __future__ import annotations
@@ -23,10 +20,6 @@ from typing import Any, NamedTuple
 from unisono.errors import MismatchError
 from unisono.launch import cores
 from unisono.mpi import MPI
-from unisono.schedules.schedule import Action
-from unisono.transports.arithmetic import Arithmetic, perform
-from unisono.transports.player import Move
-from unisono.transports.rounds import sum_arrivals
 
 LANES = 16
 """The most lanes of a schedule that may run side by side on a window."""
@@ -85,11 +78,16 @@ def call(words: str) -> Call:
 class Signals:
     """How the ranks of a node meet and hand over memory."""
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None] | None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None], one_of_several: bool
+    ) -> None:
+        """`ranks` are what the user knows these as; `one_of_several` says that ranks of other nodes wait for this node.
+
+        `interrupted` is called now and then while waiting; it raises to end the wait.
+        """
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        self._ranks = ranks  # what the user knows these ranks as
-        self._interrupted = interrupted  # called now and then while waiting; it raises to end the wait
-        self._awake = AWAKE if interrupted is None else AWAKE_BETWEEN_NODES
+        self._ranks, self._interrupted = ranks, interrupted
+        self._awake = AWAKE_BETWEEN_NODES if one_of_several else AWAKE
         counters = 2 + 2 * LANES * self.size
         self._window = Window(comm, 8 * counters + WORDS)
         lines = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
@@ -98,7 +96,7 @@ class Signals:
         self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
         self.turn = 0
-        self._patience = LOOKS if self.size <= cores() and interrupted is None else 5
+        self._patience = LOOKS if self.size <= cores() and not one_of_several else 5
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()
@@ -110,9 +108,12 @@ class Signals:
         card = turn * CALLS + what.number
         self.fence()
         self._own[place] = card
+        agreed = True
         for line in self._others:
             if line[place] != card and self._await(line, turn) != card:
-                self._disagree(what)
+                agreed = False  # go on: nobody leaves this turn before all have come, so that all find out
+        if not agreed:
+            self._disagree(what)
         self.fence()
 
     def _await(self, line: memoryview, turn: int) -> int:
@@ -121,8 +122,13 @@ class Signals:
         for _ in range(self._patience):
             if line[place] >= least:
                 return int(line[place])
+        self.until(lambda: line[place] >= least)
+        return int(line[place])
+
+    def until(self, look: Callable[[], bool]) -> None:
+        """Look until there is what this rank waits for."""
         looks, start = 0, time.monotonic()
-        while line[place] < least:
+        while not look():
             if time.monotonic() - start > self._awake:
                 time.sleep(NAP)
                 looks += LOOKS // NAPS
@@ -132,9 +138,7 @@ class Signals:
             if looks >= LOOKS:
                 looks = 0
                 self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
-                if self._interrupted is not None:
-                    self._interrupted()
-        return int(line[place])
+                self._interrupted()
 
     def _disagree(self, what: Call) -> None:
         """Every rank comes here, since each differs from at least one other: exchange words, then raise."""
@@ -187,58 +191,3 @@ class Signals:
         for view in (*self._lines, *self._words):
             view.release()
         self._window.free()
-
-
-class _Round:
-    """What a lane still waits for."""
-
-    def __init__(self, moves: Sequence[Move], awaited: list[tuple[int, int]]) -> None:
-        self.moves, self.awaited = moves, awaited
-        self.missing = [place for place, move in enumerate(moves) if move.action is not Action.SEND]
-        self.kept: list[Any] = [None] * len(moves)
-
-
-class WindowChannel:
-    """Carries the moves of any schedule on memory that lies in a window. One piece at a time; `views` holds, for each
-    rank, its payload as seen from here."""
-
-    def __init__(self, signals: Signals, views: Sequence[Any], lanes: int, arithmetic: Arithmetic) -> None:
-        assert lanes <= LANES, f"{lanes} lanes on a window, {LANES} at most"
-        self._signals, self._views, self._lanes, self._arithmetic = signals, views, lanes, arithmetic
-        self._own = views[signals.rank]
-        self._rounds: dict[int, _Round] = {}
-
-    def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Say what is ready."""
-        lane = ticket % self._lanes
-        awaited = [(move.peer, self._signals.post(lane, move.peer)) for move in moves if move.action is Action.SEND]
-        self._rounds[ticket] = _Round(moves, awaited)
-
-    def ended(self) -> list[int]:
-        """Wait until rounds have ended, with all that they brought in place; their tickets."""
-        while True:
-            done = [ticket for ticket in self._rounds if self._proceed(ticket)]
-            if done:
-                for ticket in done:
-                    del self._rounds[ticket]
-                return done
-            os.sched_yield()
-
-    def _proceed(self, ticket: int) -> bool:
-        """Read what is ready; when all was read here and by the peers, end the round."""
-        this, lane, signals = self._rounds[ticket], ticket % self._lanes, self._signals
-        for place in list(this.missing):
-            move = this.moves[place]
-            first = next(earlier for earlier in this.missing if this.moves[earlier].peer == move.peer)
-            if first == place and signals.posted(lane, move.peer) > signals.took(lane, move.peer):
-                signals.fence()
-                # kept aside, since a chunk that is sent in the same round must stay as it is until it was read
-                landed = self._own[move.where].copy() if move.action is Action.ADD else self._own[move.where]
-                perform([self._arithmetic.copy(landed, self._views[move.peer][move.where])])
-                this.kept[place] = landed
-                signals.take(lane, move.peer)
-                this.missing.remove(place)
-        if this.missing or any(signals.taken(lane, peer) < count for peer, count in this.awaited):
-            return False
-        sum_arrivals(signals.rank, self._own, self._arithmetic, this.moves, this.kept)
-        return True

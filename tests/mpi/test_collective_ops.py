@@ -1,0 +1,149 @@
+"""Every op of every dtype that it reduces, beside a serial reduction in the order of ranks."""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from unisono.errors import MismatchError, TensorError, UsageError
+from unisono.schedules.pieces import bounds
+from unisono.transports.arithmetic import EXACT, HALF_DTYPES, NUMPY_DTYPES, dtypes_of
+from unisono.world import World
+
+ALGORITHMS = ["auto", "library", "direct", "flat", "ring", "tree", "hierarchical", "hierarchical/library"]
+ONE_BY_ONE = {
+    "sum": np.add,
+    "product": np.multiply,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def contribution(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small numbers, whose sums and products are exact in every dtype; floating-point ones have a sign."""
+    low, high = (0, 2) if dtype is torch.bool else (-3, 4) if dtype.is_signed else (1, 4)
+    return torch.randint(low, high, (length,), generator=torch.Generator().manual_seed(length * 31 + rank)).to(dtype)
+
+
+def serial(op: str, rows: list[torch.Tensor]) -> torch.Tensor:
+    """In the order of ranks; the half types in float32."""
+    dtype = rows[0].dtype
+    arrays = [(row.float() if dtype in HALF_DTYPES else row).numpy() for row in rows]
+    return torch.from_numpy(reduce(ONE_BY_ONE[op], arrays)).to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def check(world: World, op: str, algorithm: str, length: int) -> None:
+    for dtype in dtypes_of(op) if length < 70_001 else (torch.int16, torch.bool):
+        rows = [contribution(rank, length, dtype) for rank in range(world.size)]
+        expected = serial(op, rows)
+        for _ in range(2 if algorithm == "auto" else 1):  # the second time goes by the plan that the first has kept
+            tensor = rows[world.rank].clone()
+            assert world.allreduce(tensor, algorithm, op=op) is tensor
+            assert torch.equal(tensor, expected), dtype
+        if algorithm in ("auto", "library", "direct", "ring"):
+            shard = world.part_reduce(rows[world.rank], algorithm, op=op)
+            assert torch.equal(shard, expected[slice(*bounds(length, world.size, world.rank))]), dtype
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:-1])
+@pytest.mark.parametrize("op", EXACT)
+def test_on_one_node(world: World, op: str, algorithm: str) -> None:
+    for length in (0, 1009, 70_001):
+        check(world, op, algorithm, length)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_across_nodes(spread: World, algorithm: str) -> None:
+    for op in EXACT:
+        for length in (0, 1009, 70_001):
+            check(spread, op, algorithm, length)
+
+
+@pytest.mark.parametrize("op", EXACT)
+def test_in_a_window(group: World, op: str) -> None:
+    for dtype in dtypes_of(op):
+        rows = [contribution(rank, 20_011, dtype) for rank in range(group.size)]
+        window = group.empty(20_011, dtype)
+        for _ in range(2):
+            for other in ("maximum", op):  # what is kept for one op is not taken for another
+                window.copy_(rows[group.rank])
+                group.allreduce(window, op=other)
+                assert torch.equal(window, serial(other, rows)), (dtype, other)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("op", ["minimum", "maximum", "product"])
+def test_nan_and_both_zeros_and_the_same_bits_everywhere(spread: World, world: World, op: str) -> None:
+    strange = [float("nan"), -float("nan"), 0.0, -0.0, float("inf"), float("-inf"), 1.5, -2.5]
+    for these, algorithms in ((world, ALGORITHMS[:-1]), (spread, ALGORITHMS)):
+        for dtype in (torch.float64, torch.float32, *HALF_DTYPES):
+            for algorithm, length in product(algorithms, (37, 30_011)):
+                places = np.random.default_rng((these.size, length)).integers(0, 8, (these.size, length))
+                rows = [torch.tensor(strange, dtype=dtype)[torch.from_numpy(row)] for row in places]
+                tensor = rows[these.rank].clone()
+                these.allreduce(tensor, algorithm, op=op)
+                torch.testing.assert_close(tensor, serial(op, rows), rtol=0, atol=0, equal_nan=True)
+                assert len(set(these.gather(bits(tensor)))) == 1, dtype
+
+
+@pytest.mark.parametrize("op", ["sum", "minimum", "product"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_a_wire_carries_every_op(spread: World, op: str, algorithm: str) -> None:
+    rows = [contribution(rank, 4099, torch.float32) for rank in range(spread.size)]
+    tensor = rows[spread.rank].clone()
+    assert torch.equal(spread.allreduce(tensor, algorithm, "bfloat16", op), serial(op, rows))
+
+
+def test_a_shard_goes_where_it_is_wanted(world: World, spread: World) -> None:
+    from unisono.collectives.part_reduce import part_reduce
+
+    for these in (world, spread):
+        for algorithm in ("auto", "library", "ring"):
+            for dtype in (torch.float32, torch.bfloat16, torch.bool):
+                rows = [contribution(rank, 5003, dtype) for rank in range(these.size)]
+                own = slice(*bounds(5003, these.size, these.rank))
+                out = torch.zeros(own.stop - own.start, dtype=dtype)
+                mine = rows[these.rank].clone()
+                found = part_reduce(these._group, mine, algorithm, None, "maximum", out)
+                assert found is out
+                assert torch.equal(out, serial("maximum", rows)[own])
+                assert torch.equal(mine, rows[these.rank])
+        for wrong in (torch.zeros(1), torch.zeros(5003, dtype=torch.int32), torch.zeros(10006)[::2]):
+            with pytest.raises(TensorError, match="cannot take this rank's chunk"):
+                part_reduce(these._group, torch.zeros(5003 * these.size), out=wrong)
+
+
+def test_what_cannot_be_reduced(world: World) -> None:
+    for op in ("and", "or", "xor"):
+        for dtype in (torch.float32, torch.bfloat16):
+            with pytest.raises(TensorError, match=f"by '{op}'; can reduce int64"):
+                world.allreduce(torch.zeros(3, dtype=dtype), op=op)
+    with pytest.raises(UsageError, match="no op 'average'"):
+        world.part_reduce(torch.zeros(3), op="average")
+
+
+def test_ranks_with_different_ops_are_told(group: World) -> None:
+    if group.size == 1:
+        pytest.skip("one rank agrees with itself")
+    for length in (5, 300_000):
+        for _ in range(2):
+            with pytest.raises(MismatchError) as caught:
+                group.allreduce(torch.zeros(length), op="minimum" if group.rank else "product")
+            assert "op minimum)" in str(caught.value)
+            assert "op product)" in str(caught.value)
+    assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3
+
+
+def test_every_reduced_dtype_is_tested() -> None:
+    assert {dtype for op in EXACT for dtype in dtypes_of(op)} == {*NUMPY_DTYPES, *HALF_DTYPES}

@@ -1,0 +1,110 @@
+"""`interrupted` ends every wait of a group, wherever ranks sit and whichever thread waits; then it is abandoned."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.barrier import barrier
+from unisono.collectives.broadcast import broadcast
+from unisono.collectives.group import Group
+from unisono.collectives.part_reduce import part_reduce
+from unisono.errors import UnisonoError
+from unisono.placement import Placement, apart, place, regular
+from unisono.world import World
+
+PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+    "one node": lambda ranks: regular(1, 1, ranks),
+    "two nodes by turns": lambda ranks: place([rank % 2 for rank in range(ranks)]),
+    "apart": apart,
+}
+
+CALLS: dict[str, Callable[[Group], object]] = {
+    "barrier": barrier,
+    "short": lambda group: Allreduce(group)(torch.ones(3)),
+    "long": lambda group: Allreduce(group)(torch.ones(3_000_000)),
+    "ring": lambda group: Allreduce(group)(torch.ones(3_000_000), "ring"),
+    "library, short": lambda group: Allreduce(group)(torch.ones(3), "library"),
+    "library, long": lambda group: Allreduce(group)(torch.ones(300_000), "library"),
+    "broadcast": lambda group: broadcast(group, torch.ones(3_000_000), root=1),
+    "part_reduce": lambda group: part_reduce(group, torch.ones(300_000), op="maximum"),
+}
+
+
+class LateError(UnisonoError):
+    """What the tests' `interrupted` raises."""
+
+
+class Limit:
+    """Raises once the time is over."""
+
+    def __init__(self) -> None:
+        self.end = float("inf")
+
+    def __call__(self) -> None:
+        if time.monotonic() > self.end:
+            raise LateError(f"in thread {threading.current_thread().name}")
+
+
+def group_of(world: World, where: str, limit: Limit) -> Group:
+    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table, interrupted=limit)
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+@pytest.mark.parametrize("what", CALLS)
+def test_a_wait_for_a_rank_that_does_not_come_is_ended(world: World, what: str, where: str) -> None:
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    limit = Limit()
+    group = group_of(world, where, limit)
+    if world.rank:
+        limit.end = time.monotonic() + 0.2
+        with pytest.raises(LateError):
+            CALLS[what](group)
+        assert group.broken
+        assert time.monotonic() < limit.end + 10
+    group.free() if world.rank else group.abandon()
+    del group
+    gc.collect()
+    world.barrier()
+    assert world.allreduce(torch.ones(3)).tolist() == [world.size] * 3
+
+
+def test_a_wait_in_another_thread_is_ended(world: World) -> None:
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    for where in PLACEMENTS:
+        limit = Limit()
+        group = group_of(world, where, limit)
+        caught: list[str] = []
+
+        def run(group: Group = group, limit: Limit = limit, caught: list[str] = caught) -> None:
+            limit.end = time.monotonic() + 0.2
+            try:
+                barrier(group)
+            except LateError as error:
+                caught.append(str(error))
+
+        if world.rank:
+            thread = threading.Thread(target=run, name="another")
+            thread.start()
+            thread.join(30)
+            assert caught == ["in thread another"]
+        world.barrier()
+        group.abandon()
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+def test_while_nothing_is_raised_all_is_as_ever(world: World, where: str) -> None:
+    group = group_of(world, where, Limit())
+    for what in CALLS.values():
+        if world.size > 1:
+            what(group)
+    assert not group.broken
+    group.free()
