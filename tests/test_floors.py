@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors",),
-    ("launch", "placement"),
+    ("addresses", "launch", "placement", "witness"),
     ("lab",),
     ("mpi",),
     ("schedules",),
@@ -18,6 +18,7 @@ FLOORS = [
     ("choosing",),
     ("collectives",),
     ("world",),
+    ("torch_backend",),
     ("tuning",),
     ("bench",),
     ("gradients",),
@@ -39,9 +40,13 @@ def room_of(path: Path) -> str:
 def test_imports_go_down(path: Path) -> None:
     room = room_of(path)
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("unisono."):
-            other = node.module.split(".")[1]
-            assert other == room or FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        modules = [f"unisono.{name.name}" for name in node.names] if node.module == "unisono" else [node.module]
+        for module in modules:
+            if module.startswith("unisono."):
+                other = module.split(".")[1]
+                assert other == room or FLOOR[other] < FLOOR[room], f"{room} imports {other}"
 
 
 def test_every_room_has_a_floor() -> None:

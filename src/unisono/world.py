@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from unisono import witness
 from unisono.choosing.table import Table, read_table
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import Allreduce
@@ -161,6 +163,7 @@ class World:
         """End all ranks of the job at once with an exit code that is not 0."""
         sys.stdout.flush()
         sys.stderr.flush()
+        witness.tell(witness.ALL)
         self.comm.Abort(code)
 
     def free(self) -> None:
@@ -195,6 +198,7 @@ def init(table: Path | None = None) -> World:
     comm = world.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     on_node, leader = node.size, node.bcast(comm.rank, 0)
+    _call_witness(node, comm)
     _forget_shared_files(node)
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
@@ -220,6 +224,19 @@ def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
         raise outcome
     assert outcome is not None
     return outcome
+
+
+def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
+    """Have somebody look on who says which rank of this node died, when one dies without a word."""
+    if comm.size == 1 or witness.called():
+        return
+    seats = node.gather((comm.rank, os.getpid()), 0)
+    address = ""
+    if seats:
+        ranks, processes = zip(*seats, strict=True)
+        address = witness.start(ranks, processes, comm.size)
+    witness.know(node.bcast(address, 0))
+    atexit.register(witness.tell, comm.rank)
 
 
 def _forget_shared_files(node: MPI.Comm) -> None:
@@ -267,6 +284,7 @@ def _end_all_on_error(comm: MPI.Intracomm) -> None:
         sys.stdout.flush()
         terminal.write("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
         terminal.flush()
+        witness.tell(witness.ALL)
         comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = report

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from unisono.addresses import address_towards, interface_of
 from unisono.choosing.priced import IN_LEVELS, candidates
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
@@ -43,9 +42,6 @@ SHORT = 64 << 10
 """Bytes up to which that makes a difference."""
 
 WIRES = ("bfloat16", "float16")
-
-SIOCGIFADDR = 0x8915
-"""Linux: asks for the address of an interface."""
 
 
 def measure(
@@ -136,8 +132,8 @@ def _gloo(world: World) -> Iterator[None]:
     """gloo between the same ranks, over the interface by which the other nodes reach rank 0."""
     hosts = world.gather(socket.gethostname())
     others = [host for host in hosts if host != hosts[0]]
-    address: str = world.comm.bcast(_address_towards(others[0]) if others else "127.0.0.1", 0)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(_address_towards(address)))
+    address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(address)))
     store = None
     if world.rank == 0:
         store = TCPStore(address, 0, world.size, is_master=True, wait_for_workers=False)
@@ -149,22 +145,3 @@ def _gloo(world: World) -> Iterator[None]:
         world.comm.Barrier()
     finally:
         dist.destroy_process_group()
-
-
-def _address_towards(host: str) -> str:
-    """This machine's address on the way to a host. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect((host, 9))
-        address: str = asking.getsockname()[0]
-    return address
-
-
-def _interface(address: str) -> str:
-    """The network interface that has an address; "lo" where none is found."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            with suppress(OSError):  # it has no address
-                if socket.inet_ntoa(fcntl.ioctl(asking, SIOCGIFADDR, request)[20:24]) == address:
-                    return name
-    return "lo"

@@ -1,0 +1,68 @@
+"""The witness names the rank that ended without a word, and nobody else."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from unisono import witness
+
+
+class Seats:
+    """Three processes that stand for ranks, and a witness that looks on."""
+
+    def __init__(self) -> None:
+        self.processes = {
+            rank: subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for rank in range(3)
+        }
+        self.line, self.mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.said: list[str] = []
+        numbers = {rank: process.pid for rank, process in self.processes.items()}
+        self.thread = threading.Thread(target=lambda: self.said.append(witness.look_on(self.line, 3, numbers)))
+        self.thread.start()
+
+    def end(self, rank: int, by: int = signal.SIGKILL) -> None:
+        self.processes[rank].send_signal(by)
+        self.processes[rank].wait()
+
+    def close(self) -> str:
+        self.thread.join(10)
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+        self.line.close()
+        self.mine.close()
+        return self.said[0]
+
+
+@pytest.fixture
+def seats() -> Seats:
+    if not hasattr(__import__("os"), "pidfd_open"):
+        pytest.skip("this system has no pidfd")
+    return Seats()
+
+
+def test_the_first_that_says_nothing_is_named(seats: Seats) -> None:
+    number = seats.processes[1].pid
+    seats.end(1)
+    assert seats.close().startswith(
+        f"unisono: rank 1 of 3 (process {number} on {socket.gethostname()}) ended without a word"
+    )
+
+
+def test_those_that_end_in_order_are_not(seats: Seats) -> None:
+    for rank in (2, 0, 1):
+        seats.mine.send(str(rank).encode())
+        seats.end(rank)
+    assert seats.close() == ""
+
+
+def test_who_ends_all_has_said_why(seats: Seats) -> None:
+    seats.mine.send(witness.ALL.encode())
+    seats.end(0)
+    assert seats.close() == ""
