@@ -23,6 +23,12 @@ def test_the_ten_lines(mpiexec: Callable[..., subprocess.CompletedProcess[str]],
     assert 0.9 < float(said["rank 0 of 3"]) < 1.1
 
 
+def test_the_backend(mpiexec: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    done = mpiexec(2, "-c", program + "dist.barrier()\nprint(dist.get_backend(), dist.get_world_size())")
+    assert done.stdout.count("unisono 2") == 2, done.stderr
+
+
 def test_the_picture() -> None:
     assert draw(ring, 4, "ring") in README
 

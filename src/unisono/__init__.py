@@ -3,11 +3,17 @@
     world = unisono.init()
     model = unisono.parallel(model, world)
 
+or, with PyTorch's own tools:
+
+    torch.distributed.init_process_group("unisono")
+
 Names are loaded when they are first used: the command line reads recipes without starting MPI.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
     from unisono.errors import UnisonoError
@@ -26,6 +32,8 @@ _HOMES = {
     "init": "unisono.world",
     "parallel": "unisono.rules",
 }
+
+register_with_torch()
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,8 @@ UnisonoError
 │   ├── TableError        a table of choices has an unknown name, a bad size or a gap
 │   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
-└── MismatchError         ranks called different collectives, or the same with different tensors
+├── MismatchError         ranks called different collectives, or the same with different tensors
+└── BackendError          an operation of torch.distributed has failed; also a RuntimeError, as PyTorch's own are
 """
 
 
@@ -51,3 +52,7 @@ class ScheduleError(UnisonoError):
 
 class MismatchError(UnisonoError):
     """Ranks disagree about the collective they are in; the message names two ranks and both calls."""
+
+
+class BackendError(UnisonoError, RuntimeError):
+    """An operation of torch.distributed has failed; the message names the rank, the operation and its number."""

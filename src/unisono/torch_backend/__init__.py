@@ -1,0 +1,18 @@
+"""The `unisono` backend of torch.distributed: a thin adapter over the collectives.
+
+import torch.distributed as dist
+import unisono                                  # registers the backend
+
+dist.init_process_group("unisono")              # under mpiexec or srun; alone, a world of one
+dist.init_process_group("unisono", pg_options=Options(wire="bfloat16"))
+
+process_group.py    what PyTorch calls, each operation mapped to a collective
+line.py             one operation of a group at a time, in order of submission
+work.py             what a caller holds: waits, errors, futures
+watchdog.py         who has come, who has left, whose time is over
+"""
+
+from unisono.torch_backend.options import Options
+from unisono.torch_backend.register import register
+
+__all__ = ["Options", "register"]

@@ -1,0 +1,42 @@
+"""Threads that complete futures, so that no callback runs on a communication thread.
+
+A callback may start a collective and wait for its future, which another completion has to complete:
+
+    thread 1    completes A ── A's callback starts B and waits for it ──────────────┐ goes on
+    thread 2                                                   completes B ─────────┘
+
+So there is always one thread that is free: when all are busy, one more is started.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class Completions:
+    """Runs what it is given, in order, on threads of its own."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0  # threads that are not busy, less what is waiting for them
+
+    def submit(self, complete: Callable[[], None]) -> None:
+        """Have `complete` run soon."""
+        with self._lock:
+            self._free -= 1
+            short = self._free < 0
+            if short:
+                self._free += 1
+        self._queue.put(complete)
+        if short:
+            threading.Thread(target=self._run, name="unisono completions", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            complete = self._queue.get()
+            complete()
+            with self._lock:
+                self._free += 1

@@ -1,0 +1,153 @@
+"""Tensors in a GPU's memory: through pinned memory of the host, or to the backend that serves them beside this one.
+
+    device ──copy──▶ pinned ── the operation, as for any tensor ──▶ pinned ──copy──▶ device, on the stream that waits
+
+`"cpu:unisono,cuda:nccl"` gives CUDA tensors to NCCL: PyTorch makes only one group of a backend that is written in
+Python, so this group makes NCCL's when the first CUDA tensor comes, which all ranks' does in the same operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from unisono.errors import BackendError
+from unisono.torch_backend.pytorch import GroupBase, WorkBase
+from unisono.torch_backend.work import NO_TIMEOUT
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+
+def on_any_device(operation: Operation) -> Operation:
+    """An operation of a process group that takes tensors of the host, made to take those of a GPU as well."""
+
+    @wraps(operation)
+    def call(group: Any, *arguments: Any, **named: Any) -> Any:
+        first = _first_tensor(arguments)
+        if first is None or not first.is_cuda:
+            return operation(group, *arguments, **named)
+        beside = group.beside(first.device)
+        if beside is not None:
+            return getattr(beside, operation.__name__)(*arguments, **named)
+        staging = Staging()
+        return DeviceWork(operation(group, *map(staging.host, arguments), **named), staging)
+
+    return call  # type: ignore[return-value]  # the same signature
+
+
+def _first_tensor(values: Any) -> torch.Tensor | None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, list) and (found := _first_tensor(value)) is not None:
+            return found
+    return None
+
+
+class Staging:
+    """The copies in the host's memory of an operation's tensors."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def host(self, value: Any) -> Any:
+        """The same with copies in pinned memory in place of a GPU's tensors; what the streams compute is waited for."""
+        if isinstance(value, list):
+            return [self.host(item) for item in value]
+        if not isinstance(value, torch.Tensor) or value.is_cpu:
+            return value
+        if id(value) not in self._pairs:
+            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            copy.copy_(value.detach())  # waits for the stream
+            self._pairs[id(value)] = value, copy
+        return self._pairs[id(value)][1]
+
+    def back(self) -> None:
+        """Copy all back, in the order of the current stream."""
+        for device, copy in self._pairs.values():
+            device.detach().copy_(copy, non_blocking=True)
+
+    def device(self, value: Any) -> Any:
+        """What `host` was given for what it has returned."""
+        if isinstance(value, list):
+            return [self.device(item) for item in value]
+        return next((device for device, copy in self._pairs.values() if copy is value), value)
+
+
+class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
+    """An operation on the host's copies; who waits for it gets them copied back."""
+
+    def __init__(self, work: Any, staging: Staging) -> None:
+        super().__init__()
+        self._work, self._staging = work, staging
+        self._copied = False
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait, then copy back once."""
+        self._work.wait(timeout)
+        if not self._copied:
+            self._copied = True
+            self._staging.back()
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the operation is over; the tensors are there after `wait`."""
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Whether it went well."""
+        return bool(self._work.is_success())
+
+    def exception(self) -> BackendError | None:
+        """What went wrong, if anything did."""
+        error: BackendError | None = self._work.exception()
+        return error
+
+    def result(self) -> Any:
+        """The tensors that it filled."""
+        self.wait()
+        return self._staging.device(self._work._result)
+
+    def source_rank(self) -> int:
+        """The rank that a message came from."""
+        return int(self._work.source_rank())
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the tensors that it fills."""
+
+        def copy_back(future: torch.futures.Future[Any]) -> Any:
+            result = future.value()
+            self.wait()
+            return self._staging.device(result)
+
+        told: torch.futures.Future[Any] = self._work.get_future().then(copy_back)
+        return told
+
+
+def backend_beside(group: Any, device: torch.device, store: Any, timeout: timedelta) -> Any:
+    """The group that serves a kind of device beside ours, where PyTorch was asked for one; else None."""
+    devices = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
+    name = devices.get(device.type)
+    if name in (None, "unisono"):
+        return None
+    if name != "nccl":
+        raise BackendError(f"tensors on {device.type} by {name!r} beside unisono; only nccl is known there")
+    beside = GroupBase(store, group.rank(), group.size())
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    nccl = dist.ProcessGroupNCCL(store, group.rank(), group.size(), options)
+    beside._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+    beside._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    return beside

@@ -1,0 +1,61 @@
+"""PyTorch's lists and rows of tensors in terms of the collectives, which know one tensor with equal chunks.
+
+[a a] [b b]  ◀── copied ──  a a b b        gathered side by side when all are as long, each by itself when not
+[a] [b b b]  ── filled ──▶  a - - b b b    parts that are to be reduced are filled up to the longest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unisono.collectives.all_gather import all_gather
+from unisono.collectives.group import Group
+from unisono.collectives.part_broadcast import part_broadcast
+
+
+def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
+    """Fill parts[r] with rank r's tensor; sizes may differ between ranks."""
+    if any(part.numel() != parts[0].numel() for part in parts):
+        all_gather(group, tensor, parts)
+        return
+    flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype)
+    part_broadcast(group, tensor, flat)
+    spread(flat, parts)
+
+
+def reduce_list(
+    output: torch.Tensor, parts: Sequence[torch.Tensor], reduce: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
+    """Reduce parts[r] over all ranks into rank r's output; `reduce(chunk, flat)` does so for equal chunks."""
+    longest = max(part.numel() for part in parts)
+    flat = torch.zeros(len(parts), longest, dtype=output.dtype)
+    for row, part in zip(flat, parts, strict=True):
+        row[: part.numel()] = part.detach().reshape(-1)
+    chunk = torch.empty(longest, dtype=output.dtype)
+    reduce(chunk, flat)
+    output.detach().copy_(chunk[: output.numel()].view(output.shape))
+
+
+def rows(tensor: torch.Tensor, counts: Sequence[int], ranks: int) -> list[torch.Tensor]:
+    """The rows of a tensor for each rank: so many for each, or equal parts where `counts` is empty."""
+    sizes = list(counts) or [tensor.shape[0] // ranks] * ranks
+    return list(torch.split(tensor.detach(), sizes))
+
+
+def together(tensors: Sequence[torch.Tensor], action: Callable[[torch.Tensor], None]) -> None:
+    """Do something in place to tensors, to those of one dtype as one flat tensor."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+        action(flat)
+        spread(flat, alike)
+
+
+def spread(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Copy a flat tensor into tensors that are as long together."""
+    start = 0
+    for part in parts:
+        part.detach().copy_(flat[start : start + part.numel()].view(part.shape))
+        start += part.numel()

@@ -1,0 +1,72 @@
+"""A barrier that says who has not come: rank 0 asks each of the others, and they wait for its word.
+
+rank 1 ── here ──▶ rank 0                rank 0 waits for all of them, or raises and names who is missing
+rank 2 ── here ──▶ rank 0
+rank 1, 2 ◀── go on ── rank 0            the others raise when no word comes
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from unisono.errors import BackendError
+from unisono.mpi import MPI
+from unisono.torch_backend.messages import Messages
+from unisono.transports.messages import until
+
+HERE, GO_ON = 0, 1
+
+
+def monitored_barrier(messages: Messages, rank: int, size: int, seconds: float, wait_all_ranks: bool) -> None:
+    """Wait until all ranks have come, for `seconds` at most; 2 (p-1) messages. Raises BackendError otherwise."""
+    end = time.monotonic() + seconds
+    if rank == 0:
+        missing = _missing(messages, size, end, wait_all_ranks)
+        if missing:
+            raise BackendError(_complaint(missing, seconds))
+        for other in range(1, size):
+            _send(messages, other, GO_ON)
+    else:
+        _send(messages, 0, HERE)
+        if not _heard(messages, 0, GO_ON, end):
+            raise BackendError(
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                f"from rank 0: no word within {seconds * 1e3:g} ms. Please check rank 0 logs for faulty rank."
+            )
+
+
+def _missing(messages: Messages, size: int, end: float, wait_all_ranks: bool) -> list[int]:
+    """Who has not come; the first of them, unless all are asked for."""
+    missing = []
+    for other in range(1, size):
+        if not _heard(messages, other, HERE, end):
+            missing.append(other)
+            if not wait_all_ranks:
+                break
+    return missing
+
+
+def _complaint(missing: list[int], seconds: float) -> str:
+    if len(missing) == 1:
+        return f"[Rank 0]: Rank {missing[0]} failed to pass monitoredBarrier in {seconds * 1e3:g} ms"
+    ranks = ", ".join(map(str, missing))
+    return f"[Rank 0]: Ranks {ranks} failed to pass monitoredBarrier in {seconds * 1e3:g} ms"
+
+
+def _send(messages: Messages, other: int, what: int) -> None:
+    word = np.zeros(1, np.uint8)
+    messages.abandon(messages.comm.Isend(word, other, messages.own_tag(what)), word)  # nobody waits for it
+
+
+def _heard(messages: Messages, other: int, what: int, end: float) -> bool:
+    """Whether the word of another rank comes in time."""
+    word = np.zeros(1, np.uint8)
+    request = messages.comm.Irecv(word, other, messages.own_tag(what))
+    until(lambda: request.Test() or time.monotonic() > end, lambda: None)
+    if request == MPI.REQUEST_NULL or request.Test():
+        return True
+    request.Cancel()
+    request.Wait()
+    return False

@@ -1,0 +1,332 @@
+"""The process group that PyTorch calls: each of its operations mapped to a collective.
+
+PyTorch knows an operation by several names: what its C++ side calls, what Python's `dist` calls, and what either was
+called in earlier releases. Each is defined once here; the other names are put beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.barrier import barrier
+from unisono.collectives.broadcast import broadcast
+from unisono.collectives.exchange import exchange
+from unisono.collectives.gather import gather
+from unisono.collectives.part_broadcast import part_broadcast
+from unisono.collectives.part_reduce import part_reduce
+from unisono.collectives.reduce import reduce
+from unisono.collectives.scatter import scatter
+from unisono.torch_backend.devices import backend_beside, on_any_device
+from unisono.torch_backend.job import Job, job
+from unisono.torch_backend.line import Line
+from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
+from unisono.torch_backend.messages import Messages
+from unisono.torch_backend.monitored import monitored_barrier
+from unisono.torch_backend.options import Options
+from unisono.torch_backend.pytorch import GroupBase, ReduceOp
+from unisono.torch_backend.reductions import Reduction, reduction_of
+from unisono.torch_backend.sparse import allreduce_sparse
+from unisono.torch_backend.work import NO_TIMEOUT, Work
+
+Tensors = list[torch.Tensor]
+
+
+def create(creation: Any, options: Options | None) -> ProcessGroup:
+    """Make a process group, all its ranks together; `creation` is what PyTorch knows of it."""
+    return ProcessGroup(job(), creation, options or Options())
+
+
+class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
+    """A process group over MPI."""
+
+    def __init__(self, shared: Job, creation: Any, options: Options) -> None:
+        rank, size, name = creation.group_rank, creation.group_size, creation.group_id
+        super().__init__(rank, size)
+        members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
+        self.options = options
+        self._job, self._store = shared, creation.store
+        self._timeout: timedelta = creation.timeout
+        self._name: str = name
+        self._description = "undefined"
+        self._ended = False
+        self._beside: dict[str, Any] = {}
+        self._line = Line(name, rank, size)
+        self._group = shared.group(name, members, self._line.check)
+        self._sum = Allreduce(self._group)
+        self._messages = Messages(self._group.comm.Dup(), self._line, shared.completions)
+        if size > 1:
+            shared.watchdog.watch(self._line, shared.store(name))
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """The name of the backend."""
+        return "unisono"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name by which PyTorch finds the group again."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Give it that name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group is for, in words."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Say what it is for."""
+        self._description = description
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    # One tensor, the same for all
+
+    @on_any_device
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """All ranks end with the reduction of what all had, in place."""
+        reduction = _reduction(opts)
+        (tensor,) = tensors
+        if tensor.is_sparse:
+            return self._submit("all_reduce", lambda: allreduce_sparse(self._group, tensor, reduction), tensors, opts)
+        return self._submit("all_reduce", lambda: self._reduce_all(tensor, reduction), tensors, opts)
+
+    @on_any_device
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """As `allreduce`, of several tensors at once: those of one dtype travel as one."""
+        reduction = _reduction(opts)
+
+        def each() -> None:
+            together(tensors, lambda flat: self._reduce_all(flat, reduction))
+
+        return self._submit("all_reduce_coalesced", each, tensors, opts)
+
+    @on_any_device
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+        """All ranks end with what the root had, in place."""
+        (tensor,), root = tensors, opts.rootRank if opts else 0
+        return self._submit("broadcast", lambda: broadcast(self._group, tensor, root), tensors, opts)
+
+    @on_any_device
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """The root ends with the reduction of what all had, in place."""
+        reduction, root = _reduction(opts), opts.rootRank if opts else 0
+        (tensor,) = tensors
+
+        def to_root() -> None:
+            source = reduction.before(tensor.detach(), copy=True)
+            reduce(self._group, source, root, reduction.op)
+            if self._group.rank == root:
+                reduction.after(source, self._group.size)
+                tensor.detach().copy_(source)
+
+        return self._submit("reduce", to_root, tensors, opts)
+
+    def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
+        tensor = tensor.detach()
+        reduction.before(tensor, copy=False)
+        self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
+        reduction.after(tensor, self._group.size)
+
+    # What each rank has, for all
+
+    @on_any_device
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """All ranks end with what each had; sizes may differ between ranks."""
+
+        def each() -> None:
+            for parts, tensor in zip(outputs, inputs, strict=True):
+                gather_list(self._group, parts, tensor)
+
+        return self._submit("all_gather", each, outputs, opts)
+
+    @on_any_device
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """As `allgather`, of several tensors; outputs[r] has what rank r gives, in the order of `inputs`."""
+
+        def each() -> None:
+            for number, tensor in enumerate(inputs):
+                gather_list(self._group, [parts[number] for parts in outputs], tensor)
+
+        return self._submit("all_gather_coalesced", each, outputs, opts)
+
+    @on_any_device
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """As `allgather`, side by side in one tensor."""
+        return self._submit("all_gather_single", lambda: part_broadcast(self._group, tensor, output), [output], opts)
+
+    @on_any_device
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """As `all_gather_single`, of several tensors."""
+
+        def each() -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                part_broadcast(self._group, tensor, output)
+
+        return self._submit("all_gather_single_coalesced", each, outputs, opts)
+
+    @on_any_device
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """The root ends with what each had."""
+        (tensor,), root = inputs, opts.rootRank if opts else 0
+        parts = outputs[0] if outputs else None
+        return self._submit("gather", lambda: gather(self._group, tensor, parts, root), outputs, opts)
+
+    # What one rank or each has for the others
+
+    @on_any_device
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        """Each rank ends with the part that the root had for it."""
+        (output,), root = outputs, opts.rootRank if opts else 0
+        parts = inputs[0] if inputs else None
+        return self._submit("scatter", lambda: scatter(self._group, output, parts, root), outputs, opts)
+
+    @on_any_device
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        """Each rank ends with the reduction of what all had for it; sizes may differ between ranks."""
+        reduction = _reduction(opts)
+
+        def each() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                reduce_list(output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
+
+        return self._submit("reduce_scatter", each, outputs, opts)
+
+    @on_any_device
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """As `reduce_scatter`, with the parts side by side in one tensor."""
+        reduction = _reduction(opts)
+        return self._submit(
+            "reduce_scatter_single", lambda: self._reduce_part(output, tensor, reduction), [output], opts
+        )
+
+    @on_any_device
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """As `reduce_scatter_single`, of several tensors."""
+        reduction = _reduction(opts)
+
+        def each() -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                self._reduce_part(output, tensor, reduction)
+
+        return self._submit("reduce_scatter_single_coalesced", each, outputs, opts)
+
+    def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
+        source, out = reduction.before(tensor.detach(), copy=True), output.detach()
+        shard = out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+        part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, shard)
+        reduction.after(shard, self._group.size)
+        if not out.is_contiguous():
+            out.copy_(shard.view(out.shape))
+
+    @on_any_device
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Each rank ends with what each had for it; sizes may differ."""
+        return self._submit("all_to_all", lambda: exchange(self._group, inputs, outputs), outputs, opts)
+
+    @on_any_device
+    def all_to_all_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, comes: list[int], goes: list[int], opts: Any = None
+    ) -> Work:
+        """As `alltoall`, side by side in one tensor; `comes` and `goes` say how many rows, none for equal parts."""
+
+        def exchange_rows() -> None:
+            if comes or goes:
+                ranks = self._group.size
+                exchange(self._group, rows(tensor, goes, ranks), rows(output, comes, ranks))
+            else:
+                all_to_all(self._group, tensor, "auto", output)
+
+        return self._submit("all_to_all_single", exchange_rows, [output], opts)
+
+    # Between two ranks
+
+    @on_any_device
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+        """Send a tensor to a rank of the group."""
+        (tensor,) = tensors
+        return self._messages.send(tensor.detach(), peer, tag, self._timeout.total_seconds())
+
+    @on_any_device
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+        """Receive a tensor from a rank of the group."""
+        (tensor,) = tensors
+        return self._messages.receive(tensor.detach(), peer, tag, self._timeout.total_seconds())
+
+    @on_any_device
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+        """Receive a tensor from any rank of the group; what this returns has its `source_rank()`."""
+        (tensor,) = tensors
+        return self._messages.receive(tensor.detach(), None, tag, self._timeout.total_seconds())
+
+    # Barriers
+
+    def barrier(self, opts: Any = None) -> Work:
+        """No rank leaves before the last has come."""
+        return self._submit("barrier", lambda: barrier(self._group), [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that says which ranks have not come within the time."""
+        seconds = (timeout or self._timeout).total_seconds()
+        monitored_barrier(self._messages, self._group.rank, self._group.size, seconds, wait_all_ranks)
+
+    # The group itself
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The time-out of what is submitted from now on."""
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """End the group. What was submitted is carried out; its communicators go when all ranks have come to this."""
+        if self._ended:
+            return
+        self._ended = True
+        self._line.close()
+        self._messages.close()
+        self._job.watchdog.forget(self._line)
+        self._job.drop(self._group, self._messages.comm, bool(self._line.verdict))
+        self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was destroyed"
+
+    def abort(self) -> None:
+        """End the group at once: what is under way fails."""
+        self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was aborted"
+        self.shutdown()
+
+    def beside(self, device: torch.device) -> Any:
+        """The group that serves a kind of device beside this one, if PyTorch was asked for one."""
+        if device.type not in self._beside:
+            self._beside[device.type] = backend_beside(self, device, self._store, self._timeout)
+        return self._beside[device.type]
+
+    def _submit(self, name: str, action: Callable[[], object], result: Any, opts: Any) -> Work:
+        work = Work(name, result, self._job.completions)
+        timeout, blocking = self._timeout, False
+        if opts is not None:
+            blocking = not opts.asyncOp
+            timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
+        self._line.submit(name, action, work, timeout.total_seconds(), blocking)
+        return work
+
+    def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
+        """The number format in which a tensor travels between nodes."""
+        fit = tensor.dtype in (torch.float32, torch.float64) and tensor.nbytes >= self.options.wire_from
+        return self.options.wire if fit and reduction.op == "sum" else None
+
+    # Other names of the same: of PyTorch's C++ side, and of earlier releases
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _reduction(opts: Any) -> Reduction:
+    return reduction_of(opts.reduceOp if opts else ReduceOp.SUM)

@@ -1,0 +1,19 @@
+"""The parts of torch.distributed that this room builds on and whose stubs are missing or speak of C++ overloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+GroupBase: Any = dist.ProcessGroup
+
+WorkBase: Any = dist._Work  # type: ignore[attr-defined]
+
+Store: Any = dist.Store  # type: ignore[attr-defined]
+
+PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+
+ReduceOp: Any = dist.ReduceOp

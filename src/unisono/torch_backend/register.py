@@ -1,0 +1,84 @@
+"""Makes the name "unisono" known to torch.distributed. Cheap: neither MPI nor the collectives are loaded before use.
+
+Newer releases of PyTorch call `register` through the entry point `torch.distributed.backends` when the name is asked
+for; before them `import unisono` does, at once where PyTorch has been imported, else as soon as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+NAME = "unisono"
+
+DEVICES = ["cpu", "cuda"]
+
+
+def register() -> None:
+    """Register the backend, and fill in what a launcher of MPI leaves out of the environment. Once is enough."""
+    import torch.distributed as dist  # noqa: PLC0415 - not before PyTorch is there
+
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    from unisono.torch_backend.rendezvous import install  # noqa: PLC0415
+
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
+    install()
+
+
+def register_with_torch() -> None:
+    """Register now if PyTorch has been imported, else when it is."""
+    if hasattr(sys.modules.get("torch"), "distributed"):
+        register()
+    elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterTorch())
+
+
+def _create(options: Any, group_options: Any) -> Any:
+    """What PyTorch calls to make a process group."""
+    from unisono.torch_backend.process_group import create  # noqa: PLC0415
+
+    return create(options, group_options)
+
+
+class _AfterTorch(MetaPathFinder):
+    """Sees PyTorch being imported, leaves that to the finders it would go to anyway, and registers afterwards."""
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of PyTorch with a loader that registers; None for everything else."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Registering(spec.loader)
+        return spec
+
+
+class _Registering(Loader):
+    """Loads as `loader` does, then registers."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """The module that the loader makes."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load, then register."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        register()

@@ -1,0 +1,52 @@
+"""Gives back what a group held, once all its ranks have ended it.
+
+MPI frees communicators and shared memory collectively, but a program may end a group on one rank only, or on one rank
+much later than on another. So nobody waits: a thread does, for this group alone, and frees when all have come.
+
+    rank 0   destroy ── waits a moment ── goes on        thread: ... all have come ── free
+    rank 1   trains ............. destroy ── goes on     thread: all have come ── free
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+
+from unisono.mpi import MPI
+
+MOMENT = 1.0
+"""Seconds that a rank waits for the others: mostly all end a group together."""
+
+LONGEST_NAP = 0.05
+"""Seconds between two looks at most."""
+
+
+class Retirement:
+    """The groups that have been ended on this rank."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        atexit.register(self.close)
+
+    def retire(self, comm: MPI.Intracomm, free: Callable[[], None]) -> None:
+        """Call `free`, which is collective, when all ranks of `comm` have come to this; wait a moment for that."""
+        thread = threading.Thread(target=self._run, args=(comm, free), name="unisono retirement", daemon=True)
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+        thread.start()
+        thread.join(MOMENT)
+
+    def close(self) -> None:
+        """The program ends: what has not been given back stays."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(MOMENT)
+
+    def _run(self, comm: MPI.Intracomm, free: Callable[[], None]) -> None:
+        everyone, nap = comm.Ibarrier(), 1e-4
+        while not everyone.Test():
+            if self._over.wait(nap):
+                return
+            nap = min(2 * nap, LONGEST_NAP)
+        free()

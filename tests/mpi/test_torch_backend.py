@@ -1,0 +1,258 @@
+"""The process group on real ranks: every operation beside what it must give, errors, time-outs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono  # noqa: F401 - registers the backend
+from unisono.errors import BackendError, LaunchError
+from unisono.torch_backend.process_group import ProcessGroup
+from unisono.world import World
+
+OPS = {
+    dist.ReduceOp.SUM: lambda all_of: all_of.sum(0),
+    dist.ReduceOp.AVG: lambda all_of: all_of.sum(0) / len(all_of),
+    dist.ReduceOp.PRODUCT: lambda all_of: all_of.prod(0),
+    dist.ReduceOp.MIN: lambda all_of: all_of.amin(0),
+    dist.ReduceOp.MAX: lambda all_of: all_of.amax(0),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def default_group() -> Iterator[None]:
+    dist.init_process_group("unisono", timeout=timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def of(number: int, *shape: int) -> torch.Tensor:
+    """What rank `number` has."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+
+
+def everyone(*shape: int) -> torch.Tensor:
+    return torch.stack([of(number, *shape) for number in range(size())])
+
+
+def test_the_group_is_ours() -> None:
+    assert isinstance(dist.group.WORLD, ProcessGroup)
+    assert dist.get_backend() == "unisono"
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_all_reduce(op: dist.ReduceOp.RedOpType, in_background: bool) -> None:
+    tensor = of(rank(), 3, 1001)
+    work = dist.all_reduce(tensor, op, async_op=in_background)
+    if in_background:
+        assert work.wait()
+    torch.testing.assert_close(tensor, OPS[op](everyone(3, 1001)))
+
+
+def test_factors_come_before_the_sum() -> None:
+    tensor = of(rank(), 10)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.25))
+    torch.testing.assert_close(tensor, everyone(10).sum(0) * 0.25)
+    output, whole = torch.empty(5, dtype=torch.float64), of(rank(), 5 * size())
+    dist.reduce_scatter_single(output, whole, dist._make_nccl_premul_sum(2.0))
+    torch.testing.assert_close(output, everyone(5 * size()).sum(0).chunk(size())[rank()] * 2)
+    torch.testing.assert_close(whole, of(rank(), 5 * size()))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.complex64]
+)
+def test_dtypes(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([rank() % 2, 1, 0]).to(dtype)
+    dist.all_reduce(tensor)
+    ones = size() // 2
+    assert torch.equal(tensor, torch.tensor([ones, size(), 0]).to(dtype))
+    parts = [torch.zeros(3, dtype=dtype) for _ in range(size())]
+    dist.all_gather(parts, torch.tensor([rank(), 1, 0]).to(dtype))
+    assert torch.equal(torch.stack(parts), torch.tensor([[r, 1, 0] for r in range(size())]).to(dtype))
+
+
+def test_bits() -> None:
+    for op, expected in [(dist.ReduceOp.BAND, 8), (dist.ReduceOp.BOR, 8 | (2 * size() - 1 if size() > 2 else size()))]:
+        tensor = torch.tensor([8 | rank()])
+        dist.all_reduce(tensor, op)
+        if op == dist.ReduceOp.BAND:
+            assert int(tensor) == expected
+    tensor = torch.tensor([1 << rank()])
+    dist.all_reduce(tensor, dist.ReduceOp.BXOR)
+    assert int(tensor) == (1 << size()) - 1
+
+
+def test_lists_of_sizes_that_differ() -> None:
+    parts = [torch.empty(number + 1, 2, dtype=torch.float64) for number in range(size())]
+    dist.all_gather(parts, of(rank(), rank() + 1, 2))
+    for number, part in enumerate(parts):
+        assert torch.equal(part, of(number, number + 1, 2))
+    output = torch.empty(rank() + 1, dtype=torch.float64)
+    dist.reduce_scatter(output, [torch.full((number + 1,), 1.0 + rank()).double() for number in range(size())])
+    assert torch.equal(output, torch.full((rank() + 1,), size() * (size() + 1) / 2).double())
+
+
+def test_one_root() -> None:
+    for root in range(size()):
+        tensor = of(rank(), 7)
+        dist.broadcast(tensor, root)
+        assert torch.equal(tensor, of(root, 7))
+        tensor = of(rank(), 7)
+        dist.reduce(tensor, root)
+        if rank() == root:
+            torch.testing.assert_close(tensor, everyone(7).sum(0))
+        parts = [torch.empty(7, dtype=torch.float64) for _ in range(size())] if rank() == root else None
+        dist.gather(of(rank(), 7), parts, root)
+        assert parts is None or torch.equal(torch.stack(parts), everyone(7))
+        output = torch.empty(7, dtype=torch.float64)
+        dist.scatter(output, list(everyone(7)) if rank() == root else None, root)
+        assert torch.equal(output, of(rank(), 7))
+
+
+def test_flat_tensors() -> None:
+    output = torch.empty(size() * 6, dtype=torch.float64)
+    dist.all_gather_single(output, of(rank(), 6))
+    assert torch.equal(output, everyone(6).flatten())
+    chunk = torch.empty(6, dtype=torch.float64)
+    dist.reduce_scatter_single(chunk, of(rank(), 6 * size()), dist.ReduceOp.AVG)
+    torch.testing.assert_close(chunk, everyone(6 * size()).mean(0).chunk(size())[rank()])
+    swapped = torch.empty(6 * size(), dtype=torch.float64)
+    dist.all_to_all_single(swapped, of(rank(), 6 * size()))
+    assert torch.equal(swapped, torch.cat([row.chunk(size())[rank()] for row in everyone(6 * size())]))
+
+
+def test_tensors_together() -> None:
+    tensors = [of(rank(), 5), of(rank(), 2, 3), of(rank(), 1)]
+    dist.all_reduce_coalesced(tensors)
+    torch.testing.assert_close(tensors[0], everyone(5).sum(0))
+    torch.testing.assert_close(tensors[1], everyone(2, 3).sum(0))
+
+
+def test_sparse_sums() -> None:
+    own = torch.sparse_coo_tensor([[rank(), 9]], torch.tensor([1.0, 2.0]), (10,))
+    dist.all_reduce(own)
+    expected = torch.zeros(10)
+    expected[: size()] += 1
+    expected[9] += 2 * size()
+    assert torch.equal(own.to_dense(), expected)
+
+
+def test_messages() -> None:
+    if size() == 1:
+        pytest.skip("one rank has nobody to write to")
+    ahead, behind = (rank() + 1) % size(), (rank() - 1) % size()
+    big, small = torch.empty(300_000, dtype=torch.float64), torch.empty(3, dtype=torch.float64)
+    works = [dist.irecv(small, behind, tag=7), dist.irecv(big, behind, tag=5)]
+    works += [dist.isend(of(rank(), 300_000), ahead, tag=5), dist.isend(of(rank(), 3), ahead, tag=7)]
+    for work in works:
+        work.wait()
+    assert torch.equal(big, of(behind, 300_000))
+    assert torch.equal(small, of(behind, 3))
+    if rank() == 0:
+        seen = {dist.recv(small) for _ in range(size() - 1)}
+        assert seen == set(range(1, size()))
+    else:
+        dist.send(small, 0)
+
+
+def test_a_message_that_does_not_fit() -> None:
+    if size() == 1:
+        pytest.skip("one rank has nobody to write to")
+    if rank() == 0:
+        dist.send(torch.ones(3), 1)
+        dist.send(torch.ones(3), 1)
+    if rank() == 1:
+        with pytest.raises(RuntimeError, match=r"12 bytes came, but the tensor has 20"):
+            dist.recv(torch.ones(5), 0)
+        with pytest.raises(RuntimeError, match="recv from rank 0"):
+            dist.recv(torch.ones(2), 0)
+    dist.barrier()
+
+
+def test_futures_give_tensors_and_callbacks_may_wait() -> None:
+    def again(future: torch.futures.Future) -> torch.Tensor:
+        (tensor,) = future.value()
+        return dist.all_reduce(tensor, async_op=True).get_future().wait()[0]
+
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    assert torch.equal(work.get_future().then(again).wait(), torch.full((4,), float(size() ** 2)))
+
+
+def test_ranks_that_differ_are_told() -> None:
+    if size() == 1:
+        pytest.skip("one rank agrees with itself")
+    for in_background in (False, True):
+        tensor = torch.ones(4)
+        with pytest.raises(BackendError, match=r"(?s)allreduce\(4 x float32.*broadcast\(4|broadcast\(4.*allreduce\(4"):
+            if rank() == 1:
+                work = dist.broadcast(tensor, 0, async_op=in_background)
+            else:
+                work = dist.all_reduce(tensor, async_op=in_background)
+            work.wait()
+    dist.all_reduce(tensor)
+
+
+def test_a_time_out_names_who_has_not_come() -> None:
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    ranks = list(range(size()))
+    late, done = dist.new_group(ranks, timeout=timedelta(seconds=0.5)), dist.new_group(ranks)
+    dist.all_reduce(torch.ones(1), group=late)
+    if rank() != 1:
+        with pytest.raises(BackendError, match=r"all_reduce, number 2 .* Timed out after 0\.5 s; not come: rank 1 \("):
+            dist.all_reduce(torch.ones(2), group=late)
+        with pytest.raises(BackendError, match="number 2"):  # the group is of no more use
+            dist.all_reduce(torch.ones(2), group=late)
+    dist.barrier(done)
+
+
+def test_a_group_larger_than_what_mpi_started(world: World) -> None:
+    from unisono.torch_backend.job import job
+
+    with pytest.raises(LaunchError, match=f"mpiexec -n {world.size + 1} python"):
+        job().members(None, 0, world.size + 1, [])
+
+
+def test_a_monitored_barrier_says_who_is_missing() -> None:
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
+    again = dist.new_group(list(range(size())))
+    if rank() == 0:
+        with pytest.raises(BackendError, match="Rank 1 failed to pass monitoredBarrier in 300 ms"):
+            again.monitored_barrier(timedelta(seconds=0.3))
+    elif rank() != 1:
+        with pytest.raises(BackendError, match="rank 0"):
+            again.monitored_barrier(timedelta(seconds=0.6))
+    dist.barrier()
+
+
+def test_a_group_of_two() -> None:
+    if size() < 3:
+        pytest.skip("two ranks are all")
+    pair = dist.new_group([2, 0])
+    if rank() in (0, 2):
+        tensor = of(rank(), 6)
+        dist.all_reduce(tensor, group=pair)
+        torch.testing.assert_close(tensor, of(0, 6) + of(2, 6))
+        dist.destroy_process_group(pair)
+
+
+def test_objects() -> None:
+    everything: list[object] = [None] * size()
+    dist.all_gather_object(everything, {"rank": rank(), "text": "x" * rank()})
+    assert everything == [{"rank": number, "text": "x" * number} for number in range(size())]

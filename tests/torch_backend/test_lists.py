@@ -1,0 +1,44 @@
+"""Lists of tensors as one tensor with equal chunks, and back."""
+
+from __future__ import annotations
+
+import torch
+
+from unisono.torch_backend.lists import reduce_list, rows, spread, together
+
+
+def test_rows_by_counts_and_in_equal_parts() -> None:
+    tensor = torch.arange(12).view(6, 2)
+    assert [len(part) for part in rows(tensor, [1, 0, 5], 3)] == [1, 0, 5]
+    assert [len(part) for part in rows(tensor, [], 3)] == [2, 2, 2]
+
+
+def test_together_and_apart_again() -> None:
+    tensors = [torch.ones(2), torch.ones(3, dtype=torch.int64), torch.ones(1, 4).t()]
+    seen: list[int] = []
+
+    def double(flat: torch.Tensor) -> None:
+        seen.append(len(flat))
+        flat.mul_(2)
+
+    together(tensors, double)
+    assert seen == [6, 3]
+    assert all(bool((tensor == 2).all()) for tensor in tensors)
+
+
+def test_parts_are_filled_up_to_the_longest() -> None:
+    output = torch.empty(2)
+
+    def reduce(chunk: torch.Tensor, flat: torch.Tensor) -> None:
+        assert flat.tolist() == [[1, 1, 0], [2, 2, 2]]
+        chunk.copy_(flat[0])
+
+    reduce_list(output, [torch.ones(2), torch.full((3,), 2.0)], reduce)
+    assert output.tolist() == [1, 1]
+
+
+def test_spread_keeps_shapes() -> None:
+    parts = [torch.empty(2, 2), torch.empty(1)]
+    spread(torch.arange(5.0), parts)
+    assert parts[0].tolist() == [[0, 1], [2, 3]]
+    assert parts[1].tolist() == [4]

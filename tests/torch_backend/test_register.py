@@ -1,0 +1,62 @@
+"""The name is known after the import, in whatever order, and nothing heavy is loaded for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+import pytest
+
+KNOWN = "assert dist.Backend('unisono') == 'unisono' and 'UNISONO' in dist.Backend._plugins"
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("imports", ["import torch, unisono", "import unisono, torch"])
+def test_the_order_of_imports_does_not_matter(imports: str) -> None:
+    done = python(
+        f"{imports}\nimport torch.distributed as dist\n{KNOWN}\nimport sys\nassert 'mpi4py.MPI' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pytorch_is_not_loaded_for_it() -> None:
+    done = python("import unisono, sys\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+def test_newer_releases_find_it_by_themselves() -> None:
+    (found,) = entry_points(group="torch.distributed.backends", name="unisono")
+    assert found.load().__module__ == "unisono.torch_backend.register"
+
+
+def test_alone_it_is_a_world_of_one() -> None:
+    start = "import torch, unisono\nimport torch.distributed as dist\n"
+    rest = "dist.init_process_group('unisono')\nt = torch.ones(2)\ndist.all_reduce(t)\nprint(dist.get_world_size(), t)"
+    done = python(start + rest)
+    assert done.stdout == "1 tensor([1., 1.])\n", done.stderr
+
+
+def test_a_world_that_nobody_started() -> None:
+    start = "import torch, unisono\nimport torch.distributed as dist\nstore = dist.HashStore()\n"
+    done = python(start + "dist.init_process_group('unisono', store=store, rank=0, world_size=4)")
+    assert done.returncode == 1
+    assert "a process group of 4 ranks, but MPI started 1: start the program with mpiexec -n 4" in done.stderr
+
+
+def test_ranks_of_pytorch_in_another_order_than_mpi(
+    mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: object
+) -> None:
+    program = (
+        "import os, torch, unisono\nimport torch.distributed as dist\nmine = 2 - int(os.environ['PMI_RANK'])\n"
+        f"dist.init_process_group('unisono', init_method='file://{tmp_path}/store', rank=mine, world_size=3)\n"
+        "t = torch.full((2,), float(mine))\ndist.broadcast(t, 2)\nassert t.tolist() == [2, 2]\n"
+        "parts = [None] * 3\ndist.all_gather_object(parts, mine)\nassert parts == [0, 1, 2]\n"
+        "dist.destroy_process_group()\ndist.init_process_group('unisono')\ndist.barrier()\ndist.destroy_process_group()"
+    )
+    done = mpiexec(3, "-c", program)
+    assert done.returncode == 0, done.stderr
