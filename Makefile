@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check format benchmark clean
+.PHONY: train test check format benchmark conformance clean
 
 train: .venv/.run
 	$(BIN)/unisono train recipes/digits.toml
@@ -22,6 +22,9 @@ format: .venv/.dev
 
 benchmark: .venv/.dev
 	$(BIN)/python benchmarks/allreduce_on_one_node/run.py
+
+conformance: .venv/.dev
+	$(BIN)/python conformance/run.py
 
 clean:
 	rm -rf .venv
