@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check format benchmark conformance clean
+.PHONY: train test check format benchmark conformance examples clean
 
 train: .venv/.run
 	$(BIN)/unisono train recipes/digits.toml
@@ -26,6 +26,11 @@ benchmark: .venv/.dev
 conformance: .venv/.dev
 	$(BIN)/python conformance/run.py
 
+examples: .venv/.examples
+	@for program in examples/*.py; do \
+	  echo "== $$program"; $(BIN)/mpiexec -n 2 $(BIN)/python $$program || exit 1; \
+	done
+
 clean:
 	rm -rf .venv
 
@@ -40,4 +45,8 @@ clean:
 
 .venv/.dev: .venv/.run
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich,dev]'
+	@touch $@
+
+.venv/.examples: .venv/.run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich,examples]'
 	@touch $@
