@@ -256,3 +256,14 @@ def test_objects() -> None:
     everything: list[object] = [None] * size()
     dist.all_gather_object(everything, {"rank": rank(), "text": "x" * rank()})
     assert everything == [{"rank": number, "text": "x" * number} for number in range(size())]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_the_profiler_sees_operations_with_their_shapes(in_background: bool) -> None:
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        work = dist.all_reduce(torch.ones(3, 2), async_op=in_background)
+        if in_background:
+            work.wait()
+    (event,) = [event for event in profile.function_events if event.name == "unisono:all_reduce"]
+    assert event.input_shapes == [[3, 2]]
+    assert event.is_async

@@ -16,6 +16,7 @@ from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
 from unisono.torch_backend.completions import Completions
 from unisono.torch_backend.line import Line
+from unisono.torch_backend.profiling import Event, profiled
 from unisono.torch_backend.work import Deadline, Work
 from unisono.transports.messages import until
 
@@ -41,8 +42,9 @@ class Message(Work):
         peer: int,
         seconds: float,
         office: Messages,
+        event: Event | None,
     ) -> None:
-        super().__init__(name, [tensor], office.completions)
+        super().__init__(name, [tensor], office.completions, event)
         self._tensor, self._buffer, self._request, self._peer = tensor, buffer, request, peer
         self._receives = name.startswith("recv")
         self._deadline = Deadline(seconds)
@@ -134,7 +136,7 @@ class Messages:
         buffer = tensor.detach().contiguous()
         request = self.comm.Isend([memory_of(buffer), MPI.BYTE], peer, self._tag(tag))
         name = f"send to rank {peer}, tag {tag}, group {self.line.group}"
-        return self.leave(Message(name, tensor, buffer, request, peer, seconds, self))
+        return self.leave(Message(name, tensor, buffer, request, peer, seconds, self, profiled("send", [tensor])))
 
     def receive(self, tensor: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
         """Receive from a rank of the group, from any for None."""
@@ -143,7 +145,8 @@ class Messages:
         source = MPI.ANY_SOURCE if peer is None else peer
         request = self.comm.Irecv([memory_of(buffer), MPI.BYTE], source, self._tag(tag))
         name = f"recv from {'any rank' if peer is None else f'rank {peer}'}, tag {tag}, group {self.line.group}"
-        return self.leave(Message(name, tensor, buffer, request, source, seconds, self))
+        event = profiled("recvAnySource" if peer is None else "recv", [tensor])
+        return self.leave(Message(name, tensor, buffer, request, source, seconds, self, event))
 
     def own_tag(self, number: int) -> int:
         """A tag that no user has; `number` is below OWN_TAGS."""

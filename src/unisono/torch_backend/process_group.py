@@ -29,6 +29,7 @@ from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
 from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.monitored import monitored_barrier
 from unisono.torch_backend.options import Options
+from unisono.torch_backend.profiling import profiled
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
 from unisono.torch_backend.reductions import Reduction, reduction_of
 from unisono.torch_backend.sparse import allreduce_sparse
@@ -94,8 +95,10 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
         reduction = _reduction(opts)
         (tensor,) = tensors
         if tensor.is_sparse:
-            return self._submit("all_reduce", lambda: allreduce_sparse(self._group, tensor, reduction), tensors, opts)
-        return self._submit("all_reduce", lambda: self._reduce_all(tensor, reduction), tensors, opts)
+            return self._submit(
+                "all_reduce", lambda: allreduce_sparse(self._group, tensor, reduction), tensors, tensors, opts
+            )
+        return self._submit("all_reduce", lambda: self._reduce_all(tensor, reduction), tensors, tensors, opts)
 
     @on_any_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -105,13 +108,13 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
         def each() -> None:
             together(tensors, lambda flat: self._reduce_all(flat, reduction))
 
-        return self._submit("all_reduce_coalesced", each, tensors, opts)
+        return self._submit("all_reduce_coalesced", each, tensors, tensors, opts)
 
     @on_any_device
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """All ranks end with what the root had, in place."""
         (tensor,), root = tensors, opts.rootRank if opts else 0
-        return self._submit("broadcast", lambda: broadcast(self._group, tensor, root), tensors, opts)
+        return self._submit("broadcast", lambda: broadcast(self._group, tensor, root), tensors, tensors, opts)
 
     @on_any_device
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -126,7 +129,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
                 reduction.after(source, self._group.size)
                 tensor.detach().copy_(source)
 
-        return self._submit("reduce", to_root, tensors, opts)
+        return self._submit("reduce", to_root, tensors, tensors, opts)
 
     def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         tensor = tensor.detach()
@@ -144,7 +147,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             for parts, tensor in zip(outputs, inputs, strict=True):
                 gather_list(self._group, parts, tensor)
 
-        return self._submit("all_gather", each, outputs, opts)
+        return self._submit("all_gather", each, inputs, outputs, opts)
 
     @on_any_device
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
@@ -154,12 +157,14 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             for number, tensor in enumerate(inputs):
                 gather_list(self._group, [parts[number] for parts in outputs], tensor)
 
-        return self._submit("all_gather_coalesced", each, outputs, opts)
+        return self._submit("all_gather_coalesced", each, inputs, outputs, opts)
 
     @on_any_device
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """As `allgather`, side by side in one tensor."""
-        return self._submit("all_gather_single", lambda: part_broadcast(self._group, tensor, output), [output], opts)
+        return self._submit(
+            "all_gather_into_tensor", lambda: part_broadcast(self._group, tensor, output), [tensor], [output], opts
+        )
 
     @on_any_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
@@ -169,14 +174,14 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             for output, tensor in zip(outputs, inputs, strict=True):
                 part_broadcast(self._group, tensor, output)
 
-        return self._submit("all_gather_single_coalesced", each, outputs, opts)
+        return self._submit("all_gather_into_tensor_coalesced", each, inputs, outputs, opts)
 
     @on_any_device
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """The root ends with what each had."""
         (tensor,), root = inputs, opts.rootRank if opts else 0
         parts = outputs[0] if outputs else None
-        return self._submit("gather", lambda: gather(self._group, tensor, parts, root), outputs, opts)
+        return self._submit("gather", lambda: gather(self._group, tensor, parts, root), inputs, outputs, opts)
 
     # What one rank or each has for the others
 
@@ -185,7 +190,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
         """Each rank ends with the part that the root had for it."""
         (output,), root = outputs, opts.rootRank if opts else 0
         parts = inputs[0] if inputs else None
-        return self._submit("scatter", lambda: scatter(self._group, output, parts, root), outputs, opts)
+        return self._submit("scatter", lambda: scatter(self._group, output, parts, root), inputs, outputs, opts)
 
     @on_any_device
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
@@ -196,14 +201,14 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             for output, parts in zip(outputs, inputs, strict=True):
                 reduce_list(output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
 
-        return self._submit("reduce_scatter", each, outputs, opts)
+        return self._submit("reduce_scatter", each, inputs, outputs, opts)
 
     @on_any_device
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """As `reduce_scatter`, with the parts side by side in one tensor."""
         reduction = _reduction(opts)
         return self._submit(
-            "reduce_scatter_single", lambda: self._reduce_part(output, tensor, reduction), [output], opts
+            "reduce_scatter_tensor", lambda: self._reduce_part(output, tensor, reduction), [tensor], [output], opts
         )
 
     @on_any_device
@@ -215,7 +220,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             for output, tensor in zip(outputs, inputs, strict=True):
                 self._reduce_part(output, tensor, reduction)
 
-        return self._submit("reduce_scatter_single_coalesced", each, outputs, opts)
+        return self._submit("reduce_scatter_tensor_coalesced", each, inputs, outputs, opts)
 
     def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
         source, out = reduction.before(tensor.detach(), copy=True), output.detach()
@@ -228,7 +233,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
     @on_any_device
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Each rank ends with what each had for it; sizes may differ."""
-        return self._submit("all_to_all", lambda: exchange(self._group, inputs, outputs), outputs, opts)
+        return self._submit("all_to_all", lambda: exchange(self._group, inputs, outputs), inputs, outputs, opts)
 
     @on_any_device
     def all_to_all_single(
@@ -243,7 +248,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             else:
                 all_to_all(self._group, tensor, "auto", output)
 
-        return self._submit("all_to_all_single", exchange_rows, [output], opts)
+        return self._submit("all_to_all", exchange_rows, [tensor], [output], opts)
 
     # Between two ranks
 
@@ -269,7 +274,7 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
 
     def barrier(self, opts: Any = None) -> Work:
         """No rank leaves before the last has come."""
-        return self._submit("barrier", lambda: barrier(self._group), [], opts)
+        return self._submit("barrier", lambda: barrier(self._group), [], [], opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that says which ranks have not come within the time."""
@@ -306,8 +311,8 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             self._beside[device.type] = backend_beside(self, device, self._store, self._timeout)
         return self._beside[device.type]
 
-    def _submit(self, name: str, action: Callable[[], object], result: Any, opts: Any) -> Work:
-        work = Work(name, result, self._job.completions)
+    def _submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+        work = Work(name, outputs, self._job.completions, profiled(name, inputs))
         timeout, blocking = self._timeout, False
         if opts is not None:
             blocking = not opts.asyncOp

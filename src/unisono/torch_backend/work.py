@@ -18,19 +18,24 @@ import torch
 
 from unisono.errors import BackendError
 from unisono.torch_backend.completions import Completions
+from unisono.torch_backend.profiling import Event
 from unisono.torch_backend.pytorch import WorkBase
 
 NO_TIMEOUT = timedelta()
 
 
 class Work(WorkBase):  # type: ignore[misc]  # untyped
-    """What every operation returns. `name` says which it is, `result` is what its future will hold."""
+    """What every operation returns. `name` says which it is, `result` is what its future will hold.
 
-    def __init__(self, name: str, result: Any, completions: Completions) -> None:
+    `event` is the operation in the eyes of the profiler, if one looks.
+    """
+
+    def __init__(self, name: str, result: Any, completions: Completions, event: Event | None = None) -> None:
         super().__init__()
         self._name = name
         self._result = result
         self._completions = completions
+        self._profiled = event
         self._error: BackendError | None = None
         self._ended = False
         self._event: threading.Event | None = None
@@ -39,6 +44,8 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
 
     def end(self, error: BackendError | None = None) -> None:
         """The operation is over. Called once, by whoever carried it out."""
+        if self._profiled is not None:
+            self._profiled.end(self._completions)
         with self._lock:
             self._error, self._ended = error, True
             event, future = self._event, self._future

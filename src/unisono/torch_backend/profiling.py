@@ -1,0 +1,46 @@
+"""Operations as PyTorch's profiler sees them: `unisono:all_reduce`, with the shapes of what goes in.
+
+An event that ends on another thread than it began on counts as asynchronous, which these are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._profiler import _RecordFunctionFast
+
+from unisono.torch_backend.completions import Completions
+
+
+class Event:
+    """An operation in the profiler's eyes, from now until `end`."""
+
+    def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        self._record = _RecordFunctionFast(f"unisono:{name}", list(inputs))
+        self._record.__enter__()
+        self._thread = threading.get_ident()
+
+    def end(self, completions: Completions) -> None:
+        """The operation is over; returns when the profiler knows."""
+        if threading.get_ident() != self._thread:
+            self._record.__exit__(None, None, None)
+            return
+        known = threading.Event()
+
+        def tell() -> None:
+            self._record.__exit__(None, None, None)
+            known.set()
+
+        completions.submit(tell)
+        known.wait()
+
+
+def profiled(name: str, inputs: Sequence[Any]) -> Event | None:
+    """The event of an operation that begins, if a profiler is looking. `inputs` are tensors, or lists of them."""
+    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return None
+    flat = [tensor for value in inputs for tensor in (value if isinstance(value, list) else [value])]
+    return Event(name, [tensor for tensor in flat if not tensor.is_sparse])
