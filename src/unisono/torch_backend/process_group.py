@@ -1,8 +1,4 @@
-"""The process group that PyTorch calls: each of its operations mapped to a collective.
-
-PyTorch knows an operation by several names: what its C++ side calls, what Python's `dist` calls, and what either was
-called in earlier releases. Each is defined once here; the other names are put beside it.
-"""
+"""A process group of torch.distributed over MPI: its life, its messages, and who carries out its collectives."""
 
 from __future__ import annotations
 
@@ -12,30 +8,15 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.allreduce import Allreduce
-from unisono.collectives.barrier import barrier
-from unisono.collectives.broadcast import broadcast
-from unisono.collectives.exchange import exchange
-from unisono.collectives.gather import gather
-from unisono.collectives.part_broadcast import part_broadcast
-from unisono.collectives.part_reduce import part_reduce
-from unisono.collectives.reduce import reduce
-from unisono.collectives.scatter import scatter
 from unisono.torch_backend.devices import backend_beside, on_any_device
 from unisono.torch_backend.job import Job, job
 from unisono.torch_backend.line import Line
-from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
 from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.monitored import monitored_barrier
+from unisono.torch_backend.operations import Collectives, Tensors
 from unisono.torch_backend.options import Options
 from unisono.torch_backend.profiling import profiled
-from unisono.torch_backend.pytorch import GroupBase, ReduceOp
-from unisono.torch_backend.reductions import Reduction, reduction_of
-from unisono.torch_backend.sparse import allreduce_sparse
 from unisono.torch_backend.work import NO_TIMEOUT, Work
-
-Tensors = list[torch.Tensor]
 
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
@@ -43,26 +24,24 @@ def create(creation: Any, options: Options | None) -> ProcessGroup:
     return ProcessGroup(job(), creation, options or Options())
 
 
-class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
+class ProcessGroup(Collectives):
     """A process group over MPI."""
 
     def __init__(self, shared: Job, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
-        super().__init__(rank, size)
         members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
-        self.options = options
+        line = Line(name, rank, size)
+        super().__init__(shared.group(name, members, line.check), options)
         self._job, self._store = shared, creation.store
         self._timeout: timedelta = creation.timeout
         self._name: str = name
         self._description = "undefined"
         self._ended = False
         self._beside: dict[str, Any] = {}
-        self._line = Line(name, rank, size)
-        self._group = shared.group(name, members, self._line.check)
-        self._sum = Allreduce(self._group)
-        self._messages = Messages(self._group.comm.Dup(), self._line, shared.completions)
+        self._line = line
+        self._messages = Messages(self._group.comm.Dup(), line, shared.completions)
         if size > 1:
-            shared.watchdog.watch(self._line, shared.store(name))
+            shared.watchdog.watch(line, shared.store(name))
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
         """The name of the backend."""
@@ -87,169 +66,6 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
-    # One tensor, the same for all
-
-    @on_any_device
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """All ranks end with the reduction of what all had, in place."""
-        reduction = _reduction(opts)
-        (tensor,) = tensors
-        if tensor.is_sparse:
-            return self._submit(
-                "all_reduce", lambda: allreduce_sparse(self._group, tensor, reduction), tensors, tensors, opts
-            )
-        return self._submit("all_reduce", lambda: self._reduce_all(tensor, reduction), tensors, tensors, opts)
-
-    @on_any_device
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """As `allreduce`, of several tensors at once: those of one dtype travel as one."""
-        reduction = _reduction(opts)
-
-        def each() -> None:
-            together(tensors, lambda flat: self._reduce_all(flat, reduction))
-
-        return self._submit("all_reduce_coalesced", each, tensors, tensors, opts)
-
-    @on_any_device
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
-        """All ranks end with what the root had, in place."""
-        (tensor,), root = tensors, opts.rootRank if opts else 0
-        return self._submit("broadcast", lambda: broadcast(self._group, tensor, root), tensors, tensors, opts)
-
-    @on_any_device
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """The root ends with the reduction of what all had, in place."""
-        reduction, root = _reduction(opts), opts.rootRank if opts else 0
-        (tensor,) = tensors
-
-        def to_root() -> None:
-            source = reduction.before(tensor.detach(), copy=True)
-            reduce(self._group, source, root, reduction.op)
-            if self._group.rank == root:
-                reduction.after(source, self._group.size)
-                tensor.detach().copy_(source)
-
-        return self._submit("reduce", to_root, tensors, tensors, opts)
-
-    def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
-        tensor = tensor.detach()
-        reduction.before(tensor, copy=False)
-        self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
-        reduction.after(tensor, self._group.size)
-
-    # What each rank has, for all
-
-    @on_any_device
-    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """All ranks end with what each had; sizes may differ between ranks."""
-
-        def each() -> None:
-            for parts, tensor in zip(outputs, inputs, strict=True):
-                gather_list(self._group, parts, tensor)
-
-        return self._submit("all_gather", each, inputs, outputs, opts)
-
-    @on_any_device
-    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """As `allgather`, of several tensors; outputs[r] has what rank r gives, in the order of `inputs`."""
-
-        def each() -> None:
-            for number, tensor in enumerate(inputs):
-                gather_list(self._group, [parts[number] for parts in outputs], tensor)
-
-        return self._submit("all_gather_coalesced", each, inputs, outputs, opts)
-
-    @on_any_device
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        """As `allgather`, side by side in one tensor."""
-        return self._submit(
-            "all_gather_into_tensor", lambda: part_broadcast(self._group, tensor, output), [tensor], [output], opts
-        )
-
-    @on_any_device
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """As `all_gather_single`, of several tensors."""
-
-        def each() -> None:
-            for output, tensor in zip(outputs, inputs, strict=True):
-                part_broadcast(self._group, tensor, output)
-
-        return self._submit("all_gather_into_tensor_coalesced", each, inputs, outputs, opts)
-
-    @on_any_device
-    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """The root ends with what each had."""
-        (tensor,), root = inputs, opts.rootRank if opts else 0
-        parts = outputs[0] if outputs else None
-        return self._submit("gather", lambda: gather(self._group, tensor, parts, root), inputs, outputs, opts)
-
-    # What one rank or each has for the others
-
-    @on_any_device
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        """Each rank ends with the part that the root had for it."""
-        (output,), root = outputs, opts.rootRank if opts else 0
-        parts = inputs[0] if inputs else None
-        return self._submit("scatter", lambda: scatter(self._group, output, parts, root), inputs, outputs, opts)
-
-    @on_any_device
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        """Each rank ends with the reduction of what all had for it; sizes may differ between ranks."""
-        reduction = _reduction(opts)
-
-        def each() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
-                reduce_list(output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
-
-        return self._submit("reduce_scatter", each, inputs, outputs, opts)
-
-    @on_any_device
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        """As `reduce_scatter`, with the parts side by side in one tensor."""
-        reduction = _reduction(opts)
-        return self._submit(
-            "reduce_scatter_tensor", lambda: self._reduce_part(output, tensor, reduction), [tensor], [output], opts
-        )
-
-    @on_any_device
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """As `reduce_scatter_single`, of several tensors."""
-        reduction = _reduction(opts)
-
-        def each() -> None:
-            for output, tensor in zip(outputs, inputs, strict=True):
-                self._reduce_part(output, tensor, reduction)
-
-        return self._submit("reduce_scatter_tensor_coalesced", each, inputs, outputs, opts)
-
-    def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
-        source, out = reduction.before(tensor.detach(), copy=True), output.detach()
-        shard = out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
-        part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, shard)
-        reduction.after(shard, self._group.size)
-        if not out.is_contiguous():
-            out.copy_(shard.view(out.shape))
-
-    @on_any_device
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Each rank ends with what each had for it; sizes may differ."""
-        return self._submit("all_to_all", lambda: exchange(self._group, inputs, outputs), inputs, outputs, opts)
-
-    @on_any_device
-    def all_to_all_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, comes: list[int], goes: list[int], opts: Any = None
-    ) -> Work:
-        """As `alltoall`, side by side in one tensor; `comes` and `goes` say how many rows, none for equal parts."""
-
-        def exchange_rows() -> None:
-            if comes or goes:
-                ranks = self._group.size
-                exchange(self._group, rows(tensor, goes, ranks), rows(output, comes, ranks))
-            else:
-                all_to_all(self._group, tensor, "auto", output)
-
-        return self._submit("all_to_all", exchange_rows, [tensor], [output], opts)
-
     # Between two ranks
 
     @on_any_device
@@ -269,12 +85,6 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
         """Receive a tensor from any rank of the group; what this returns has its `source_rank()`."""
         (tensor,) = tensors
         return self._messages.receive(tensor.detach(), None, tag, self._timeout.total_seconds())
-
-    # Barriers
-
-    def barrier(self, opts: Any = None) -> Work:
-        """No rank leaves before the last has come."""
-        return self._submit("barrier", lambda: barrier(self._group), [], [], opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that says which ranks have not come within the time."""
@@ -311,7 +121,8 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             self._beside[device.type] = backend_beside(self, device, self._store, self._timeout)
         return self._beside[device.type]
 
-    def _submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+    def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+        """Have a collective carried out after those before; at once where it is blocking and nothing is under way."""
         work = Work(name, outputs, self._job.completions, profiled(name, inputs))
         timeout, blocking = self._timeout, False
         if opts is not None:
@@ -319,19 +130,3 @@ class ProcessGroup(GroupBase):  # type: ignore[misc]  # untyped
             timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
         self._line.submit(name, action, work, timeout.total_seconds(), blocking)
         return work
-
-    def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
-        """The number format in which a tensor travels between nodes."""
-        fit = tensor.dtype in (torch.float32, torch.float64) and tensor.nbytes >= self.options.wire_from
-        return self.options.wire if fit and reduction.op == "sum" else None
-
-    # Other names of the same: of PyTorch's C++ side, and of earlier releases
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
-
-
-def _reduction(opts: Any) -> Reduction:
-    return reduction_of(opts.reduceOp if opts else ReduceOp.SUM)

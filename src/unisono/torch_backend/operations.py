@@ -1,0 +1,231 @@
+"""PyTorch's collectives, each mapped to one of ours.
+
+PyTorch knows an operation by several names: what its C++ side calls, what Python's `dist` calls, and what either was
+called in earlier releases. Each is defined once here; the other names are put beside it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.barrier import barrier
+from unisono.collectives.broadcast import broadcast
+from unisono.collectives.exchange import exchange
+from unisono.collectives.gather import gather
+from unisono.collectives.group import Group
+from unisono.collectives.part_broadcast import part_broadcast
+from unisono.collectives.part_reduce import part_reduce
+from unisono.collectives.reduce import reduce
+from unisono.collectives.scatter import scatter
+from unisono.torch_backend.devices import on_any_device
+from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
+from unisono.torch_backend.options import Options
+from unisono.torch_backend.pytorch import GroupBase, ReduceOp
+from unisono.torch_backend.reductions import Reduction, reduction_of
+from unisono.torch_backend.sparse import allreduce_sparse
+from unisono.torch_backend.work import Work
+
+Tensors = list[torch.Tensor]
+
+
+class Collectives(GroupBase):  # type: ignore[misc]  # untyped
+    """The collectives of a process group whose ranks are those of `group`; `submit` has them carried out."""
+
+    def __init__(self, group: Group, options: Options) -> None:
+        super().__init__(group.rank, group.size)
+        self.options = options
+        self._group = group
+        self._sum = Allreduce(group)
+
+    @abstractmethod
+    def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+        """Have `action` carried out after what was submitted before."""
+
+    # One tensor, the same for all
+
+    @on_any_device
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """All ranks end with the reduction of what all had, in place."""
+        reduction = _reduction(opts)
+        (tensor,) = tensors
+        if tensor.is_sparse:
+            return self.submit(
+                "all_reduce", lambda: allreduce_sparse(self._group, tensor, reduction), tensors, tensors, opts
+            )
+        return self.submit("all_reduce", lambda: self._reduce_all(tensor, reduction), tensors, tensors, opts)
+
+    @on_any_device
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """As `allreduce`, of several tensors at once: those of one dtype travel as one."""
+        reduction = _reduction(opts)
+
+        def each() -> None:
+            together(tensors, lambda flat: self._reduce_all(flat, reduction))
+
+        return self.submit("all_reduce_coalesced", each, tensors, tensors, opts)
+
+    @on_any_device
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+        """All ranks end with what the root had, in place."""
+        (tensor,), root = tensors, opts.rootRank if opts else 0
+        return self.submit("broadcast", lambda: broadcast(self._group, tensor, root), tensors, tensors, opts)
+
+    @on_any_device
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """The root ends with the reduction of what all had, in place."""
+        reduction, root = _reduction(opts), opts.rootRank if opts else 0
+        (tensor,) = tensors
+
+        def to_root() -> None:
+            source = reduction.before(tensor.detach(), copy=True)
+            reduce(self._group, source, root, reduction.op)
+            if self._group.rank == root:
+                reduction.after(source, self._group.size)
+                tensor.detach().copy_(source)
+
+        return self.submit("reduce", to_root, tensors, tensors, opts)
+
+    def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
+        tensor = tensor.detach()
+        reduction.before(tensor, copy=False)
+        self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
+        reduction.after(tensor, self._group.size)
+
+    # What each rank has, for all
+
+    @on_any_device
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """All ranks end with what each had; sizes may differ between ranks."""
+
+        def each() -> None:
+            for parts, tensor in zip(outputs, inputs, strict=True):
+                gather_list(self._group, parts, tensor)
+
+        return self.submit("all_gather", each, inputs, outputs, opts)
+
+    @on_any_device
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """As `allgather`, of several tensors; outputs[r] has what rank r gives, in the order of `inputs`."""
+
+        def each() -> None:
+            for number, tensor in enumerate(inputs):
+                gather_list(self._group, [parts[number] for parts in outputs], tensor)
+
+        return self.submit("all_gather_coalesced", each, inputs, outputs, opts)
+
+    @on_any_device
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """As `allgather`, side by side in one tensor."""
+        return self.submit(
+            "all_gather_into_tensor", lambda: part_broadcast(self._group, tensor, output), [tensor], [output], opts
+        )
+
+    @on_any_device
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """As `all_gather_single`, of several tensors."""
+
+        def each() -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                part_broadcast(self._group, tensor, output)
+
+        return self.submit("all_gather_into_tensor_coalesced", each, inputs, outputs, opts)
+
+    @on_any_device
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """The root ends with what each had."""
+        (tensor,), root = inputs, opts.rootRank if opts else 0
+        parts = outputs[0] if outputs else None
+        return self.submit("gather", lambda: gather(self._group, tensor, parts, root), inputs, outputs, opts)
+
+    # What one rank or each has for the others
+
+    @on_any_device
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        """Each rank ends with the part that the root had for it."""
+        (output,), root = outputs, opts.rootRank if opts else 0
+        parts = inputs[0] if inputs else None
+        return self.submit("scatter", lambda: scatter(self._group, output, parts, root), inputs, outputs, opts)
+
+    @on_any_device
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        """Each rank ends with the reduction of what all had for it; sizes may differ between ranks."""
+        reduction = _reduction(opts)
+
+        def each() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                reduce_list(output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
+
+        return self.submit("reduce_scatter", each, inputs, outputs, opts)
+
+    @on_any_device
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """As `reduce_scatter`, with the parts side by side in one tensor."""
+        reduction = _reduction(opts)
+        return self.submit(
+            "reduce_scatter_tensor", lambda: self._reduce_part(output, tensor, reduction), [tensor], [output], opts
+        )
+
+    @on_any_device
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """As `reduce_scatter_single`, of several tensors."""
+        reduction = _reduction(opts)
+
+        def each() -> None:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                self._reduce_part(output, tensor, reduction)
+
+        return self.submit("reduce_scatter_tensor_coalesced", each, inputs, outputs, opts)
+
+    def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
+        source, out = reduction.before(tensor.detach(), copy=True), output.detach()
+        shard = out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+        part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, shard)
+        reduction.after(shard, self._group.size)
+        if not out.is_contiguous():
+            out.copy_(shard.view(out.shape))
+
+    @on_any_device
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Each rank ends with what each had for it; sizes may differ."""
+        return self.submit("all_to_all", lambda: exchange(self._group, inputs, outputs), inputs, outputs, opts)
+
+    @on_any_device
+    def all_to_all_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, comes: list[int], goes: list[int], opts: Any = None
+    ) -> Work:
+        """As `alltoall`, side by side in one tensor; `comes` and `goes` say how many rows, none for equal parts."""
+
+        def exchange_rows() -> None:
+            if comes or goes:
+                ranks = self._group.size
+                exchange(self._group, rows(tensor, goes, ranks), rows(output, comes, ranks))
+            else:
+                all_to_all(self._group, tensor, "auto", output)
+
+        return self.submit("all_to_all", exchange_rows, [tensor], [output], opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """No rank leaves before the last has come."""
+        return self.submit("barrier", lambda: barrier(self._group), [], [], opts)
+
+    def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
+        """The number format in which a tensor travels between nodes."""
+        fit = tensor.dtype in (torch.float32, torch.float64) and tensor.nbytes >= self.options.wire_from
+        return self.options.wire if fit and reduction.op == "sum" else None
+
+    # Other names of the same: of PyTorch's C++ side, and of earlier releases
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _reduction(opts: Any) -> Reduction:
+    return reduction_of(opts.reduceOp if opts else ReduceOp.SUM)
