@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +23,11 @@ from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import Allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
+from unisono.collectives.exchange import exchange
 from unisono.collectives.group import Group
 from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
+from unisono.collectives.reduce import reduce
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
 from unisono.launch import cores, ranks_started
 from unisono.mpi import MPI
@@ -90,6 +92,14 @@ class World:
     def all_to_all(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
         """Send chunk d of `tensor`, one of p equal parts, to rank d; return what came, chunk s from rank s."""
         return all_to_all(self._group, tensor, algorithm)
+
+    def exchange(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
+        """Send sends[d] to rank d, and fill receives[s] with what rank s sends: any sizes on which both ends agree."""
+        exchange(self._group, sends, receives)
+
+    def reduce(self, tensor: torch.Tensor, root: int = 0, op: str = "sum") -> None:
+        """Reduce `tensor` over all ranks into that of rank `root`, in place; on the others it stays as it is."""
+        reduce(self._group, tensor, root, op)
 
     def barrier(self) -> None:
         """Wait until all ranks have come."""

@@ -10,11 +10,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import Allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
+from unisono.collectives.exchange import exchange
 from unisono.collectives.group import Group
 from unisono.collectives.part_reduce import part_reduce
+from unisono.collectives.reduce import reduce
 from unisono.errors import UnisonoError
 from unisono.placement import Placement, apart, place, regular
 from unisono.world import World
@@ -33,6 +36,11 @@ CALLS: dict[str, Callable[[Group], object]] = {
     "library, short": lambda group: Allreduce(group)(torch.ones(3), "library"),
     "library, long": lambda group: Allreduce(group)(torch.ones(300_000), "library"),
     "broadcast": lambda group: broadcast(group, torch.ones(3_000_000), root=1),
+    "all_to_all": lambda group: all_to_all(group, torch.ones(300_000 * group.size)),
+    "exchange": lambda group: exchange(
+        group, [torch.ones(300_000)] * group.size, list(torch.ones(group.size, 300_000))
+    ),
+    "reduce": lambda group: reduce(group, torch.ones(300_000), root=1),
     "part_reduce": lambda group: part_reduce(group, torch.ones(300_000), op="maximum"),
 }
 

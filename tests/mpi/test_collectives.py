@@ -241,7 +241,7 @@ def test_what_cannot_be_carried(world: World) -> None:
         world.allreduce(torch.zeros(3), "rong")
     with pytest.raises(UsageError, match="'halving' has no part_reduce"):
         world.part_reduce(torch.zeros(3), "halving")
-    with pytest.raises(UsageError, match="broadcast from root 99"):
+    with pytest.raises(UsageError, match="broadcast with root 99"):
         world.broadcast(torch.zeros(3), 99)
 
 

@@ -25,6 +25,17 @@ def test_split(world: World) -> None:
     half.free()
 
 
+def test_what_is_moved_and_reduced(world: World) -> None:
+    receives = [torch.zeros(rank + 1) for rank in range(world.size)]
+    world.exchange([torch.full((world.rank + 1,), float(rank)) for rank in range(world.size)], receives)
+    assert [part.tolist() for part in receives] == [[float(world.rank)] * (rank + 1) for rank in range(world.size)]
+    tensor = torch.tensor([world.rank])
+    world.reduce(tensor, world.size - 1, "maximum")
+    assert tensor.item() == world.rank
+    world.reduce(tensor)
+    assert tensor.item() == (sum(range(world.size)) if world.rank == 0 else world.rank)
+
+
 def test_what_the_root_does_all_get(world: World) -> None:
     assert world.on_root(lambda: {"rank": world.rank}) == {"rank": 0}
 

@@ -17,7 +17,7 @@ from unisono.placement import Placement, apart
 from unisono.schedules import find, names
 
 COLLECTIVES = ("allreduce", "part_reduce", "part_broadcast", "broadcast", "all_to_all")
-SHARED = ("allreduce", "part_reduce", "part_broadcast")
+SHARED = ("allreduce", "part_reduce", "part_broadcast", "all_to_all")
 """Those that go through shared memory where all ranks are on one node."""
 
 PLACES = ("one node", "across nodes")

@@ -1,54 +1,78 @@
-"""All-to-all: every rank gives each other rank a chunk of its own."""
+"""All-to-all: every rank gives each other rank a chunk of its own.
+
+3 ranks; ab is the chunk that rank a has for rank b:
+
+    rank 0   00 01 02         00 10 20
+    rank 1   10 11 12   ──▶   01 11 21
+    rank 2   20 21 22         02 12 22
+
+Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. `exchange` is the one of sizes that differ.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import carrier_of, flat_of, memory_of, name_of, nbytes_of
+from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.plans import Plan
 from unisono.errors import TensorError
 from unisono.mpi import MPI
-from unisono.transports.windows import call
+from unisono.schedules.schedule import Action
+from unisono.transports.arithmetic import Array
+from unisono.transports.delivery import Parcel
+from unisono.transports.windows import Call, call
 
 
 def all_to_all(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Send chunk d of `tensor` to rank d; return what came, chunk s from rank s, in `out` or a new tensor like it.
+    """Send chunk d of `tensor` to rank d, and return what came, chunk s from rank s: in `out`, or in a new tensor.
 
-    A chunk is one of p equal parts of the flattened tensor. Any dtype, any stride. Raises TensorError where p does not
-    divide the number of elements.
+    A chunk is one of p equal parts of the flattened tensor. Any dtype, any stride; `out` has the same dtype and number
+    of elements, and shares no memory with `tensor`. Raises TensorError where p does not divide the number of elements,
+    or `out` does not fit.
     """
-    if out is None:
-        out = torch.empty(tensor.shape, dtype=tensor.dtype)
     nbytes = nbytes_of(tensor)
-    if out.numel() != tensor.numel() or out.dtype != tensor.dtype:
-        raise TensorError(
-            f"rank {group.rank}: {tensor.numel()} x {tensor.dtype} do not fit out, {out.numel()} x {out.dtype}"
-        )
     if tensor.numel() % group.size:
         raise TensorError(f"rank {group.rank}: {tensor.numel()} elements are no {group.size} equal parts")
-    flat = flat_of(tensor)
-    carrier = carrier_of(flat)
+    content = content_of(tensor)
+    if out is None:
+        out = torch.empty_like(content, requires_grad=False)
+    elif nbytes_of(out) != nbytes or out.dtype != tensor.dtype:
+        raise TensorError(
+            f"rank {group.rank}: out, {out.numel()} x {out.dtype}, cannot take {tensor.numel()} x {tensor.dtype}"
+        )
+    room = room_for(out)
     if group.size == 1:
-        return out.copy_(flat.view(out.shape))
-    plan = group.plan("all_to_all", algorithm, carrier, nbytes, op=None)
-    what = call(f"all_to_all({tensor.numel()} x {name_of(tensor.dtype)}, {plan.choice.algorithm})")
-    length, part = flat.numel(), flat.numel() // group.size
+        bytes_of(room)[:] = bytes_of(content)
+    else:
+        _carry_out(group, content, room, algorithm)
+    settle([out], [room])
+    return out
+
+
+def _carry_out(group: Group, content: torch.Tensor, room: torch.Tensor, algorithm: str) -> None:
+    plan = group.plan("all_to_all", algorithm, torch.uint8, content.nbytes, op=None)
+    what = call(f"all_to_all({content.numel()} x {name_of(content.dtype)}, {plan.choice.algorithm})")
+    shape = group.size, content.nbytes // group.size
+    goes, comes = bytes_of(content).reshape(shape), bytes_of(room).reshape(shape)
     if plan.choice.algorithm == "library":
-        came = out.detach().view(-1) if out.is_contiguous() else torch.empty_like(flat)
         with group.library_call(what):
-            kind = MPI.BYTE
-            group.comm.Alltoall(
-                [memory_of(flat), nbytes // group.size, kind], [memory_of(came), nbytes // group.size, kind]
-            )
-        return out if out.is_contiguous() else out.copy_(came.view(out.shape))
+            group.comm.Alltoall([goes, shape[1], MPI.BYTE], [comes, shape[1], MPI.BYTE])
+    elif plan.choice.transport == "windows":
+        group.node_memory.passing.all_to_all(goes, comes, what)
+    else:
+        comes[group.rank] = goes[group.rank]
+        _by_messages(group, [*goes, *comes], plan, what)
+
+
+def _by_messages(group: Group, chunks: list[Array], plan: Plan, what: Call) -> None:
+    """Play the schedule on memory of two places: what goes, and what comes."""
     schedule = group.find(plan.choice.algorithm).all_to_all
-    assert schedule is not None, "the choice offers what the schedule has"
-    both = torch.empty(2 * length, dtype=carrier)  # first what goes, then what comes
-    both[:length] = flat.view(carrier)
-    own = slice(group.rank * part, (group.rank + 1) * part)
-    both[length:][own] = both[own]
+    assert schedule is not None, "the plan offers what the schedule has"
     with group.call(what) as number:
-        group.play(schedule, both, number, plan, chunk_major=True)
-    return out.copy_(both[length:].view(tensor.dtype).view(out.shape))
+        for transfers in (transfers for lane in group.program(schedule).lanes for transfers in lane):
+            sends = [Parcel(peer, chunks[chunk]) for action, peer, chunk, _ in transfers if action is Action.SEND]
+            comes = [Parcel(peer, chunks[chunk]) for action, peer, chunk, _ in transfers if action is Action.RECEIVE]
+            group.deliver(sends, comes, number)

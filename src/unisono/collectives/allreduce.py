@@ -15,7 +15,7 @@ from unisono.collectives.plans import Plan
 from unisono.schedules.pieces import cut
 from unisono.transports.arithmetic import HALF_DTYPES, Step
 from unisono.transports.player import play
-from unisono.transports.staging import SLOT
+from unisono.transports.slots import SLOT
 from unisono.transports.sweep import plan_sweep, sweep
 from unisono.transports.window_channel import WindowChannel
 from unisono.transports.windows import Call, call
@@ -126,7 +126,7 @@ class Allreduce:
             return
         found = memory.find(tensor.data_ptr(), nbytes)
         if found is None and plan.sweeps:
-            memory.staging.allreduce(arithmetic.view(payload), dtype.itemsize, arithmetic, what)
+            memory.staging.reduce(arithmetic.view(payload), dtype.itemsize, arithmetic, what)
         elif found is None or (dtype in HALF_DTYPES and not plan.sweeps):
             self._by_messages(tensor, plan)
         else:

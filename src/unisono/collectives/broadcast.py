@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from unisono.collectives.checks import check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import carrier_of, flat_of, memory_of, name_of, nbytes_of
-from unisono.errors import UsageError
 from unisono.mpi import MPI
 from unisono.transports.windows import call
 
@@ -14,8 +14,7 @@ from unisono.transports.windows import call
 def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
     """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
     nbytes = nbytes_of(tensor)
-    if not 0 <= root < group.size:
-        raise UsageError(f"rank {group.rank}: broadcast from root {root}; the group has ranks 0 to {group.size - 1}")
+    check_root(group, root, "broadcast")
     if group.size == 1:
         return tensor
     flat = flat_of(tensor)

@@ -8,7 +8,7 @@ A group that spans nodes has two more within it, made at first use:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from unisono.placement import Placement, apart, place
 from unisono.schedules.hierarchical import columns
 from unisono.schedules.pieces import cut
 from unisono.schedules.schedule import Algorithm
+from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.messages import MessageChannel, wait
 from unisono.transports.node_memory import NodeMemory
 from unisono.transports.player import play
@@ -49,10 +50,10 @@ class Group:
         ranks: Sequence[int] | None = None,
         interrupted: Callable[[], None] | None = None,
     ) -> None:
-        """`ranks` are what the user knows these ranks as; `watch` is that of the group which this one is part of.
+        """`ranks` are what the user knows these as; `watch` is that of the group which this one is part of.
 
-        `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; what
-        the ranks are in is not known any more then, and all that is left to do with the group is to `abandon` it.
+        `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; then
+        all that is left to do with the group is to `abandon` it.
         """
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
@@ -69,7 +70,8 @@ class Group:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # exceptions here, whatever was set
         self._memory: NodeMemory | None = None
         self._plans = Plans(self.rank, placement, table)
-        self.plan, self.find, self.broadcast_from = self._plans.plan, self._plans.find, self._plans.broadcast_from
+        self.plan, self.program = self._plans.plan, self._plans.program
+        self.find, self.broadcast_from = self._plans.find, self._plans.broadcast_from
         self._inner: list[Group] = []
         self._levels: tuple[Group, Group | None] | None = None
 
@@ -195,15 +197,23 @@ class Group:
         self, algorithm: Algorithm, tensor: torch.Tensor, number: int, plan: Plan, chunk_major: bool = False
     ) -> None:
         """Play a schedule over messages on a contiguous tensor, in place. `number` is what `call` gave."""
-        program, itemsize = self._plans.program(algorithm), tensor.dtype.itemsize
+        program, itemsize = self.program(algorithm), tensor.dtype.itemsize
         landing = LANDING // (IN_FLIGHT * max(1, len(program.lanes)) * program.landing)
         pieces = cut(tensor.numel(), program.chunks, min(self.table.piece, landing) // itemsize, chunk_major)
-        memory = memory_of(tensor)
-        channel = MessageChannel(self._messages, memory, plan.arithmetic, plan.wire, number, self.check)
+        channel = MessageChannel(self._messages, memory_of(tensor), plan.arithmetic, plan.wire, number, self.check)
         try:
             play(program, pieces, channel, IN_FLIGHT)
         except BaseException:
             self.keep(channel, tensor)
+            raise
+
+    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], number: int) -> None:
+        """Send and receive parcels of any sizes as messages. `number` is what `call` gave."""
+        delivery = Delivery(self._messages, self.ranks, number, self.table.piece, self.check)
+        try:
+            delivery.carry(sends, receives)
+        except BaseException:
+            self.keep(delivery)
             raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import memory_of
+from unisono.collectives.payload import bytes_of, memory_of
 from unisono.collectives.plans import Plan
 from unisono.schedules.pieces import bounds
 
@@ -34,13 +34,15 @@ def allreduce_in_levels(
     owners = group.columns if tensor.nbytes > SHORT * group.columns else 1
     with group.call(plan.what):
         node, column = group.levels(plan.what)
-        memory = node.node_memory.staging if node.size > 1 else None
+        memory = node.node_memory if node.size > 1 else None
         flat = tensor.detach().view(-1)
-        view = arithmetic.view(memory_of(flat))
-        start, stop = bounds(len(view), owners, node.rank) if node.rank < owners else (0, 0)
+        chunks = [
+            flat[slice(*bounds(len(flat), owners, rank))] if rank < owners else flat[:0] for rank in range(node.size)
+        ]
+        own = chunks[node.rank]
         if memory is not None:
-            memory.part_reduce(view, view[start:stop], itemsize, arithmetic, plan.what, owners)
-        if column is not None and column.size > 1 and stop > start:
-            between(column, flat[start:stop])
+            memory.staging.part_reduce(arithmetic.view(memory_of(flat)), None, itemsize, arithmetic, plan.what, owners)
+        if column is not None and column.size > 1 and len(own):
+            between(column, own)
         if memory is not None:
-            memory.part_broadcast(view[start:stop], view, itemsize, arithmetic, plan.what, owners)
+            memory.passing.share([bytes_of(chunk) for chunk in chunks], plan.what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import MPI_TYPES, carrier_of, flat_of, memory_of, nbytes_of
+from unisono.collectives.payload import MPI_TYPES, bytes_of, carrier_of, flat_of, memory_of, nbytes_of
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 from unisono.transports.wires import wire_of
@@ -33,11 +33,9 @@ def part_broadcast(
     if group.size == 1:
         flat.copy_(part)
     elif plan.choice.transport == "windows":
-        view, itemsize = plan.arithmetic.view, carrier.itemsize
-        memory = group.node_memory
-        memory.staging.part_broadcast(
-            view(memory_of(part)), view(memory_of(flat)), itemsize, plan.arithmetic, plan.what
-        )
+        chunks = [flat[slice(*bounds(len(flat), group.size, rank))] for rank in range(group.size)]
+        chunks[group.rank].copy_(part)
+        group.node_memory.passing.share([bytes_of(chunk) for chunk in chunks], plan.what)
     elif plan.choice.algorithm == "library":
         ends = [bounds(flat.numel(), group.size, rank) for rank in range(group.size)]
         counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 
 from unisono.errors import TensorError
 from unisono.mpi import MPI
+from unisono.transports.arithmetic import Array
 
 MPI_TYPES = {
     torch.float64: MPI.DOUBLE,
@@ -38,9 +42,45 @@ def memory_of(tensor: torch.Tensor) -> MPI.memory:
     return MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
+class _Memory:
+    """A tensor's memory in the form that NumPy asks for; an array of it keeps the tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        shape, data = (tensor.nbytes,), (tensor.data_ptr(), False)
+        self.__array_interface__ = {"shape": shape, "typestr": "|u1", "data": data, "version": 3}
+
+
+def bytes_of(tensor: torch.Tensor) -> Array:
+    """The memory of a contiguous tensor as a flat array of bytes, which keeps the tensor."""
+    return np.asarray(_Memory(tensor))
+
+
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     """The elements one after another: the tensor's own memory if they lie so there, else a copy."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    return content_of(tensor).detach().view(-1)
+
+
+def plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its elements one after another, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def content_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor to send: itself if it is plain, else a copy that is."""
+    return tensor if plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def room_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Where what comes for a tensor lands: itself if it is plain, else one that is; `settle` then brings it home."""
+    return tensor if plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def settle(tensors: Iterable[torch.Tensor], rooms: Iterable[torch.Tensor]) -> None:
+    """Copy what has landed elsewhere to where it belongs."""
+    for tensor, room in zip(tensors, rooms, strict=True):
+        if room is not tensor:
+            tensor.detach().copy_(room)
 
 
 def carrier_of(tensor: torch.Tensor) -> torch.dtype:

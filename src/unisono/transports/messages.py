@@ -56,6 +56,12 @@ def wait(request: MPI.Request, interrupted: Callable[[], None]) -> None:
     until(request.Test, interrupted)
 
 
+def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
+    """The first of the SPREAD tags that the messages of a call have."""
+    most: Any = comm.Get_attr(MPI.TAG_UB)
+    return int(fingerprint % ((most + 1) // SPREAD) * SPREAD)
+
+
 class MessageChannel:
     """Carries the moves of one call on a communicator that nothing else uses.
 
@@ -73,10 +79,9 @@ class MessageChannel:
         interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self._comm, self._rank, self._memory = comm, comm.rank, memory
-        most: Any = comm.Get_attr(MPI.TAG_UB)
         self._arithmetic, self._payload, self._wire = arithmetic, arithmetic.view(memory), wire
         self._itemsize = len(memory) // max(1, len(self._payload))
-        self._tag = fingerprint % ((most + 1) // SPREAD) * SPREAD
+        self._tag = tag_of(comm, fingerprint)
         self._interrupted = interrupted
         self._rounds: dict[int, OpenRound] = {}
         self._open: dict[int, int] = {}  # ticket -> requests that have not completed

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from unisono.mpi import MPI
+from unisono.transports.passing import Passing
+from unisono.transports.slots import Slots
 from unisono.transports.staging import Staging
 from unisono.transports.windows import Signals, Window
 
@@ -24,7 +26,9 @@ class NodeMemory:
     ) -> None:
         self._comm = comm
         self.signals = Signals(comm, ranks, interrupted, one_of_several)
-        self.staging = Staging(comm, self.signals)
+        self._slots = Slots(comm, self.signals)
+        self.staging = Staging(self.signals, self._slots)
+        self.passing = Passing(self.signals, self._slots)
         self._windows: dict[int, Window] = {}  # by the address of the own part
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -51,5 +55,6 @@ class NodeMemory:
         for window in self._windows.values():
             window.free()
         self._windows.clear()
-        self.staging.free()
+        self.staging.forget()
+        self._slots.free()
         self.signals.free()

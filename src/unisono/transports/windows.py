@@ -86,7 +86,7 @@ class Signals:
         `interrupted` is called now and then while waiting; it raises to end the wait.
         """
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        self._ranks, self._interrupted = ranks, interrupted
+        self.ranks, self._interrupted = ranks, interrupted
         self._awake = AWAKE_BETWEEN_NODES if one_of_several else AWAKE
         counters = 2 + 2 * LANES * self.size
         self._window = Window(comm, 8 * counters + WORDS)
@@ -148,8 +148,8 @@ class Signals:
         self._meet_anyhow()  # nobody writes other words before all have read these
         other = next(rank for rank, words in enumerate(calls) if words != calls[self.rank])
         raise MismatchError(
-            f"rank {self._ranks[self.rank]} called {calls[self.rank]}, "
-            f"but rank {self._ranks[other]} called {calls[other]}: "
+            f"rank {self.ranks[self.rank]} called {calls[self.rank]}, "
+            f"but rank {self.ranks[other]} called {calls[other]}: "
             "every rank of a group must make the same calls in the same order"
         )
 

@@ -1,0 +1,102 @@
+"""Runs the benchmark of the torch.distributed backend beside gloo: on one node, and in the lab on both topologies.
+
+python benchmarks/torch_backend/run.py [PART ...]       the lab needs root and iproute2; about 40 minutes on 2 cores
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.launch import find_mpiexec
+
+HERE = Path(__file__).parent
+TABLES = HERE.parent / "collectives"
+LABS = {"switch": (1, 8), "supernodes": (2, 4)}
+"""Supernodes, and hosts of each."""
+
+MOST = {"one_node": 100_000_000, "switch": 16 << 20, "supernodes": 16 << 20}
+"""Bytes of the largest tensor."""
+
+STEPS = {"one_node": 7, "switch": 3, "supernodes": 3}
+"""Training steps that are timed."""
+
+
+def start(place: str, program: str, *arguments: str) -> None:
+    """Run a program on the ranks of a place: two of this node, or eight hosts of the lab."""
+    command = [sys.executable, str(HERE / program), *arguments]
+    environment = dict(os.environ)
+    if place == "one_node":
+        whole = [str(find_mpiexec()), "-n", "2", *command]
+    else:
+        supernodes, hosts = LABS[place]
+        options = [f"--supernodes={supernodes}", f"--hosts={hosts}", "--rate=200mbit", "--oversubscribe=4"]
+        whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
+        environment["UNISONO_TABLE"] = str(TABLES / place / "table.toml")
+    subprocess.run(whole, env=environment, check=True)
+
+
+def operations(place: str) -> None:
+    """All operations and sizes."""
+    start(place, "operations.py", str(HERE / f"operations_{place}.json"), str(MOST[place]))
+
+
+def step(place: str) -> None:
+    """A step of AlexNet."""
+    start(place, "ddp_step.py", str(HERE / f"ddp_{place}.json"), str(STEPS[place]))
+
+
+def ratio(row: dict[str, Any]) -> float:
+    """How many times as fast as gloo."""
+    return float(row["gloo"][0] / row["unisono"][0])
+
+
+def summary() -> str:
+    """The ratios as tables in Markdown."""
+    lines = ["# torch.distributed by unisono beside gloo", "", "Median time of gloo / median time of unisono.", ""]
+    for path in sorted(HERE.glob("operations_*.json")):
+        found = json.loads(path.read_text())
+        rows = found["rows"]
+        names = list(dict.fromkeys(row["operation"] for row in rows))
+        lines += [f"## {path.stem.removeprefix('operations_')}: {found['ranks']} ranks on {found['nodes']} nodes", ""]
+        lines += ["| bytes | " + " | ".join(names) + " |", "| ---: |" + " ---: |" * len(names)]
+        for nbytes in dict.fromkeys(row["bytes"] for row in rows):
+            each = {row["operation"]: ratio(row) for row in rows if row["bytes"] == nbytes}
+            lines.append(f"| {nbytes:,} | " + " | ".join(f"{each[name]:.2f}" for name in names) + " |")
+        lines.append("")
+    lines += ["## A step of AlexNet, batch 16 a rank, DistributedDataParallel; buckets in bfloat16 by unisono", ""]
+    lines += [
+        "| place | unisono s | gloo s | without exchange s | gloo / unisono |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for path in sorted(HERE.glob("ddp_*.json")):
+        medians = json.loads(path.read_text())["median_s"]
+        ours, gloo, alone = (medians[name] for name in ("unisono, bfloat16", "gloo", "without exchange"))
+        lines.append(
+            f"| {path.stem.removeprefix('ddp_')} | {ours:.2f} | {gloo:.2f} | {alone:.2f} | {gloo / ours:.2f} |"
+        )
+    lines += ["", f"PyTorch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores.", ""]
+    return "\n".join(lines)
+
+
+def main(parts: list[str]) -> None:
+    """Run the parts that are named, all by default, and write the summary of what there is."""
+    known = {f"{kind.__name__}:{place}": (kind, place) for place in MOST for kind in (operations, step)}
+    for part in parts or known:
+        if part not in known:
+            sys.exit(f"no part {part!r}; there are {', '.join(known)}")
+        kind, place = known[part]
+        kind(place)
+    (HERE / "summary.md").write_text(summary())
+    print(summary())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,52 @@
+"""All-gather of sizes that differ: what each rank has goes to all. `part_broadcast` is the one of equal chunks.
+
+3 ranks, of lengths 1, 3 and 2:
+
+    rank 0   a            parts of every rank   a | b b b | c c
+    rank 1   b b b
+    rank 2   c c
+
+Rounds: 1. Each rank receives all but its own bytes, and sends its own p-1 times; on one node it puts them once where
+all see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.collectives.checks import check_parts
+from unisono.collectives.group import Group
+from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
+from unisono.errors import TensorError
+from unisono.transports.delivery import Parcel
+from unisono.transports.windows import call
+
+
+def all_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Fill parts[r] with rank r's `tensor`, on every rank, which all know how long it is. Any shape and stride.
+
+    Raises TensorError for parts that are not one for each rank of the tensor's dtype, or an own part that is not as
+    long as the tensor; MismatchError on every rank when ranks differ about the lengths.
+    """
+    nbytes_of(tensor)
+    check_parts(group, parts, tensor.dtype, "all_gather")
+    if parts[group.rank].numel() != tensor.numel():
+        raise TensorError(
+            f"rank {group.rank}: all_gather of {tensor.numel()} elements with an own part of "
+            f"{parts[group.rank].numel()}; make them equally long"
+        )
+    lengths = ", ".join(str(part.numel()) for part in parts)
+    what = call(f"all_gather({lengths} x {name_of(tensor.dtype)})")
+    rooms = [room_for(part) for part in parts]
+    contents = [bytes_of(room) for room in rooms]
+    contents[group.rank][:] = bytes_of(content_of(tensor))
+    if group.watch is None and group.size > 1:
+        group.node_memory.passing.share(contents, what)
+    else:
+        with group.call(what) as number:
+            others = [rank for rank in range(group.size) if rank != group.rank]
+            sends = (Parcel(rank, contents[group.rank]) for rank in others)
+            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), number)
+    settle(parts, rooms)

@@ -1,0 +1,58 @@
+"""Reduce: the root ends with the reduction of what all ranks had.
+
+4 ranks, root 0; a payload of 4 chunks, A to D:
+
+                         part_reduce    gather
+    rank 0   A B C D     A'             A' B' C' D'        x' is the sum, or another reduction, of all ranks' x
+    rank 1   A B C D       B'           A B C D
+    rank 2   A B C D         C'         A B C D
+    rank 3   A B C D           D'       A B C D
+
+Rounds: those of `part_reduce`, and 1. Bytes: each rank sends n(p-1)/p, then all but the root n/p; so no link carries
+more than 2n(p-1)/p, whatever the number of ranks. On one node each rank reduces its segment in shared memory, and the
+root alone copies them out (`transports/staging.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from unisono.collectives.checks import check_root
+from unisono.collectives.exchange import carry
+from unisono.collectives.group import Group
+from unisono.collectives.part_reduce import part_reduce
+from unisono.collectives.payload import memory_of, name_of, nbytes_of
+from unisono.schedules.pieces import bounds
+from unisono.transports.arithmetic import arithmetic_of
+from unisono.transports.windows import Call, call
+
+
+def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> None:
+    """Reduce `tensor` over all ranks into the root's, in place; the others' stay as they are. Any shape and stride.
+
+    `op` and what is raised are those of the allreduce; UsageError too for a root that is no rank.
+    """
+    nbytes_of(tensor)
+    check_root(group, root, "reduce")
+    arithmetic = arithmetic_of(tensor.dtype, op)
+    if group.size == 1:
+        return
+    named = "" if op == "sum" else f", op {op}"
+    what = call(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
+    flat = tensor.detach().contiguous().view(-1)
+    if group.watch is None:
+        view, itemsize = arithmetic.view(memory_of(flat)), tensor.dtype.itemsize
+        group.node_memory.staging.reduce(view, itemsize, arithmetic, what, root)
+    else:
+        _by_parts(group, flat, root, op, what)
+    if group.rank == root and flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def _by_parts(group: Group, flat: torch.Tensor, root: int, op: str, what: Call) -> None:
+    ends = [bounds(len(flat), group.size, rank) for rank in range(group.size)]
+    chunks = {rank: flat[start:stop] for rank, (start, stop) in enumerate(ends)} if group.rank == root else {}
+    with group.call(what):
+        group.agree(what)
+        shard = part_reduce(group, flat, op=op)
+        carry(group, {root: shard}, chunks, what)
