@@ -121,6 +121,16 @@ def test_part_broadcast_of_any_dtype_into_any_stride(world: World) -> None:
         assert torch.equal(out, values.view(5, 6))
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "library", "ring"])
+def test_a_shard_that_is_part_of_what_it_goes_into(world: World, spread: World, algorithm: str) -> None:
+    for these in (world, spread):
+        out = torch.zeros(10_007)
+        own = out[slice(*bounds(len(out), these.size, these.rank))].fill_(these.rank + 1.0)
+        these.part_broadcast(own, out, algorithm)
+        for rank in range(these.size):
+            assert (out[slice(*bounds(len(out), these.size, rank))] == rank + 1).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex128, torch.bfloat16, torch.uint16], ids=str)
 def test_broadcast(world: World, dtype: torch.dtype) -> None:
     for root in range(world.size):

@@ -57,11 +57,9 @@ class Group:
         """
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
-        self.placement, self.table = placement, table
-        self.one_node = placement.one_node
-        self._outer_watch = watch
+        self.placement, self.table, self.one_node = placement, table, placement.one_node
+        self._outer_watch, self.interrupted = watch, interrupted
         self.watch = watch or (None if self.one_node else Watch(comm, self._node_ranks))
-        self.interrupted = interrupted
         self.broken = False
         """Whether a wait was ended, or ranks of several nodes differed: no collective call is to be made any more."""
         self._messages = comm.Dup()  # so that a schedule's messages meet no others

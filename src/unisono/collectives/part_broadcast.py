@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.group import Group
-from unisono.collectives.payload import MPI_TYPES, bytes_of, carrier_of, flat_of, memory_of, nbytes_of
+from unisono.collectives.payload import MPI_TYPES, bytes_of, carrier_of, flat_of, memory_of, nbytes_of, room_for, settle
+from unisono.collectives.plans import Plan
 from unisono.errors import TensorError
+from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.wires import wire_of
 
@@ -27,27 +29,28 @@ def part_broadcast(
         )
     carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
     plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire, op=None)
-    part = flat_of(shard).view(carrier)
-    target = out.detach() if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-    flat = target.view(-1).view(carrier)
-    if group.size == 1:
-        flat.copy_(part)
-    elif plan.choice.transport == "windows":
-        chunks = [flat[slice(*bounds(len(flat), group.size, rank))] for rank in range(group.size)]
-        chunks[group.rank].copy_(part)
-        group.node_memory.passing.share([bytes_of(chunk) for chunk in chunks], plan.what)
-    elif plan.choice.algorithm == "library":
-        ends = [bounds(flat.numel(), group.size, rank) for rank in range(group.size)]
-        counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
-        kind = MPI_TYPES[carrier]
-        with group.library_call(plan.what):
-            group.comm.Allgatherv([memory_of(part), part.numel(), kind], [memory_of(flat), counts, starts, kind])
-    else:
-        flat[start:stop] = part
-        algorithm_ = group.find(plan.choice.algorithm).part_broadcast
-        assert algorithm_ is not None, "the plan offers what the schedule has"
-        with group.call(plan.what) as number:
-            group.play(algorithm_, flat, number, plan, chunk_major=True)
-    if not out.is_contiguous():
-        out.detach().copy_(target)
+    room = room_for(out)
+    flat, part = room.detach().view(-1).view(carrier), flat_of(shard).view(carrier)
+    ends = [bounds(len(flat), group.size, rank) for rank in range(group.size)]
+    if part.data_ptr() != flat[start:stop].data_ptr():
+        flat[start:stop].copy_(part)
+    if group.size > 1:
+        _give(group, flat, ends, plan)
+    settle([out], [room])
     return out
+
+
+def _give(group: Group, flat: torch.Tensor, ends: list[tuple[int, int]], plan: Plan) -> None:
+    """Fill `flat`, which has this rank's own chunk; each rank's is from its first end to its second."""
+    if plan.choice.transport == "windows":
+        chunks = [bytes_of(flat[start:stop]) for start, stop in ends]
+        group.node_memory.passing.share(chunks, plan.what)
+    elif plan.choice.algorithm == "library":
+        counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
+        with group.library_call(plan.what):
+            group.comm.Allgatherv(MPI.IN_PLACE, [memory_of(flat), counts, starts, MPI_TYPES[flat.dtype]])
+    else:
+        schedule = group.find(plan.choice.algorithm).part_broadcast
+        assert schedule is not None, "the plan offers what the schedule has"
+        with group.call(plan.what) as number:
+            group.play(schedule, flat, number, plan, chunk_major=True)
