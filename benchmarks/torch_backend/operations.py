@@ -23,10 +23,10 @@ from unisono.tuning.decide import timing_of
 from unisono.tuning.trials import times
 from unisono.world import World
 
-SIZES = (*(4**power for power in range(1, 13)), 100_000_000)
-"""Bytes of an operation's larger tensor: 4 B to 16 MB, and 100 MB."""
+SIZES = (4, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000)
+"""Bytes of an operation's larger tensor."""
 
-FEWEST, MOST, BUDGET = 5, 41, 4.0
+FEWEST, MOST, BUDGET = 5, 31, 2.0
 """Trials of each contender, and seconds of trials for each size."""
 
 Call = Callable[[], object]

@@ -12,6 +12,7 @@ from unisono.errors import LaunchError
 from unisono.mpi import MPI
 from unisono.placement import place
 from unisono.torch_backend.completions import Completions
+from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.pytorch import PrefixStore
 from unisono.torch_backend.retirement import Retirement
 from unisono.torch_backend.watchdog import Watchdog
@@ -73,18 +74,18 @@ class Job:
         supernodes = [world.placement.supernode_of(rank) for rank in members]
         return Group(comm, place(nodes, supernodes), world.table, ranks=range(len(members)), interrupted=interrupted)
 
-    def drop(self, group: Group, comm: MPI.Intracomm, broken: bool) -> None:
+    def drop(self, group: Group, messages: Messages, broken: bool) -> None:
         """Give back what a group and its messages held, when all its ranks do so; nothing of a broken one."""
 
         def free() -> None:
-            comm.Free()
+            messages.free()
             group.free()
             group.comm.Free()
 
         if broken:
             group.abandon()
         else:
-            self._retirement.retire(comm, free)
+            self._retirement.retire(messages.comm, free)
 
 
 def own_connection(store: Any) -> Any:

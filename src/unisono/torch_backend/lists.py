@@ -1,6 +1,6 @@
 """PyTorch's lists and rows of tensors in terms of the collectives, which know one tensor with equal chunks.
 
-[a a] [b b]  ◀── copied ──  a a b b        gathered side by side when all are as long, each by itself when not
+[a a] [b b]  ◀── copied ──  a a b b        gathered side by side between nodes when all are as long, else each by itself
 [a] [b b b]  ── filled ──▶  a - - b b b    parts that are to be reduced are filled up to the longest
 """
 
@@ -17,7 +17,7 @@ from unisono.collectives.part_broadcast import part_broadcast
 
 def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
     """Fill parts[r] with rank r's tensor; sizes may differ between ranks."""
-    if any(part.numel() != parts[0].numel() for part in parts):
+    if group.one_node or any(part.numel() != parts[0].numel() for part in parts):
         all_gather(group, tensor, parts)
         return
     flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype)

@@ -130,6 +130,8 @@ class Messages:
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.astray = False
+        """Whether something was sent that nobody will receive, and may still be on its way."""
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
         """Send to a rank of the group."""
@@ -187,6 +189,19 @@ class Messages:
         self._some.set()
         if self._thread is not None:
             self._thread.join()
+
+    def free(self) -> None:
+        """Give the communicator back, when all ranks have ended the group.
+
+        What came and was never asked for is thrown away: MPI uses the numbers of communicators again, and a later one
+        would receive it. What may still come keeps the communicator.
+        """
+        status = MPI.Status()
+        while self.comm.Iprobe(status=status):
+            lost = bytearray(status.Get_count(MPI.BYTE))
+            self.comm.Recv([lost, MPI.BYTE], status.Get_source(), status.Get_tag())
+        if not self.astray:
+            self.comm.Free()
 
     def _run(self) -> None:
         while not self._closed:

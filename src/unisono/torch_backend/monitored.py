@@ -25,12 +25,14 @@ def monitored_barrier(messages: Messages, rank: int, size: int, seconds: float, 
     if rank == 0:
         missing = _missing(messages, size, end, wait_all_ranks)
         if missing:
+            messages.astray = True  # those who come late will send their word
             raise BackendError(_complaint(missing, seconds))
         for other in range(1, size):
             _send(messages, other, GO_ON)
     else:
         _send(messages, 0, HERE)
         if not _heard(messages, 0, GO_ON, end):
+            messages.astray = True
             raise BackendError(
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
                 f"from rank 0: no word within {seconds * 1e3:g} ms. Please check rank 0 logs for faulty rank."

@@ -107,7 +107,7 @@ class ProcessGroup(Collectives):
         self._line.close()
         self._messages.close()
         self._job.watchdog.forget(self._line)
-        self._job.drop(self._group, self._messages.comm, bool(self._line.verdict))
+        self._job.drop(self._group, self._messages, bool(self._line.verdict))
         self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was destroyed"
 
     def abort(self) -> None:
