@@ -76,7 +76,16 @@ def write_results(path: Path, results: Results) -> None:
         for (backend, ranks), outcomes in results.items()
     }
     whole = {"machine": _machine(), "counts": counts, "tests": tests, "skipped": skipped}
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    path.write_text(_by_line(whole))
+
+
+def _by_line(whole: Mapping[str, Mapping[str, object]]) -> str:
+    """JSON with one entry of each part on a line."""
+    parts = [
+        f"{json.dumps(name)}: {{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(part[key])}" for key in part) + "\n}"
+        for name, part in whole.items()
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _entry(outcome: Outcome) -> object:
