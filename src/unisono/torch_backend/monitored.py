@@ -23,6 +23,9 @@ def monitored_barrier(messages: Messages, rank: int, size: int, seconds: float, 
     """Wait until all ranks have come, for `seconds` at most; 2 (p-1) messages. Raises BackendError otherwise."""
     end = time.monotonic() + seconds
     if rank == 0:
+        if seconds <= 0:
+            messages.astray = True
+            raise BackendError("[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms")
         missing = _missing(messages, size, end, wait_all_ranks)
         if missing:
             messages.astray = True  # those who come late will send their word

@@ -88,7 +88,7 @@ class ProcessGroup(Collectives):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that says which ranks have not come within the time."""
-        seconds = (timeout or self._timeout).total_seconds()
+        seconds = (self._timeout if timeout is None else timeout).total_seconds()
         monitored_barrier(self._messages, self._group.rank, self._group.size, seconds, wait_all_ranks)
 
     # The group itself

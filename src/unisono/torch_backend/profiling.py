@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._profiler import _RecordFunctionFast
 
 from unisono.torch_backend.completions import Completions
 
@@ -19,19 +18,20 @@ class Event:
     """An operation in the profiler's eyes, from now until `end`."""
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
-        self._record = _RecordFunctionFast(f"unisono:{name}", list(inputs))
-        self._record.__enter__()
+        handle = torch.autograd._record_function_with_args_enter(f"unisono:{name}", *inputs)  # type: ignore[attr-defined]
+        self._over: torch.futures.Future[None] = torch.futures.Future()
+        torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(handle, self._over)
         self._thread = threading.get_ident()
 
     def end(self, completions: Completions) -> None:
         """The operation is over; returns when the profiler knows."""
         if threading.get_ident() != self._thread:
-            self._record.__exit__(None, None, None)
+            self._over.set_result(None)
             return
         known = threading.Event()
 
         def tell() -> None:
-            self._record.__exit__(None, None, None)
+            self._over.set_result(None)
             known.set()
 
         completions.submit(tell)
