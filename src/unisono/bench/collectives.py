@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono.addresses import address_towards, interface_of
 from unisono.choosing.priced import IN_LEVELS, candidates
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
 from unisono.schedules import find
+from unisono.torch_backend.rendezvous import store_of
 from unisono.tuning.decide import timing_of
 from unisono.tuning.trials import times
 from unisono.world import World
@@ -130,15 +129,8 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
 @contextmanager
 def _gloo(world: World) -> Iterator[None]:
     """gloo between the same ranks, over the interface by which the other nodes reach rank 0."""
-    hosts = world.gather(socket.gethostname())
-    others = [host for host in hosts if host != hosts[0]]
-    address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
+    store, address = store_of(world)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(address)))
-    store = None
-    if world.rank == 0:
-        store = TCPStore(address, 0, world.size, is_master=True, wait_for_workers=False)
-    port = world.comm.bcast(store.port if store else None, 0)
-    store = store or TCPStore(address, port, world.size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     try:
         yield

@@ -83,11 +83,13 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         (tensor,) = tensors
 
         def to_root() -> None:
-            source = reduction.before(tensor.detach(), copy=True)
+            own = tensor.detach()
+            source = reduction.before(own, copy=True)
             reduce(self._group, source, root, reduction.op)
             if self._group.rank == root:
                 reduction.after(source, self._group.size)
-                tensor.detach().copy_(source)
+                if source is not own:
+                    own.copy_(source)
 
         return self.submit("reduce", to_root, tensors, tensors, opts)
 

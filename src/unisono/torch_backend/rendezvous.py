@@ -13,12 +13,18 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from unisono.addresses import address_towards
 from unisono.launch import ranks_started
 from unisono.torch_backend.pytorch import TCPStore
+
+if TYPE_CHECKING:
+    from unisono.world import World  # importing it starts MPI, which registering must not
+
+TIMEOUT = timedelta(minutes=30)
+"""PyTorch's own."""
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
@@ -31,7 +37,7 @@ def install() -> None:
 
 
 def _handler(original: Handler) -> Handler:
-    def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **named: Any) -> Iterator[Any]:
+    def rendezvous(url: str, timeout: timedelta = TIMEOUT, **named: Any) -> Iterator[Any]:
         asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
         size = asked.get("world_size", os.environ.get("WORLD_SIZE"))
         started = ranks_started(os.environ) or 1
@@ -47,11 +53,7 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
     from unisono.torch_backend.job import job  # noqa: PLC0415 - this starts MPI
 
     world = job().world
-    hosts = world.gather(socket.gethostname())
-    others = [host for host in hosts if host != hosts[0]]
-    address = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
-    served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
-    port = world.comm.bcast(served.port if served is not None else 0, 0)
+    store, _ = store_of(world, timeout)
     node = world.placement.nodes[world.node]
     known = {
         "RANK": world.rank,
@@ -61,5 +63,14 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
     }
     for name, value in known.items():
         os.environ.setdefault(name, str(value))
-    store = served or TCPStore(address, port, world.size, False, timeout)
     yield store, int(rank or os.environ["RANK"]), world.size
+
+
+def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
+    """A store that rank 0 serves to all ranks of `world`, and rank 0's address as the other nodes reach it."""
+    hosts = world.gather(socket.gethostname())
+    others = [host for host in hosts if host != hosts[0]]
+    address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
+    served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
+    port = world.comm.bcast(served.port if served is not None else 0, 0)
+    return served or TCPStore(address, port, world.size, False, timeout), address

@@ -94,7 +94,7 @@ class _Board:
                 self._written = begun
             if task is not None and not line.verdict and self._store.add(LEFT, 0) > 0:
                 self._find_culprit(task)
-        if task is not None and (line.verdict or line.deadline.since > 0):
+        if task is not None and (line.verdict or line.deadline.over):
             self._late += LOOK
             if self._late > GRACE and line.current is task:
                 self._end_all(task)

@@ -119,8 +119,3 @@ class Deadline:
     def over(self) -> bool:
         """Whether it is."""
         return time.monotonic() > self._end
-
-    @property
-    def since(self) -> float:
-        """Seconds past it; negative before."""
-        return time.monotonic() - self._end
