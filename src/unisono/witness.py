@@ -17,11 +17,15 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 ALL = "all"
 """What a rank says when it ends all of them, and says itself why."""
+
+HANDOVER = 0.25
+"""Seconds for the launcher to pass on what a rank said last: when a rank aborts, it drops what it still holds."""
 
 VARIABLE = "UNISONO_WITNESS"
 """Where the environment of a rank has its own process number and the address of its witness."""
@@ -59,6 +63,16 @@ def tell(word: int | str) -> None:
     if called() and (address := os.environ[VARIABLE].partition(":")[2]):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):  # it may be dead itself
             line.sendto(str(word).encode(), f"\0{address}")
+
+
+def last_words(words: str) -> None:
+    """Say on the terminal why this rank ends all of them now, and give the launcher the time to pass it on."""
+    terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
+    tell(ALL)
+    sys.stdout.flush()
+    terminal.write(words)
+    terminal.flush()
+    time.sleep(HANDOVER)
 
 
 def look_on(line: socket.socket, size: int, processes: dict[int, int]) -> str:

@@ -162,18 +162,15 @@ class World:
             give_up = time.monotonic() + PATIENCE
             while not everyone.Test():
                 if time.monotonic() > give_up:
-                    print(f"unisono: rank {self.rank}: {error}", file=sys.stderr, flush=True)
-                    self.abort(2)
+                    self.abort(2, f"unisono: rank {self.rank}: {error}\n")
                 time.sleep(0.001)
             if self.rank == 0:
                 raise
             raise SystemExit(2) from error
 
-    def abort(self, code: int = 1) -> None:
-        """End all ranks of the job at once with an exit code that is not 0."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        witness.tell(witness.ALL)
+    def abort(self, code: int = 1, words: str = "") -> None:
+        """End all ranks of the job at once with an exit code that is not 0, after these last words."""
+        witness.last_words(words)
         self.comm.Abort(code)
 
     def free(self) -> None:
@@ -290,11 +287,7 @@ def _end_all_on_error(comm: MPI.Intracomm) -> None:
 
     def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
         lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-        terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other, and what is said last must be seen
-        sys.stdout.flush()
-        terminal.write("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
-        terminal.flush()
-        witness.tell(witness.ALL)
+        witness.last_words("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
         comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = report

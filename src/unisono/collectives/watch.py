@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 import zlib
@@ -215,10 +214,8 @@ class Watch:
         time.sleep(GRACE)
         if not (self._busy and self._in_library and self._number == number):
             return  # the wait was ours after all, and has raised the error
-        sys.stderr.write(f"rank {self.rank} of {self.size}: unisono.errors.MismatchError: {self._verdict}\n")
-        sys.stderr.flush()
-        time.sleep(GRACE)
-        witness.tell(witness.ALL)
+        witness.last_words(f"rank {self.rank} of {self.size}: unisono.errors.MismatchError: {self._verdict}\n")
+        time.sleep(GRACE)  # for the other ranks' last words
         os._exit(1)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -149,8 +148,5 @@ class _Board:
         absent = self.absent(task.number)
         late = f"Timed out after {task.seconds:g} s" + (f"; {absent}" if absent else "")
         words = line.verdict or f"{line.describe(task)}: {late}"
-        terminal = sys.__stderr__ or sys.stderr
-        terminal.write(f"unisono.errors.BackendError: {words}\n")
-        terminal.flush()
-        witness.tell(witness.ALL)
+        witness.last_words(f"unisono.errors.BackendError: {words}\n")
         os._exit(1)
