@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.collectives.group import LANDING
+from unisono.choosing.pace import LANDING
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import apart
 from unisono.schedules import find, names

@@ -34,6 +34,15 @@ def test_a_contribution_twice() -> None:
     refused(twice, "rank 1, lane 0, round 1: chunk 0 gets the contributions of \\[0\\] twice")
 
 
+def test_a_schedule_that_is_not_as_steady_as_it_says() -> None:
+    """Four ranks of which rank 0 hears from three others, or of which one does not say the same."""
+    collect = (tuple(add(peer, 0) for peer in (1, 2, 3)),)
+    flood = lambda rank, _: Program(1, (collect if rank == 0 else ((send(0, 0),),),), 3, steady=True)  # noqa: E731
+    refused(flood, "rank 0 hears from ranks \\[1, 2, 3\\]", ranks=4)
+    partly = lambda rank, _: Program(1, (((send(1 - rank, 0), add(1 - rank, 0)),),), steady=rank == 0)  # noqa: E731
+    refused(partly, "rank 1 has .* not steady; rank 0 has .* land at once, steady")
+
+
 def test_two_ranks_that_wait_for_each_other() -> None:
     refused(on_two_ranks(((receive(1, 0),), (send(1, 0),)), ((receive(0, 0),), (send(0, 0),))), "waits forever")
 

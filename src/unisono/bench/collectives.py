@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.addresses import address_towards, interface_of
+from unisono.choosing.pace import pace_of
 from unisono.choosing.priced import IN_LEVELS, candidates
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
@@ -119,8 +120,10 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
         return None
     try:
         algorithm = find(name, world.placement).allreduce
-        piece = world.table.piece
-        seconds = simulate(algorithm, world.placement, world.table.network, nbytes, piece).seconds
+        pace = pace_of(algorithm(world.rank, world.size), world.size, -(-nbytes // 4), 4, world.table.network)
+        seconds = simulate(
+            algorithm, world.placement, world.table.network, nbytes, 4 * pace.largest, pace.at_once
+        ).seconds
     except NetworkError:
         return None
     return float(seconds) * 1e6

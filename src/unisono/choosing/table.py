@@ -24,11 +24,6 @@ PLACES = ("one node", "across nodes")
 TRANSPORTS = ("windows", "messages")
 KEYS = ("where", "up_to", "algorithm", "transport", "median_us", "interval_us")
 NETWORK_KEYS = tuple(field.name for field in fields(Network))
-PIECE_SECONDS = 2.5e-3
-"""Small pieces keep links busy between rounds; what a piece costs a rank must stay small beside it."""
-
-PIECES = 16 << 10, 512 << 10
-"""Bytes of the smallest and the largest piece."""
 
 DEFAULT = Path(__file__).with_name("default.toml")
 
@@ -48,12 +43,6 @@ class Table:
     network: Network = DEFAULT_NETWORK
     supernodes: Mapping[str, int] = field(default_factory=dict)
     """For each host the number of its supernode; empty where that is not known, or all hang on one switch."""
-
-    @property
-    def piece(self) -> int:
-        """Bytes of the largest chunk of a piece: what a link carries in PIECE_SECONDS, within PIECES."""
-        smallest, largest = PIECES
-        return max(smallest, min(largest, int(PIECE_SECONDS / self.network.beta)))
 
     def choose(self, collective: str, placement: Placement, nbytes: int) -> Choice:
         """What carries out the collective for a payload of `nbytes`: by the rows, or where there are none by price."""

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from unisono.choosing.pace import pace_of, piece_of
 from unisono.choosing.table import Table
 from unisono.collectives.payload import memory_of, name_of
 from unisono.collectives.plans import Plan, Plans
@@ -30,12 +31,6 @@ from unisono.transports.messages import MessageChannel, wait
 from unisono.transports.node_memory import NodeMemory
 from unisono.transports.player import play
 from unisono.transports.windows import Call, call
-
-IN_FLIGHT = 8
-"""Pieces of a payload that go through a schedule at once."""
-
-LANDING = 32 << 20
-"""Bytes that may land at a rank at once, to be reduced: all the memory that an exchange takes."""
 
 
 class Group:
@@ -195,19 +190,19 @@ class Group:
         self, algorithm: Algorithm, tensor: torch.Tensor, number: int, plan: Plan, chunk_major: bool = False
     ) -> None:
         """Play a schedule over messages on a contiguous tensor, in place. `number` is what `call` gave."""
-        program, itemsize = self.program(algorithm), tensor.dtype.itemsize
-        landing = LANDING // (IN_FLIGHT * max(1, len(program.lanes)) * program.landing)
-        pieces = cut(tensor.numel(), program.chunks, min(self.table.piece, landing) // itemsize, chunk_major)
-        channel = MessageChannel(self._messages, memory_of(tensor), plan.arithmetic, plan.wire, number, self.check)
+        program, wire, length = self.program(algorithm), plan.wire, tensor.numel()
+        in_flight = None if wire is None else wire.flight.itemsize
+        pace = pace_of(program, self.size, length, tensor.dtype.itemsize, self.table.network, in_flight)
+        channel = MessageChannel(self._messages, memory_of(tensor), plan.arithmetic, wire, number, self.check, pace.nap)
         try:
-            play(program, pieces, channel, IN_FLIGHT)
+            play(program, cut(length, program.chunks, pace.largest, chunk_major), channel, pace.at_once)
         except BaseException:
             self.keep(channel, tensor)
             raise
 
     def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], number: int) -> None:
         """Send and receive parcels of any sizes as messages. `number` is what `call` gave."""
-        delivery = Delivery(self._messages, self.ranks, number, self.table.piece, self.check)
+        delivery = Delivery(self._messages, self.ranks, number, piece_of(self.table.network), self.check)
         try:
             delivery.carry(sends, receives)
         except BaseException:

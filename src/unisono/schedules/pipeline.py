@@ -29,12 +29,12 @@ def family(placement: Placement, _: str) -> Family:
 
 def broadcast(rank: int, ranks: int) -> Program:
     """From rank 0 along the chain. 2 rounds for a rank in the middle; n bytes sent by all but the last."""
-    return Program(1, (_back(rank, ranks),))
+    return Program(1, (_back(rank, ranks),), steady=True)
 
 
 def pipeline(rank: int, ranks: int) -> Program:
     """Allreduce: to the root, then `broadcast`."""
-    return Program(1, (_there(rank, ranks) + _back(rank, ranks),))
+    return Program(1, (_there(rank, ranks) + _back(rank, ranks),), steady=True)
 
 
 def _there(rank: int, ranks: int) -> tuple[Round, ...]:

@@ -32,17 +32,17 @@ def family(placement: Placement, _: str) -> Family:
 
 def part_reduce(rank: int, ranks: int) -> Program:
     """Reduce-scatter around the ring: rank r ends with chunk r whole. p-1 rounds, n(p-1)/p bytes sent by each."""
-    return Program(ranks, (_sums(rank, ranks),))
+    return Program(ranks, (_sums(rank, ranks),), steady=True)
 
 
 def part_broadcast(rank: int, ranks: int) -> Program:
     """All-gather around the ring: rank r gives chunk r, all end with all. p-1 rounds, n(p-1)/p bytes sent by each."""
-    return Program(ranks, (_copies(rank, ranks),))
+    return Program(ranks, (_copies(rank, ranks),), steady=True)
 
 
 def ring(rank: int, ranks: int) -> Program:
     """Allreduce: `part_reduce`, then `part_broadcast`."""
-    return Program(ranks, (_sums(rank, ranks) + _copies(rank, ranks),))
+    return Program(ranks, (_sums(rank, ranks) + _copies(rank, ranks),), steady=True)
 
 
 def _sums(rank: int, ranks: int) -> tuple[Round, ...]:

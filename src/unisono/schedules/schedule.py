@@ -56,6 +56,8 @@ class Program(NamedTuple):
 
     All ranks say the same, since the length of the pieces depends on it.
     """
+    steady: bool = False
+    """Whether each rank hears from the same one or two others all along. All ranks say the same here, too."""
 
 
 Algorithm = Callable[[int, int], Program]

@@ -103,9 +103,15 @@ def _check_alone(rank: int, ranks: int, program: Program, first: Program) -> Non
     chunks = first.chunks
     if program.chunks != chunks:
         raise ScheduleError(f"rank {rank} cuts the payload into {program.chunks} chunks, rank 0 into {chunks}")
-    if (len(program.lanes), program.landing) != (len(first.lanes), first.landing):
-        shapes = [f"{len(p.lanes)} lanes, {p.landing} chunks that land at once" for p in (program, first)]
+    if (len(program.lanes), program.landing, program.steady) != (len(first.lanes), first.landing, first.steady):
+        shapes = [
+            f"{len(p.lanes)} lanes, {p.landing} chunks that land at once, {'' if p.steady else 'not '}steady"
+            for p in (program, first)
+        ]
         raise ScheduleError(f"rank {rank} has {shapes[0]}; rank 0 has {shapes[1]}")
+    heard = {move.peer for lane in program.lanes for moves in lane for move in moves if move.action is not Action.SEND}
+    if program.steady and len(heard) > 2:
+        raise ScheduleError(f"rank {rank} hears from ranks {sorted(heard)}, which is not steady")
     lane_of_chunk: dict[int, int] = {}
     for lane_number, lane in enumerate(program.lanes):
         for round_number, transfers in enumerate(lane):

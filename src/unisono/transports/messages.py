@@ -7,8 +7,8 @@
 A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls do not
 meet, so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
 
-Waiting looks, gives the core away between looks, and after 0.2 ms without news sleeps between them: what a rank
-computes with, and the ranks that share its cores, need them more.
+Waiting looks, gives the core away between looks, and after 0.1 ms without news sleeps between them, the longer the
+longer it has waited: what a rank computes with, and the ranks that share its cores, need them more.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from unisono.transports.wires import Wire
 
 Result = TypeVar("Result")
 
-PATIENCE = 2e-4
+PATIENCE = 1e-4
 """Seconds without news after which a wait sleeps between looks."""
 
 NAP = 1e-4
-"""Seconds that it sleeps."""
+"""Seconds that it sleeps, at first."""
 
 
-def until(look: Callable[[], Result | None], interrupted: Callable[[], None]) -> Result:
-    """Look until there is something, and return it. `interrupted` is called now and then; it raises to end the wait."""
+def until(look: Callable[[], Result | None], interrupted: Callable[[], None], nap: float = NAP) -> Result:
+    """Look until there is something, and return it. `interrupted` is called now and then; it raises to end the wait.
+
+    It sleeps `nap` seconds between two looks at most.
+    """
     start = None
     while not (seen := look()):
         now = time.monotonic()
@@ -46,7 +49,7 @@ def until(look: Callable[[], Result | None], interrupted: Callable[[], None]) ->
         if now - start < PATIENCE:
             os.sched_yield()
         else:
-            time.sleep(NAP)
+            time.sleep(max(NAP, min(nap, (now - start) / 4)))
             interrupted()
     return seen
 
@@ -67,6 +70,7 @@ class MessageChannel:
 
     `memory` holds the payload as bytes, the same bytes that `arithmetic` sees as numbers. `fingerprint` is a number
     that ranks in the same call have in common. `interrupted` is called now and then while waiting; it raises to end it.
+    `nap` are the seconds that a wait may oversleep.
     """
 
     def __init__(
@@ -77,8 +81,9 @@ class MessageChannel:
         wire: Wire | None = None,
         fingerprint: int = 0,
         interrupted: Callable[[], None] = lambda: None,
+        nap: float = NAP,
     ) -> None:
-        self._comm, self._rank, self._memory = comm, comm.rank, memory
+        self._comm, self._rank, self._memory, self._nap = comm, comm.rank, memory, nap
         self._arithmetic, self._payload, self._wire = arithmetic, arithmetic.view(memory), wire
         self._itemsize = len(memory) // max(1, len(self._payload))
         self._tag = tag_of(comm, fingerprint)
@@ -124,7 +129,7 @@ class MessageChannel:
 
     def _completed(self) -> list[int]:
         """Wait until some requests have completed; their places."""
-        return until(lambda: MPI.Request.Testsome(self._requests), self._interrupted)
+        return until(lambda: MPI.Request.Testsome(self._requests), self._interrupted, self._nap)
 
     def _stretch(self, move: Move) -> Any:
         """The payload's own memory of a move."""
