@@ -21,6 +21,7 @@ FLOORS = [
     ("torch_backend",),
     ("tuning",),
     ("bench",),
+    ("engine",),
     ("gradients",),
     ("rules",),
     ("data", "models"),

@@ -10,6 +10,7 @@ UnisonoError
 │   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 ├── MismatchError         ranks called different collectives, or the same with different tensors
+├── OperationError        an operation of the engine has failed, or one that it needs
 └── BackendError          an operation of torch.distributed has failed; also a RuntimeError, as PyTorch's own are
 """
 
@@ -52,6 +53,10 @@ class ScheduleError(UnisonoError):
 
 class MismatchError(UnisonoError):
     """Ranks disagree about the collective they are in; the message names two ranks and both calls."""
+
+
+class OperationError(UnisonoError):
+    """What the engine was to carry out has failed; the message names the operation in which it began."""
 
 
 class BackendError(UnisonoError, RuntimeError):

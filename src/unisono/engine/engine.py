@@ -1,0 +1,179 @@
+"""Carries operations out as soon as what they need is there, on threads by their kind (MXNET-MPI section 3).
+
+    weights, gradients, sums = Variable("weights"), Variable("gradients"), Variable("sums")
+    engine.push(exchange, read=[gradients], mutate=[sums], kind="communication")
+    engine.push(update, read=[sums], mutate=[weights], kind="update")        runs when the exchange is done
+    engine.wait(weights)                                                     raises what went wrong on the way
+
+    push ──▶ dependencies.add ── ready ──▶ pool of its kind ──▶ dependencies.done ── ready ──▶ ...
+                    └── not ready: stays in the queues of its variables ──────▲
+
+Pushing costs a few microseconds and never waits. What is pushed by one thread has that thread's order; who pushes from
+several threads has to order them, as each order makes another serial execution.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from unisono.engine.dependencies import Failure, Operation, Variable, add, done, make
+from unisono.engine.pool import Pool
+from unisono.errors import OperationError, UsageError
+
+THREADS: Mapping[str, int] = {"communication": 1, "loading": 1, "update": 1}
+"""Threads for each kind of work, unless one says otherwise."""
+
+Action = Callable[[], object]
+
+
+class Span(NamedTuple):
+    """When an operation was carried out, and where."""
+
+    name: str
+    kind: str
+    thread: str
+    begin: float
+    """Seconds, by `time.perf_counter`."""
+    end: float
+
+
+class Handle:
+    """An operation that was pushed."""
+
+    def __init__(self, operation: Operation, action: Action | None, kind: str = "", priority: int = 0) -> None:
+        self.operation, self.action, self.kind, self.priority = operation, action, kind, priority
+        self.ready = False
+        """Whether its variables have let it in."""
+        self.told = False
+        """Whether there is nothing to be carried out any more: only its variables are waited for."""
+        self._over = threading.Event()
+
+    def finish(self) -> None:
+        """It is over."""
+        self._over.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is over, at most so long; whether it is. Raises OperationError when it has failed."""
+        if not self._over.wait(seconds):
+            return False
+        if (failure := self.operation.failure) is not None:
+            name = self.operation.name
+            where = failure.operation if failure.operation == name else f"{failure.operation}, needed by {name},"
+            raise OperationError(f"{where} failed: {type(failure.error).__name__}: {failure.error}") from failure.error
+        return True
+
+
+class Engine:
+    """Carries operations out. `threads` says how many for each kind of work; `observe` hears of each that was."""
+
+    def __init__(self, threads: Mapping[str, int] = THREADS, observe: Callable[[Span], None] = lambda _: None) -> None:
+        self._pools = {kind: Pool(kind, number) for kind, number in threads.items()}
+        self._observe = observe
+        self._handles: dict[Operation, Handle] = {}  # what is not over
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+
+    def push(
+        self,
+        action: Action,
+        read: Iterable[Variable] = (),
+        mutate: Iterable[Variable] = (),
+        kind: str = "update",
+        name: str = "",
+        priority: int = 0,
+    ) -> Handle:
+        """Have `action` carried out once what was pushed before it lets it: it reads these variables, mutates those.
+
+        Among operations of a kind that are ready, the highest priority goes first. Raises UsageError for a kind that
+        the engine has no threads for.
+        """
+        if kind not in self._pools:
+            raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
+        return self._add(Handle(make(name or kind, read, mutate), action, kind, priority))
+
+    def expect(self, mutate: Iterable[Variable], name: str) -> Handle:
+        """What somebody else carries out, who then calls `end`. What needs it waits for that."""
+        return self._add(Handle(make(name, (), mutate), None))
+
+    def end(self, expected: Handle, error: BaseException | None = None) -> None:
+        """What was expected has happened, or has failed."""
+        with self._lock:
+            expected.told = True
+            if error is not None:
+                expected.operation.failure = Failure(expected.operation.name, error)
+            ready = expected.ready
+        if ready:
+            self._finish(expected)
+
+    def wait(self, *variables: Variable, seconds: float | None = None) -> bool:
+        """Wait until all that was pushed to mutate these variables is over, at most so long; whether it is.
+
+        Raises OperationError when that, or what it needed, has failed.
+        """
+        probe = Handle(make(f"a wait for {', '.join(one.name for one in variables)}", variables, ()), None)
+        probe.told = True
+        return self._add(probe).wait(seconds)
+
+    def close(self) -> None:
+        """End the threads once all that was pushed is over. Failures that nobody waited for are forgotten."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._handles)
+        for pool in self._pools.values():
+            pool.close()
+
+    def _add(self, handle: Handle) -> Handle:
+        with self._lock:
+            self._handles[handle.operation] = handle
+            handle.ready = add(handle.operation)
+        if handle.ready:
+            self._begin(handle)
+        return handle
+
+    def _begin(self, handle: Handle) -> None:
+        """Its variables have let it in."""
+        if handle.told or handle.operation.failure is not None:
+            self._finish(handle)
+        elif handle.action is not None:
+            self._pools[handle.kind].submit(partial(self._carry_out, handle, handle.action), handle.priority)
+
+    def _carry_out(self, handle: Handle, action: Action) -> None:
+        begin = time.perf_counter()
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the result must hear it
+            handle.operation.failure = Failure(handle.operation.name, error)
+        thread = threading.current_thread().name
+        self._observe(Span(handle.operation.name, handle.kind, thread, begin, time.perf_counter()))
+        self._finish(handle)
+
+    def _finish(self, handle: Handle) -> None:
+        """It is over: let others in, and finish those of them that have nothing to carry out."""
+        over = [handle]
+        while over:
+            handle = over.pop()
+            begin: list[Handle] = []
+            with self._idle:
+                for operation in done(handle.operation):
+                    other = self._handles[operation]
+                    other.ready = True
+                    (over if other.told or operation.failure is not None else begin).append(other)
+                del self._handles[handle.operation]
+                if not self._handles:
+                    self._idle.notify_all()
+            handle.finish()
+            for other in begin:
+                self._begin(other)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()

@@ -1,0 +1,200 @@
+"""Whatever runs at once, the state ends as that of the serial execution; failures reach whoever needs the result."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.engine import Engine, Span, Variable
+from unisono.errors import OperationError, UsageError
+
+KINDS = ("communication", "loading", "update")
+
+
+class Step(NamedTuple):
+    """An operation of a random graph: by numbers of variables."""
+
+    read: frozenset[int]
+    mutate: frozenset[int]
+    kind: str
+    priority: int
+    fails: bool
+
+
+def graphs(fails: bool = False) -> st.SearchStrategy[list[Step]]:
+    """Operations on six variables, in the order in which they are pushed."""
+    some = st.frozensets(st.integers(0, 5), max_size=3)
+    failing = st.booleans() if fails else st.just(False)
+    return st.lists(st.builds(Step, some, some, st.sampled_from(KINDS), st.integers(-3, 3), failing), max_size=25)
+
+
+class State:
+    """Numbers that operations read and mutate; no two orders of what must be ordered give the same."""
+
+    def __init__(self) -> None:
+        self.values = list(range(6))
+
+    def carry_out(self, number: int, step: Step) -> None:
+        if step.fails:
+            raise ValueError(f"step {number}")
+        seen = tuple(self.values[place] for place in sorted(step.read | step.mutate))
+        for place in sorted(step.mutate):
+            before = self.values[place]
+            if number % 3 == 0:
+                time.sleep(0)  # an invitation to others that should wait
+            self.values[place] = hash((number, place, seen, before))
+
+
+def serially(steps: list[Step]) -> State:
+    state = State()
+    for number, step in enumerate(steps):
+        state.carry_out(number, step)
+    return state
+
+
+@settings(max_examples=2000, deadline=None)
+@given(steps=graphs(), threads=st.integers(1, 8))
+def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads: int) -> None:
+    state = State()
+    variables = [Variable(str(place)) for place in range(6)]
+    with Engine(dict.fromkeys(KINDS, threads)) as engine:
+        for number, step in enumerate(steps):
+            engine.push(
+                lambda number=number, step=step: state.carry_out(number, step),
+                [variables[place] for place in step.read],
+                [variables[place] for place in step.mutate],
+                step.kind,
+                priority=step.priority,
+            )
+    assert state.values == serially(steps).values
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=graphs(fails=True), threads=st.integers(1, 4))
+def test_a_failure_spoils_what_needs_it_and_nothing_else(steps: list[Step], threads: int) -> None:
+    state, variables = State(), [Variable(str(place)) for place in range(6)]
+    with Engine(dict.fromkeys(KINDS, threads)) as engine:
+        handles = [
+            engine.push(
+                lambda number=number, step=step: state.carry_out(number, step),
+                [variables[place] for place in step.read],
+                [variables[place] for place in step.mutate],
+                step.kind,
+                f"step {number}",
+            )
+            for number, step in enumerate(steps)
+        ]
+    spoilt, kept = [False] * 6, State()
+    for number, (step, handle) in enumerate(zip(steps, handles, strict=True)):
+        failed = step.fails or any(spoilt[place] for place in step.read | step.mutate)
+        if failed:
+            with pytest.raises(OperationError, match="failed: ValueError: step"):
+                handle.wait()
+            for place in step.mutate:
+                spoilt[place] = True
+        else:
+            assert handle.wait()
+            kept.carry_out(number, step)
+    assert state.values == kept.values
+    assert [variable.failure is not None for variable in variables] == spoilt
+
+
+def test_a_failure_says_where_it_began() -> None:
+    sums, weights = Variable("sums"), Variable("weights")
+
+    def exchange() -> None:
+        raise ConnectionError("rank 2 has gone")
+
+    with Engine() as engine:
+        first = engine.push(exchange, mutate=[sums], kind="communication", name="the exchange of bucket 3")
+        engine.push(lambda: None, [sums], [weights], name="the update of bucket 3")
+        with pytest.raises(OperationError, match=r"^the exchange of bucket 3 failed: Conn.*: rank 2 has gone$"):
+            first.wait()
+        words = "^the exchange of bucket 3, needed by a wait for weights, failed: ConnectionError: rank 2 has gone$"
+        with pytest.raises(OperationError, match=words) as raised:
+            engine.wait(weights)
+        assert isinstance(raised.value.__cause__, ConnectionError)
+
+
+def test_a_long_chain_that_fails_at_its_head() -> None:
+    """No recursion, however many need what failed."""
+    chain = Variable("chain")
+    with Engine() as engine:
+        head = engine.expect([chain], "head")
+        last = [engine.push(lambda: None, mutate=[chain]) for _ in range(20_000)][-1]
+        engine.end(head, ValueError("gone"))
+        with pytest.raises(OperationError, match="head, needed by update, failed"):
+            last.wait(20)
+
+
+def test_reads_go_together() -> None:
+    """Four reads that each wait until all four are there."""
+    there, shared = threading.Barrier(4, timeout=20), Variable()
+    with Engine({"update": 4}) as engine:
+        handles = [engine.push(there.wait, [shared]) for _ in range(4)]
+        assert all(handle.wait(20) for handle in handles)
+
+
+def test_what_is_expected_holds_others_back() -> None:
+    gradient, seen = Variable("gradient"), []
+    with Engine() as engine:
+        filled = engine.expect([gradient], "the backward pass")
+        exchanged = engine.push(lambda: seen.append("exchange"), mutate=[gradient], kind="communication")
+        assert not exchanged.wait(0.05)
+        seen.append("backward")
+        engine.end(filled)
+        assert exchanged.wait(20)
+    assert seen == ["backward", "exchange"]
+
+
+def test_what_is_expected_may_be_over_before_its_turn() -> None:
+    gradient, seen, go = Variable("gradient"), [], threading.Event()
+    with Engine() as engine:
+        engine.push(lambda: go.wait(20), mutate=[gradient])
+        filled = engine.expect([gradient], "the backward pass")
+        engine.push(lambda: seen.append("exchange"), mutate=[gradient])
+        engine.end(filled)
+        assert not engine.wait(gradient, seconds=0.05)
+        assert not seen
+        go.set()
+        assert engine.wait(gradient, seconds=20)
+    assert seen == ["exchange"]
+
+
+def test_what_is_urgent_goes_first() -> None:
+    seen, go = list[int](), threading.Event()
+    with Engine({"communication": 1}) as engine:
+        engine.push(lambda: go.wait(20), kind="communication", priority=9)
+        for priority in (1, 3, 2, 3):
+            engine.push(lambda priority=priority: seen.append(priority), kind="communication", priority=priority)
+        go.set()
+    assert seen == [3, 3, 2, 1]
+
+
+def test_each_kind_has_its_threads_and_is_observed() -> None:
+    spans = list[Span]()
+    with Engine({"communication": 1, "update": 1}, spans.append) as engine:
+        engine.push(lambda: None, kind="communication", name="exchange")
+        engine.push(lambda: None, kind="update", name="update")
+    assert {(span.name, span.kind, span.thread) for span in spans} == {
+        ("exchange", "communication", "unisono communication 0"),
+        ("update", "update", "unisono update 0"),
+    }
+    assert all(span.begin <= span.end for span in spans)
+
+
+def test_a_kind_without_threads() -> None:
+    with Engine({"update": 1}) as engine, pytest.raises(UsageError, match="'loading'; it has update"):
+        engine.push(lambda: None, kind="loading")
+
+
+def test_no_threads_are_left() -> None:
+    before = threading.active_count()
+    with Engine() as engine:
+        engine.push(lambda: None)
+    assert threading.active_count() == before
