@@ -51,10 +51,13 @@ class Handle:
         """Whether its variables have let it in."""
         self.told = False
         """Whether there is nothing to be carried out any more: only its variables are waited for."""
+        self.turn = threading.Event()
+        """Set when somebody else may carry it out."""
         self._over = threading.Event()
 
     def finish(self) -> None:
         """It is over."""
+        self.turn.set()
         self._over.set()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -96,9 +99,25 @@ class Engine:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
         return self._add(Handle(make(name or kind, read, mutate), action, kind, priority))
 
-    def expect(self, mutate: Iterable[Variable], name: str) -> Handle:
+    def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
         """What somebody else carries out, who then calls `end`. What needs it waits for that."""
-        return self._add(Handle(make(name, (), mutate), None))
+        return self._add(Handle(make(name, read, mutate), None))
+
+    def carry_out(self, action: Action, read: Iterable[Variable], mutate: Iterable[Variable], name: str) -> None:
+        """Carry `action` out in this thread, once what was pushed before lets it, and return when it is over.
+
+        Raises OperationError when what it needs has failed, and whatever `action` raises.
+        """
+        handle = self.expect(mutate, name, read)
+        handle.turn.wait()
+        if handle.operation.failure is not None:
+            handle.wait()
+        try:
+            action()
+        except BaseException as error:
+            self.end(handle, error)
+            raise
+        self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
         """What was expected has happened, or has failed."""
@@ -138,7 +157,9 @@ class Engine:
         """Its variables have let it in."""
         if handle.told or handle.operation.failure is not None:
             self._finish(handle)
-        elif handle.action is not None:
+        elif handle.action is None:
+            handle.turn.set()
+        else:
             self._pools[handle.kind].submit(partial(self._carry_out, handle, handle.action), handle.priority)
 
     def _carry_out(self, handle: Handle, action: Action) -> None:

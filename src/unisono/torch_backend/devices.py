@@ -1,4 +1,5 @@
-"""Tensors in a GPU's memory: through pinned memory of the host, or to the backend that serves them beside this one.
+"""Tensors in a GPU's memory: through pinned memory of the host, straight to an MPI library that takes them
+(`direct.py`), or to the backend that serves them beside this one.
 
     device ──copy──▶ pinned ── the operation, as for any tensor ──▶ pinned ──copy──▶ device, on the stream that waits
 
@@ -20,6 +21,9 @@ from unisono.errors import BackendError
 from unisono.torch_backend.pytorch import GroupBase, WorkBase
 from unisono.torch_backend.work import NO_TIMEOUT
 
+DIRECT = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
+"""The operations that a library may carry out in a GPU's memory."""
+
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
@@ -34,6 +38,9 @@ def on_any_device(operation: Operation) -> Operation:
         beside = group.beside(first.device)
         if beside is not None:
             return getattr(beside, operation.__name__)(*arguments, **named)
+        if operation.__name__ in DIRECT and group.goes_directly(operation.__name__, arguments, first.device):
+            torch.cuda.current_stream(first.device).synchronize()
+            return operation(group, *arguments, **named)
         staging = Staging()
         return DeviceWork(operation(group, *map(staging.host, arguments), **named), staging)
 

@@ -24,6 +24,12 @@ from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
 from unisono.collectives.scatter import scatter
 from unisono.torch_backend.devices import on_any_device
+from unisono.torch_backend.direct import (
+    allreduce_directly,
+    broadcast_directly,
+    part_broadcast_directly,
+    part_reduce_directly,
+)
 from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
 from unisono.torch_backend.options import Options
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
@@ -74,7 +80,8 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """All ranks end with what the root had, in place."""
         (tensor,), root = tensors, opts.rootRank if opts else 0
-        return self.submit("broadcast", lambda: broadcast(self._group, tensor, root), tensors, tensors, opts)
+        carry = broadcast if tensor.is_cpu else broadcast_directly
+        return self.submit("broadcast", lambda: carry(self._group, tensor, root), tensors, tensors, opts)
 
     @on_any_device
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -96,7 +103,10 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
     def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         tensor = tensor.detach()
         reduction.before(tensor, copy=False)
-        self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
+        if tensor.is_cpu:
+            self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
+        else:
+            allreduce_directly(self._group, tensor, reduction.op)
         reduction.after(tensor, self._group.size)
 
     # What each rank has, for all
@@ -124,8 +134,9 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
     @on_any_device
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """As `allgather`, side by side in one tensor."""
+        carry = part_broadcast if tensor.is_cpu else part_broadcast_directly
         return self.submit(
-            "all_gather_into_tensor", lambda: part_broadcast(self._group, tensor, output), [tensor], [output], opts
+            "all_gather_into_tensor", lambda: carry(self._group, tensor, output), [tensor], [output], opts
         )
 
     @on_any_device
@@ -186,6 +197,10 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
         source, out = reduction.before(tensor.detach(), copy=True), output.detach()
+        if not tensor.is_cpu:
+            part_reduce_directly(self._group, source, out, reduction.op)
+            reduction.after(out, self._group.size)
+            return
         shard = out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
         part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, shard)
         reduction.after(shard, self._group.size)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from unisono.torch_backend.devices import backend_beside, on_any_device
+from unisono.torch_backend.direct import can_go, says_so, shows_so
 from unisono.torch_backend.job import Job, job
 from unisono.torch_backend.line import Line
 from unisono.torch_backend.messages import Messages
@@ -38,6 +39,7 @@ class ProcessGroup(Collectives):
         self._description = "undefined"
         self._ended = False
         self._beside: dict[str, Any] = {}
+        self._direct: dict[torch.device, bool] = {}  # whether the MPI library takes its memory
         self._line = line
         self._messages = Messages(self._group.comm.Dup(), line, shared.completions)
         if size > 1:
@@ -120,6 +122,20 @@ class ProcessGroup(Collectives):
         if device.type not in self._beside:
             self._beside[device.type] = backend_beside(self, device, self._store, self._timeout)
         return self._beside[device.type]
+
+    def goes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
+        """Whether the MPI library takes an operation's tensors on a GPU as they are; it is tried before the first."""
+        if device not in self._direct:
+            self._direct[device] = False
+            if says_so():
+                work = Work("probe", None, self._job.completions)
+                seconds = self._timeout.total_seconds()
+
+                def probe() -> None:
+                    self._direct[device] = shows_so(self._group, device)
+
+                self._line.submit("probe", probe, work, seconds, blocking=True).wait()
+        return self._direct[device] and self.options.wire is None and can_go(name, arguments)
 
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
         """Have a collective carried out after those before; at once where it is blocking and nothing is under way."""

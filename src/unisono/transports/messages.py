@@ -34,7 +34,7 @@ PATIENCE = 1e-4
 """Seconds without news after which a wait sleeps between looks."""
 
 NAP = 1e-4
-"""Seconds that it sleeps, at first."""
+"""Seconds that it sleeps, unless more would not matter."""
 
 
 def until(look: Callable[[], Result | None], interrupted: Callable[[], None], nap: float = NAP) -> Result:
@@ -49,7 +49,7 @@ def until(look: Callable[[], Result | None], interrupted: Callable[[], None], na
         if now - start < PATIENCE:
             os.sched_yield()
         else:
-            time.sleep(max(NAP, min(nap, (now - start) / 4)))
+            time.sleep(min(nap, max(NAP, nap / 4, (now - start) / 2)))
             interrupted()
     return seen
 
@@ -144,28 +144,30 @@ class MessageChannel:
             nbytes = length * self._itemsize
         else:
             return None
+        return self._buffer(nbytes)
+
+    def _buffer(self, nbytes: int) -> Array:
+        """One that is free, as long as that: memory that has been touched before costs less than new one."""
         spare = self._spare[nbytes]
         return spare.pop() if spare else np.empty(nbytes, np.uint8)
 
     def _end(self, ticket: int) -> None:
-        """Widen and reduce what has arrived; the parcels are free again."""
+        """Widen and reduce what has arrived; the buffers are free again."""
         moves, arrivals = self._rounds.pop(ticket)
         parcels = self._parcels.pop(ticket)
+        used = [parcel for parcel in parcels if parcel is not None]
         del self._open[ticket]
         for place, (move, parcel) in enumerate(zip(moves, parcels, strict=True)):
-            if parcel is not None and move.action is Action.ADD:
-                arrivals[place] = self._arrival(move, parcel)
-            elif parcel is not None and move.action is Action.RECEIVE and self._wire is not None:
+            if parcel is None:
+                continue
+            if self._wire is None:
+                arrivals[place] = self._arithmetic.view(parcel)
+            elif move.action is Action.RECEIVE:
                 self._wire.unpack(parcel, self._payload[move.where])
+            elif move.action is Action.ADD:
+                used.append(self._buffer((move.where.stop - move.where.start) * self._itemsize))
+                wide = arrivals[place] = self._arithmetic.view(used[-1])
+                self._wire.unpack(parcel, wide)
         reduce_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
-        for parcel in parcels:
-            if parcel is not None:
-                self._spare[parcel.size].append(parcel)
-
-    def _arrival(self, move: Move, parcel: Array) -> Array:
-        if self._wire is None:
-            landed: Array = self._arithmetic.view(parcel)
-            return landed
-        wide: Array = np.empty_like(self._payload[move.where])
-        self._wire.unpack(parcel, wide)
-        return wide
+        for buffer in used:
+            self._spare[buffer.size].append(buffer)

@@ -25,6 +25,10 @@ WIRES: dict[str, torch.dtype] = {
 """The formats that a wire may have."""
 
 
+BLOCK = 1 << 15
+"""Elements that are converted at once. PyTorch would share more out to threads that the backward pass needs."""
+
+
 class Wire:
     """Packs stretches of a payload of `dtype` for the way, unpacks what arrives. A parcel is a flat array of bytes."""
 
@@ -38,12 +42,17 @@ class Wire:
     def pack(self, part: Array, parcel: Array) -> None:
         """Round `part` in place, and put it into `parcel`."""
         held, sent = torch.from_numpy(part), self._numbers(parcel)
-        sent.copy_(held)
-        held.copy_(sent)
+        for start in range(0, len(held), BLOCK):
+            block = slice(start, start + BLOCK)
+            rounded = sent[block].copy_(held[block])
+            held[block].copy_(rounded)
 
     def unpack(self, parcel: Array, part: Array) -> None:
         """Widen what is in `parcel` into `part`."""
-        torch.from_numpy(part).copy_(self._numbers(parcel))
+        held, sent = torch.from_numpy(part), self._numbers(parcel)
+        for start in range(0, len(held), BLOCK):
+            block = slice(start, start + BLOCK)
+            held[block].copy_(sent[block])
 
     def _numbers(self, parcel: Array) -> torch.Tensor:
         same_size = np.dtype(f"int{8 * self.flight.itemsize}")  # PyTorch views no empty bytes as anything wider

@@ -1,0 +1,20 @@
+"""Where communication sits in the step: three ways, by their names."""
+
+from collections.abc import Mapping
+
+from unisono.engine.embeddings.chain import chain
+from unisono.engine.embeddings.concurrent import concurrent
+from unisono.engine.embeddings.funnel import funnel
+from unisono.engine.embeddings.task import MAIN, Embedding, Task, buffer, gradient
+from unisono.errors import UsageError
+
+__all__ = ["EMBEDDINGS", "MAIN", "Embedding", "Task", "buffer", "find_embedding", "gradient"]
+
+EMBEDDINGS: Mapping[str, Embedding] = {"funnel": funnel, "concurrent": concurrent, "chain": chain}
+
+
+def find_embedding(name: str) -> Embedding:
+    """The embedding of that name. Raises UsageError, listing the names, for an unknown one."""
+    if name not in EMBEDDINGS:
+        raise UsageError(f"there is no embedding {name!r}; there are {', '.join(EMBEDDINGS)}")
+    return EMBEDDINGS[name]

@@ -1,0 +1,77 @@
+"""What goes straight to the MPI library, with tensors of the host in place of a GPU's: the library sees addresses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unisono.collectives.group import Group
+from unisono.errors import MismatchError
+from unisono.torch_backend.direct import (
+    allreduce_directly,
+    broadcast_directly,
+    part_broadcast_directly,
+    part_reduce_directly,
+    says_so,
+    shows_so,
+)
+from unisono.world import World
+
+
+@pytest.fixture
+def group(world: World) -> Group:
+    return Group(world.comm, world.placement, world.table)
+
+
+def own(world: World, length: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(length).to(dtype) + world.rank + 1
+
+
+def of_rank(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(length).to(dtype) + rank + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+def test_allreduce(world: World, group: Group, dtype: torch.dtype) -> None:
+    for op, combine in {"sum": torch.sum, "product": torch.prod}.items():
+        tensor = own(world, 5, dtype)
+        allreduce_directly(group, tensor, op)
+        every = torch.stack([of_rank(rank, 5, dtype) for rank in range(world.size)])
+        torch.testing.assert_close(tensor, combine(every, 0, dtype=dtype))
+
+
+def test_part_reduce(world: World, group: Group) -> None:
+    tensor, part = own(world, 3 * world.size, torch.float32), torch.empty(3)
+    part_reduce_directly(group, tensor, part, "sum")
+    total = sum(of_rank(rank, 3 * world.size, torch.float32) for rank in range(world.size))
+    torch.testing.assert_close(part, total.view(world.size, 3)[world.rank])
+
+
+def test_broadcast(world: World, group: Group) -> None:
+    for root in range(world.size):
+        tensor = own(world, 7, torch.bfloat16)
+        broadcast_directly(group, tensor, root)
+        torch.testing.assert_close(tensor, of_rank(root, 7, torch.bfloat16))
+
+
+def test_part_broadcast(world: World, group: Group) -> None:
+    out = torch.empty(4 * world.size, dtype=torch.float16)
+    part_broadcast_directly(group, own(world, 4, torch.float16), out)
+    torch.testing.assert_close(out, torch.cat([of_rank(rank, 4, torch.float16) for rank in range(world.size)]))
+
+
+def test_the_probe_sums_on_all_ranks(world: World, group: Group) -> None:
+    assert shows_so(group, torch.device("cpu"))
+
+
+def test_ranks_that_differ_are_told(world: World, group: Group) -> None:
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    with pytest.raises(MismatchError):
+        allreduce_directly(group, own(world, 5 + (world.rank == 1), torch.float32), "sum")
+
+
+def test_a_library_without_gpus_does_not_claim_them() -> None:
+    assert says_so() in (True, False)
+    if not torch.cuda.is_available():
+        assert not says_so(), "a library that was built for GPUs, on a machine without"

@@ -1,0 +1,24 @@
+"""What a group held is given back when all its ranks have ended it; with one rank, at once."""
+
+from __future__ import annotations
+
+from unisono.mpi import MPI
+from unisono.torch_backend.retirement import Retirement
+
+
+def test_alone_it_is_given_back_at_once() -> None:
+    comm, freed = MPI.COMM_SELF.Dup(), list[str]()
+    Retirement().retire(comm, lambda: freed.append("all"))
+    assert freed == ["all"]
+    comm.Free()
+
+
+def test_several_groups_one_after_another() -> None:
+    retirement, freed = Retirement(), list[int]()
+    comms = [MPI.COMM_SELF.Dup() for _ in range(3)]
+    for number, comm in enumerate(comms):
+        retirement.retire(comm, lambda number=number: freed.append(number))
+    retirement.close()
+    assert freed == [0, 1, 2]
+    for comm in comms:
+        comm.Free()
