@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import socket
 import subprocess
@@ -66,3 +67,15 @@ def test_who_ends_all_has_said_why(seats: Seats) -> None:
     seats.mine.send(witness.ALL.encode())
     seats.end(0)
     assert seats.close() == ""
+
+
+def test_last_words_are_said_and_the_witness_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the terminal even where somebody has redirected Python's stderr, as libraries do."""
+    told, terminal = list[str](), io.StringIO()
+    monkeypatch.setattr(witness, "tell", told.append)
+    monkeypatch.setattr(witness, "HANDOVER", 0.0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    witness.last_words("rank 1 of 4: gone\n")
+    assert terminal.getvalue() == "rank 1 of 4: gone\n"
+    assert told == [witness.ALL]
