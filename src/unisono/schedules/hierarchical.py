@@ -77,7 +77,8 @@ def hierarchical(placement: Placement, among_nodes: Algorithm) -> Algorithm:
         inner = among_nodes(node, len(placement.nodes))
         lanes = [_lane(placement, rank, column, lane, inner.chunks) for column in range(wide) for lane in inner.lanes]
         carried = max(sum(span for _, span in _runs(lane, inner.chunks)) for lane in inner.lanes)
-        return Program(wide * inner.chunks, tuple(lanes), max(inner.landing, (largest - 1) * carried))
+        landing = max(inner.landing, (largest - 1) * carried)
+        return Program(wide * inner.chunks, tuple(lanes), landing, inner.steady and largest == 1)
 
     return algorithm
 
