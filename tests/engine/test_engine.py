@@ -198,3 +198,29 @@ def test_no_threads_are_left() -> None:
     with Engine() as engine:
         engine.push(lambda: None)
     assert threading.active_count() == before
+
+
+def test_what_is_expected_but_spoilt_is_over_once() -> None:
+    """It ends by itself when what it needs has failed; whoever carries it out may still say that it is over."""
+    gradient = Variable("gradient")
+    with Engine() as engine:
+        head = engine.expect([gradient], "head")
+        filled = engine.expect([gradient], "the backward pass")
+        engine.end(head, ValueError("gone"))
+        with pytest.raises(OperationError, match="head, needed by the backward pass, failed"):
+            filled.wait(20)
+        engine.end(filled)
+        late = engine.expect([gradient], "a late one")
+        engine.end(late)
+        engine.end(late)
+
+
+def test_what_is_expected_may_end_in_the_moment_of_its_turn() -> None:
+    with Engine({"update": 2}) as engine:
+        for _ in range(3000):
+            gradient = Variable("gradient")
+            engine.push(lambda: None, mutate=[gradient])
+            filled = engine.expect([gradient], "the backward pass")
+            after = engine.push(lambda: None, mutate=[gradient])
+            engine.end(filled)
+            assert after.wait(20)

@@ -50,7 +50,7 @@ class Handle:
         self.ready = False
         """Whether its variables have let it in."""
         self.told = False
-        """Whether there is nothing to be carried out any more: only its variables are waited for."""
+        """Whether there is nothing to be carried out any more. Changes once, under the engine's lock."""
         self.turn = threading.Event()
         """Set when somebody else may carry it out."""
         self._over = threading.Event()
@@ -120,8 +120,10 @@ class Engine:
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
-        """What was expected has happened, or has failed."""
+        """What was expected has happened, or has failed. Nothing where it is over already, as what it needs failed."""
         with self._lock:
+            if expected.told:
+                return
             expected.told = True
             if error is not None:
                 expected.operation.failure = Failure(expected.operation.name, error)
@@ -148,16 +150,23 @@ class Engine:
     def _add(self, handle: Handle) -> Handle:
         with self._lock:
             self._handles[handle.operation] = handle
-            handle.ready = add(handle.operation)
-        if handle.ready:
+            ready = add(handle.operation)
+            over = ready and self._let_in(handle)
+        if over:
+            self._finish(handle)
+        elif ready:  # as it was under the lock: from then on another thread may let it in
             self._begin(handle)
         return handle
 
+    def _let_in(self, handle: Handle) -> bool:
+        """Its variables have let it in; whether it is over with that. Called with the lock held."""
+        handle.ready = True
+        handle.told = handle.told or handle.operation.failure is not None
+        return handle.told
+
     def _begin(self, handle: Handle) -> None:
-        """Its variables have let it in."""
-        if handle.told or handle.operation.failure is not None:
-            self._finish(handle)
-        elif handle.action is None:
+        """Have it carried out, by a thread of its kind or by whoever waits for its turn."""
+        if handle.action is None:
             handle.turn.set()
         else:
             self._pools[handle.kind].submit(partial(self._carry_out, handle, handle.action), handle.priority)
@@ -181,8 +190,7 @@ class Engine:
             with self._idle:
                 for operation in done(handle.operation):
                     other = self._handles[operation]
-                    other.ready = True
-                    (over if other.told or operation.failure is not None else begin).append(other)
+                    (over if self._let_in(other) else begin).append(other)
                 del self._handles[handle.operation]
                 if not self._handles:
                     self._idle.notify_all()
