@@ -22,6 +22,7 @@ FLOORS = [
     ("tuning",),
     ("bench",),
     ("engine",),
+    ("plan",),
     ("gradients",),
     ("rules",),
     ("data", "models"),

@@ -17,11 +17,11 @@ from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
     from unisono.errors import UnisonoError
-    from unisono.rules import BSP, Exchange, parallel
+    from unisono.rules import BSP, Exchange, no_sync, parallel
     from unisono.training.trainer import Trainer
     from unisono.world import World, init
 
-__all__ = ["BSP", "Exchange", "Trainer", "UnisonoError", "World", "init", "parallel"]
+__all__ = ["BSP", "Exchange", "Trainer", "UnisonoError", "World", "init", "no_sync", "parallel"]
 
 _HOMES = {
     "BSP": "unisono.rules",
@@ -30,6 +30,7 @@ _HOMES = {
     "UnisonoError": "unisono.errors",
     "World": "unisono.world",
     "init": "unisono.world",
+    "no_sync": "unisono.rules",
     "parallel": "unisono.rules",
 }
 

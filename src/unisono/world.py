@@ -45,8 +45,10 @@ class World:
     It is passed to whatever needs it. All ranks of the group call its collectives, in the same order.
     """
 
-    def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table) -> None:
-        self._group = Group(comm, placement, table)
+    def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table, twin: World | None = None) -> None:
+        self._group: Group = Group(comm, placement, table, twin=None if twin is None else twin._group)
+        self._twins: list[World] = []
+        self._users: list[Callable[[], None]] = []
         self._node_world: World | None = None
         self.placement = placement
         """The ranks of every node, the nodes of every supernode."""
@@ -121,6 +123,14 @@ class World:
         sites = comm.allgather((self.node, self.supernode))
         return World(comm, place([node for node, _ in sites], [supernode for _, supernode in sites]), self.table)
 
+    def twin(self) -> World:
+        """A world of the same ranks whose calls meet none of this one's: for a thread of its own.
+
+        It knows the memory that `empty` of this one has given. Made by all ranks together; freed with this one.
+        """
+        self._twins.append(World(self.comm.Dup(), self.placement, self.table, self))
+        return self._twins[-1]
+
     @property
     def node_world(self) -> World:
         """The world of the ranks on this rank's node; asked for by all ranks together the first time."""
@@ -173,8 +183,16 @@ class World:
         witness.last_words(words)
         self.comm.Abort(code)
 
+    def before_free(self, finish: Callable[[], None]) -> None:
+        """Have `finish` called before this world's memory is given back: threads may be at work in it."""
+        self._users.append(finish)
+
     def free(self) -> None:
         """Give shared memory and communicators back, all ranks together. Not needed at the end of a program."""
+        for finish in self._users:
+            finish()
+        while self._twins:
+            self._twins.pop().free()
         if self._node_world is not None and self._node_world is not self:
             self._node_world.free()
         self._allreduce.forget()

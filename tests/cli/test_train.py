@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from unisono.launch import launch_environment
 from unisono.training.checkpoint import load_newest
+from unisono.training.recorder import KINDS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -40,7 +44,10 @@ def test_a_run_from_beginning_to_end(unisono: Run, recipe: str, tmp_path: Path) 
         "epoch 2/3",
         "epoch 3/3",
     ]
-    for word in ("samples per second", "loading", "computing", "communicating", "waiting"):
+    (chosen,) = [place for place, line in enumerate(lines) if line.startswith("embedding ")]
+    assert re.match(r"embedding \w+, buckets of at most [\d.]+ MiB: [\d.]+ ms a step \(predicted ", lines[chosen])
+    assert lines[chosen + 1].startswith("the others as predicted: ")
+    for word in ("samples per second", "loading", "computing", "waiting", "communicating, beside", "updating, beside"):
         assert any(word in line for line in lines)
     assert lines[-1].startswith("test accuracy: ")
     assert lines[-1].endswith("%")
@@ -51,7 +58,52 @@ def test_a_run_from_beginning_to_end(unisono: Run, recipe: str, tmp_path: Path) 
         "checkpoints",
         "metrics.jsonl",
         "recipe.toml",
+        "steps",
     ]
+    for epoch in (1, 2, 3):
+        with np.load(tmp_path / f"mine/steps/epoch-000{epoch}.npz") as steps:
+            assert steps["kinds"].tolist() == list(KINDS)
+            assert steps["seconds"].shape == (2, 23, len(KINDS))
+            assert (steps["seconds"][..., steps["kinds"] == "computing"] > 0).all()
+
+
+def test_how_gradients_meet_is_not_looked_for_where_it_is_given(unisono: Run, recipe: str) -> None:
+    given = ("--set", "exchange.embedding=funnel", "--set", "exchange.bucket_megabytes=0.1")
+    done = unisono("train", recipe, "--set", "training.epochs=1", "--set", "optimizer.clip=1", *given)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stdout.splitlines() if line.startswith(("embedding", "the others"))]
+
+
+def test_a_timeline_shows_every_thread_of_every_rank(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    done = unisono("train", recipe, "--set", "training.epochs=1", "--timeline", "trace.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in found} == {0, 1}
+    starts = set[str]()
+    for rank in (0, 1):
+        mine = [event for event in found if event["pid"] == rank]
+        spans = [event for event in mine if event["ph"] == "X"]
+        main = next(event["tid"] for event in mine if event["name"] == "thread_name")
+        assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
+        for name in ("forward", "backward"):
+            assert len([span for span in spans if (span["name"], span["tid"]) == (name, main)]) == 23
+        arrows = defaultdict[str, list[dict[str, Any]]](list)
+        for event in mine:
+            if event["ph"] in ("s", "t", "f"):
+                arrows[event["id"]].append(event)
+        exchanges = [span["name"] for span in spans if span["name"].startswith("exchange ")]
+        assert exchanges.count("exchange 0") == exchanges.count("exchange 1") == 23
+        assert len(arrows) == len(exchanges) - 23, "one for each bucket, none for the count of samples"
+        assert "".join(event["ph"] for event in arrows[f"{rank}.0"]) == "stf"
+        for arrow in arrows.values():
+            for event, what in zip(arrow, ("backward", "exchange", "update"), strict=False):
+                assert any(
+                    (span["name"].partition(" ")[0], span["tid"]) == (what, event["tid"])
+                    and span["ts"] <= event["ts"] <= span["ts"] + span["dur"] + 1e-3
+                    for span in spans
+                )
+        assert not starts & arrows.keys()
+        starts |= arrows.keys()
 
 
 def test_one_rank_needs_no_mpiexec(unisono: Run, recipe: str) -> None:
@@ -163,6 +215,7 @@ def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--rank", "2"], "No such option"),
         (["--run", "/proc/nowhere"], "cannot make the run's folder /proc/nowhere"),
+        (["--set", "exchange.embedding=tunnel"], "it is one of auto, chain, concurrent, funnel, none"),
         (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is no number"),
     ],
 )

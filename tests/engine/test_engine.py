@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.engine import Engine, Span, Variable
+from unisono.engine.engine import MAIN
 from unisono.errors import OperationError, UsageError
 
 KINDS = ("communication", "loading", "update")
@@ -186,6 +187,34 @@ def test_each_kind_has_its_threads_and_is_observed() -> None:
         ("update", "update", "unisono update 0"),
     }
     assert all(span.begin <= span.end for span in spans)
+
+
+def test_what_the_main_thread_carries_out_is_observed() -> None:
+    """After what was pushed before it, in the thread that calls, whatever the kinds of the engine are."""
+    spans, seen, buffer = list[Span](), list[str](), Variable("buffer")
+    with Engine({"update": 1}, spans.append) as engine:
+        engine.push(lambda: seen.append("pack"), mutate=[buffer], name="pack 1")
+        engine.carry_out(lambda: seen.append("exchange"), [], [buffer], "exchange 1")
+        assert seen == ["pack", "exchange"]
+    pack, exchange = spans
+    assert (exchange.name, exchange.kind, exchange.thread) == ("exchange 1", MAIN, threading.current_thread().name)
+    assert (pack.name, pack.kind, pack.thread) == ("pack 1", "update", "unisono update 0")
+    assert pack.end <= exchange.begin <= exchange.end
+
+
+def test_what_the_main_thread_carries_out_and_what_needs_it_may_fail() -> None:
+    spans, seen, buffer = list[Span](), list[str](), Variable("buffer")
+
+    def exchange() -> None:
+        raise ConnectionError("rank 2 has gone")
+
+    with Engine({"update": 1}, spans.append) as engine:
+        with pytest.raises(ConnectionError):
+            engine.carry_out(exchange, [], [buffer], "exchange 1")
+        with pytest.raises(OperationError, match="exchange 1, needed by exchange 2, failed: Conn"):
+            engine.carry_out(lambda: seen.append("exchange 2"), [], [buffer], "exchange 2")
+    assert not seen
+    assert "exchange 2" not in {span.name for span in spans}
 
 
 def test_a_kind_without_threads() -> None:

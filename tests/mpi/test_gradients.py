@@ -69,15 +69,23 @@ def test_a_rank_without_samples_takes_part(group: World) -> None:
     assert close(model, serial(6))
 
 
-def test_a_parameter_that_takes_no_part_has_gradient_zero(group: World) -> None:
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_parameter_that_no_rank_uses_has_no_gradient_and_one_that_some_use_has(
+    group: World, set_to_none: bool
+) -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, bias=False)])
     unisono.parallel(model, group)
-    model.zero_grad()
-    gradients_of(model).samples = 3
-    model[0](torch.full((3, 2), float(group.rank))).sum().backward()
-    assert all((parameter.grad == 0).all() for parameter in model[1].parameters())
-    mean = (group.size - 1) / 2
-    assert torch.allclose(model[0].weight.grad, torch.full((2, 2), 3 * mean))
+    for _ in range(8):  # beyond the steps in which buckets change
+        model.zero_grad(set_to_none)
+        gradients_of(model).samples = 3.0
+        outputs = model[0](torch.full((3, 2), float(group.rank)))
+        (outputs if group.rank else model[2](outputs)).sum().backward()
+        assert all(parameter.grad is None for parameter in model[1].parameters()) or not set_to_none
+        assert torch.allclose(
+            model[0].bias.grad[0] * group.size, 3 * (group.size - 1) + 3 * model[2].weight[:, 0].sum()
+        )
+        expected = 3 * model[0].bias[None, :].expand(2, 2) / group.size
+        assert torch.allclose(model[2].weight.grad, expected)
 
 
 def test_frozen_parameters_and_halves(group: World) -> None:

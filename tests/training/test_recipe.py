@@ -1,10 +1,21 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 import tomli_w
 
 from unisono.errors import RecipeError, UsageError
-from unisono.training.recipe import OWN, WIRES, Recipe, check_run, differences, parse_recipe, read_recipe, to_dict
+from unisono.training.recipe import (
+    OWN,
+    WIRES,
+    ExchangeRecipe,
+    Recipe,
+    check_run,
+    differences,
+    parse_recipe,
+    read_recipe,
+    to_dict,
+)
 
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
 
@@ -21,6 +32,17 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
     (tmp_path / "copy.toml").write_text(tomli_w.dumps(to_dict(recipe)))
     assert read_recipe(tmp_path / "copy.toml") == recipe
     assert parse_recipe({}, "nothing") == Recipe()
+
+
+def test_how_gradients_meet_is_found_by_measuring_unless_it_is_said() -> None:
+    recipe = read_recipe(DIGITS)
+    assert (recipe.exchange.embedding, recipe.exchange.bucket_megabytes, recipe.optimizer.clip) == ("auto", 0, 0)
+    told = read_recipe(
+        DIGITS,
+        ["exchange.embedding=none", "exchange.bucket_megabytes=0.25", "optimizer.clip=5", "optimizer.momentum=0"],
+    )
+    assert (told.exchange.embedding, told.exchange.bucket_megabytes, told.optimizer.clip) == ("none", 0.25, 5)
+    assert read_recipe(DIGITS, ["exchange.bucket_megabytes=0", "optimizer.clip=0"]) == recipe
 
 
 def test_differences_name_the_keys_but_not_the_ranks() -> None:
@@ -40,6 +62,13 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("training.batch=-1", "training.batch = -1, but it has to be at least 1"),
         ("optimizer.learning_rate=0", "learning_rate = 0.0, but it has to be above 0"),
         ("optimizer.learning_rate=nan", "learning_rate = nan is no number of a size that can be meant"),
+        ("optimizer.clip=-1", "optimizer.clip = -1.0, but it has to be at least 0"),
+        ("exchange.bucket_megabytes=-0.5", "bucket_megabytes = -0.5, but it has to be at least 0"),
+        (
+            "exchange.embedding=tunnel",
+            "exchange.embedding = 'tunnel'; it is one of auto, chain, concurrent, funnel, none",
+        ),
+        ("exchange.embeding=chain", "unknown key exchange.embeding; did you mean exchange.embedding?"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
         ("name.first=3", "'name' is a value, not a table"),
@@ -80,3 +109,12 @@ def test_the_wires_are_those_of_the_collectives() -> None:
     from unisono.transports import wires
 
     assert [OWN, *wires.WIRES] == list(WIRES)
+
+
+def test_the_embeddings_are_those_of_the_engine() -> None:
+    from unisono.engine.embeddings import EMBEDDINGS
+
+    for name in EMBEDDINGS:
+        assert read_recipe(DIGITS, [f"exchange.embedding={name}"]).exchange.embedding == name
+    choices = next(one for one in dataclasses.fields(ExchangeRecipe) if one.name == "embedding").metadata["one_of"]
+    assert sorted(choices) == sorted(["auto", *EMBEDDINGS])

@@ -1,12 +1,52 @@
+"""What each step took, and what all took."""
+
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from unisono.training.recorder import KINDS, Recorder
+from unisono.training import recorder as module
+from unisono.training.recorder import AHEAD, BESIDE, KINDS, Recorder
+
+QUARTERS = st.integers(0, 1000).map(lambda number: number / 4)  # their sums are exact in float32
 
 
-def test_time_is_added_even_when_the_block_fails() -> None:
+def test_time_is_added_even_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((1.0, 3.5))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     recorder = Recorder()
     with pytest.raises(ValueError, match="so it is"), recorder.record("loading"):
         raise ValueError("so it is")
-    assert recorder.loading > 0
-    assert tuple(recorder.split()) == KINDS
-    assert recorder.split()["waiting"] == 0
+    assert recorder.split() == {**dict.fromkeys(KINDS, 0.0), "loading": 2.5}
+
+
+def test_the_kinds_are_those_ahead_and_then_those_beside() -> None:
+    assert KINDS == (*AHEAD, *BESIDE) == tuple(Recorder().split())
+    with pytest.raises(KeyError):
+        Recorder().add("sleeping", 1.0)
+
+
+@given(steps=st.lists(st.lists(st.tuples(st.sampled_from(KINDS), QUARTERS), max_size=6), max_size=8), data=st.data())
+def test_each_step_has_what_was_added_in_it(steps: list[list[tuple[str, float]]], data: st.DataObject) -> None:
+    """Whenever they are taken: each step once."""
+    recorder, taken = Recorder(), [np.empty((0, len(KINDS)), np.float32)]
+    for added in steps:
+        for kind, seconds in added:
+            recorder.add(kind, seconds)
+        recorder.end_step()
+        if data.draw(st.booleans()):
+            taken.append(recorder.take_steps())
+    recorder.add("loading", 0.5)  # of a step that has not ended
+    taken.append(recorder.take_steps())
+    found = np.concatenate(taken)
+    expected = [[sum(seconds for kind, seconds in added if kind == one) for one in KINDS] for added in steps]
+    assert found.dtype == np.float32
+    assert found.tolist() == expected
+    whole = dict(zip(KINDS, found.sum(axis=0).tolist(), strict=True))
+    assert recorder.split() == {**whole, "loading": whole["loading"] + 0.5}
+
+
+def test_nothing_taken_has_its_shape_too() -> None:
+    assert Recorder().take_steps().shape == (0, len(KINDS))

@@ -1,11 +1,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unisono.errors import UsageError
 from unisono.training.recipe import Recipe
-from unisono.training.run_directory import METRICS, add_metrics, begin, forget_after, recipe_of
+from unisono.training.run_directory import METRICS, STEPS, add_metrics, begin, forget_after, keep_steps, recipe_of
 
 
 def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
@@ -30,3 +31,21 @@ def test_metrics_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
         file.write('{"step": 4')  # the run was killed here
     forget_after(tmp_path, 20)
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [10, 20]
+
+
+def test_what_steps_took_is_read_by_numpy(tmp_path: Path) -> None:
+    seconds = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2)
+    keep_steps(tmp_path, 7, seconds, ("loading", "computing"))
+    with np.load(tmp_path / STEPS / "epoch-0007.npz") as found:
+        assert found["kinds"].tolist() == ["loading", "computing"]
+        assert found["seconds"].dtype == np.float32
+        assert np.array_equal(found["seconds"], seconds)
+
+
+def test_an_epoch_that_is_made_again_has_its_new_steps(tmp_path: Path) -> None:
+    """As after a run was killed; nothing else is left there."""
+    for epoch, steps in ((1, 4), (2, 3), (2, 5)):
+        keep_steps(tmp_path, epoch, np.full((1, steps, 1), epoch, np.float32), ("loading",))
+    assert sorted(path.name for path in (tmp_path / STEPS).iterdir()) == ["epoch-0001.npz", "epoch-0002.npz"]
+    with np.load(tmp_path / STEPS / "epoch-0002.npz") as found:
+        assert found["seconds"].shape == (1, 5, 1)

@@ -22,6 +22,9 @@ def train(
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: training.epochs=3")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     run: Annotated[Path | None, typer.Option(help="The folder of the new run; else one under runs/.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write what each thread of each rank did, when: a trace for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Train what a recipe describes, under mpiexec; inside mpiexec or srun, as one of their ranks."""
     changes = changes or []
@@ -37,11 +40,12 @@ def train(
         options = [f"--set={change}" for change in changes]
         options += [f"--resume={resume}"] if resume else []
         options += [f"--run={run}"] if run else []
+        options += [f"--timeline={timeline}"] if timeline else []
         _say(notes)
         raise typer.Exit(launch(count, ["train", *([str(recipe)] if recipe else []), *options]))
     if started is None:
         _say(notes)
-    _be_a_rank(wanted, run, resume)
+    _be_a_rank(wanted, run, resume, timeline)
 
 
 def _recipe(path: Path | None, changes: list[str], resume: Path | None, run: Path | None) -> tuple[Recipe, list[str]]:
@@ -77,13 +81,13 @@ def launch(ranks: int, arguments: list[str]) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None) -> None:
+def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None, timeline: Path | None) -> None:
     from unisono.training.run import train as carry_out
     from unisono.world import init
 
     world = init()
     try:
         with world.agreeing():
-            carry_out(recipe, world, run, resume)
+            carry_out(recipe, world, run, resume, timeline)
     except KeyboardInterrupt:  # this rank got it; the others may not have, and would wait
         world.abort(130)

@@ -124,7 +124,7 @@ class Allreduce:
             steps, what = self._sweeps[key]
             sweep(steps, memory.signals, what)
             return
-        found = memory.find(tensor.data_ptr(), nbytes)
+        found = self._group.find_window(tensor.data_ptr(), nbytes)
         if found is None and plan.sweeps:
             memory.staging.reduce(arithmetic.view(payload), dtype.itemsize, arithmetic, what)
         elif found is None or (dtype in HALF_DTYPES and not plan.sweeps):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +45,11 @@ class Group:
         watch: Watch | None = None,
         ranks: Sequence[int] | None = None,
         interrupted: Callable[[], None] | None = None,
+        twin: Group | None = None,
     ) -> None:
         """`ranks` are what the user knows these as; `watch` is that of the group which this one is part of.
+
+        `twin` is a group of the same ranks whose windows are known here too.
 
         `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; then
         all that is left to do with the group is to `abandon` it.
@@ -53,7 +57,7 @@ class Group:
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self._outer_watch, self.interrupted = watch, interrupted
+        self._outer_watch, self.interrupted, self._twin = watch, interrupted, twin
         self.watch = watch or (None if self.one_node else Watch(comm, self._node_ranks))
         self.broken = False
         """Whether a wait was ended, or ranks of several nodes differed: no collective call is to be made any more."""
@@ -75,6 +79,17 @@ class Group:
             self._come_together()
             self._memory = NodeMemory(self.comm, self.ranks, self.check, one_of_several=self.watch is not None)
         return self._memory
+
+    def find_window(self, address: int, nbytes: int) -> tuple[str, list[Any]] | None:
+        """The bytes from `address` if they lie in a window: where, in words, and as each rank holds them; else None."""
+        found = None if self._memory is None else self._memory.find(address, nbytes)
+        if (
+            found is None
+            and self._twin is not None
+            and (in_twin := self._twin.find_window(address, nbytes)) is not None
+        ):
+            return f"the twin's {in_twin[0]}", in_twin[1]
+        return found
 
     @cached_property
     def columns(self) -> int:

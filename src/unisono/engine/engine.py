@@ -28,6 +28,9 @@ from unisono.errors import OperationError, UsageError
 THREADS: Mapping[str, int] = {"communication": 1, "loading": 1, "update": 1}
 """Threads for each kind of work, unless one says otherwise."""
 
+MAIN = "main"
+"""The kind of what the main thread carries out itself, as soon as it may: it waits for that."""
+
 Action = Callable[[], object]
 
 
@@ -112,11 +115,13 @@ class Engine:
         handle.turn.wait()
         if handle.operation.failure is not None:
             handle.wait()
+        begin = time.perf_counter()
         try:
             action()
         except BaseException as error:
             self.end(handle, error)
             raise
+        self._tell(name, MAIN, begin)
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
@@ -177,9 +182,11 @@ class Engine:
             action()
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the result must hear it
             handle.operation.failure = Failure(handle.operation.name, error)
-        thread = threading.current_thread().name
-        self._observe(Span(handle.operation.name, handle.kind, thread, begin, time.perf_counter()))
+        self._tell(handle.operation.name, handle.kind, begin)
         self._finish(handle)
+
+    def _tell(self, name: str, kind: str, begin: float) -> None:
+        self._observe(Span(name, kind, threading.current_thread().name, begin, time.perf_counter()))
 
     def _finish(self, handle: Handle) -> None:
         """It is over: let others in, and finish those of them that have nothing to carry out."""

@@ -8,33 +8,63 @@ With one thread, what is submitted with one priority is carried out in the order
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from heapq import heappop, heappush
 from itertools import count
-from queue import PriorityQueue
+from queue import SimpleQueue
+
+Action = Callable[[], None]
+
+
+class _Queue:
+    """What is to be done, the most urgent first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Action]] = []
+        self._number = count()
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # True for each action; False ends a thread
+
+    def put(self, action: Action, priority: int) -> None:
+        with self._lock:
+            heappush(self._heap, (-priority, next(self._number), action))
+        self._calls.put(True)
+
+    def end(self, threads: int) -> None:
+        """Have so many threads end when all is done. Takes no lock: the garbage collector calls it anywhere."""
+        for _ in range(threads):
+            self._calls.put(False)
+
+    def work(self) -> None:
+        """What a thread does."""
+        while self._calls.get():
+            with self._lock:
+                action = heappop(self._heap)[2]
+            action()
+            del action  # what it holds may go
 
 
 class Pool:
-    """`threads` threads that carry out what is submitted. The first submission starts them."""
+    """`threads` threads that carry out what is submitted. The first submission starts them; they end with it."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
         self._size = threads
-        self._queue: PriorityQueue[tuple[int, int, Callable[[], None] | None]] = PriorityQueue()
-        self._number = count()
+        self._queue = _Queue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def submit(self, action: Callable[[], None], priority: int = 0) -> None:
+    def submit(self, action: Action, priority: int = 0) -> None:
         """Have `action`, which raises nothing, carried out soon; the higher its priority, the sooner."""
-        self._queue.put((-priority, next(self._number), action))
+        self._queue.put(action, priority)
         if not self._threads:
             self._start()
 
     def close(self) -> None:
         """End the threads, once all that was submitted is done."""
         with self._lock:  # who started them may still be at it, while what it submitted is done
-            for _ in self._threads:
-                self._queue.put((1 << 62, next(self._number), None))  # behind everything
+            self._queue.end(len(self._threads))
             for thread in self._threads:
                 thread.join()
             self._threads = []
@@ -42,11 +72,10 @@ class Pool:
     def _start(self) -> None:
         with self._lock:
             if not self._threads:
-                names = [f"unisono {self._name} {number}" for number in range(self._size)]
-                self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+                self._threads = [
+                    threading.Thread(target=self._queue.work, name=f"unisono {self._name} {number}", daemon=True)
+                    for number in range(self._size)
+                ]
+                weakref.finalize(self, self._queue.end, self._size).atexit = False
                 for thread in self._threads:
                     thread.start()
-
-    def _run(self) -> None:
-        while (action := self._queue.get()[2]) is not None:
-            action()

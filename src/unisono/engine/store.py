@@ -12,20 +12,18 @@ program does is the embedding's affair (`embeddings/`). Source: MXNET-MPI, secti
 
 from __future__ import annotations
 
-from collections import defaultdict
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 import torch
 
+from unisono.engine.carrier import OUTSTANDING, Action, Carrier
 from unisono.engine.dependencies import Variable
-from unisono.engine.embeddings import MAIN, Embedding, Task, find_embedding, gradient
+from unisono.engine.embeddings import Embedding, find_embedding, gradient
 from unisono.engine.engine import Engine
 from unisono.errors import UsageError
 from unisono.world import World
-
-OUTSTANDING = 2
-"""Exchanges that go on at once at most, where several may."""
 
 
 def create(name: str, world: World, algorithm: str = "auto", wire: str | None = None) -> KVStore:
@@ -48,52 +46,51 @@ class KVStore:
         outstanding: int = OUTSTANDING,
     ) -> None:
         """`outstanding` are the exchanges that may go on at once where the embedding has several."""
-        self._algorithm, self._wire, self._embedding, self._outstanding = algorithm, wire, embedding, outstanding
-        self._worlds = [world.split(0) for _ in range(outstanding if embedding.several else 1)]
-        self.engine = Engine({"communication": len(self._worlds), "update": 1})
-        """For other operations that need what the store brings: they read `variable(key)`."""
+        self._algorithm, self._wire = algorithm, wire
+        self._carrier = Carrier([world.twin() for _ in range(outstanding)], embedding, outstanding)
         self._buffers: dict[int, torch.Tensor] = {}
-        self._variables: defaultdict[tuple[str, int], Variable] = defaultdict(Variable)
+
+    @property
+    def engine(self) -> Engine:
+        """For other operations that need what the store brings: they read `variable(key)`."""
+        return self._carrier.engine
 
     def init(self, key: int, value: torch.Tensor) -> None:
         """Give all ranks rank 0's `value`, in place, and make room for gradients of its shape and dtype."""
         if key in self._buffers:
             raise UsageError(f"key {key} has been initialised already")
-        world = self._worlds[key % len(self._worlds)]
+        worlds = self._carrier.worlds
+        world = worlds[key % len(worlds)]
         world.broadcast(value)
         self._buffers[key] = world.empty(value.numel(), value.dtype).view(value.shape)
 
     def variable(self, key: int) -> Variable:
         """Who reads it waits for what was pulled under the key; who mutates it, what is pushed under it waits for."""
-        return self._variable(gradient(key))
+        return self._carrier.variable(gradient(key))
 
     def push(self, key: int, value: torch.Tensor) -> None:
         """Add `value` to the sum of all ranks. It must stay as it is until the key is waited for."""
         self._check(key, value)
-        for task in self._embedding.push(key, self._outstanding):
-            self._carry_out(task, key, value)
+        self._carrier.push(key, self._actions(key, value))
 
     def pull(self, key: int, out: torch.Tensor) -> None:
         """Bring the sum of what all ranks have pushed into `out`."""
         self._check(key, out)
-        for task in self._embedding.pull(key, self._outstanding):
-            self._carry_out(task, key, out)
+        self._carrier.pull(key, self._actions(key, out))
 
     def wait(self, *keys: int) -> None:
         """Wait until what was pulled under these keys is there. Raises OperationError when an exchange has failed."""
-        self.engine.wait(*map(self.variable, keys))
+        self._carrier.wait(*map(gradient, keys))
 
     def barrier(self) -> None:
         """Wait until all that was pushed and pulled is over on all ranks."""
-        self.engine.wait(*self._variables.values())
-        self._worlds[0].barrier()
+        self._carrier.wait()
+        self._carrier.worlds[0].barrier()
 
     def close(self) -> None:
-        """Give threads, memory and communicators back, all ranks together."""
+        """End the threads once all is over. Memory and communicators go with the world."""
         self.engine.close()
         self._buffers.clear()
-        for world in self._worlds:
-            world.free()
 
     def __enter__(self) -> Self:
         return self
@@ -114,29 +111,11 @@ class KVStore:
                 f"not with {tuple(value.shape)} of {value.dtype}"
             )
 
-    def _variable(self, tag: tuple[str, int]) -> Variable:
-        variable = self._variables[tag]
-        variable.name = f"{tag[0]} {tag[1]}"
-        return variable
+    def _actions(self, key: int, value: torch.Tensor) -> dict[str, Action]:
+        room = self._buffers[key]
+        exchange = partial(_exchange, tensor=room, algorithm=self._algorithm, wire=self._wire)
+        return {"pack": lambda _: room.copy_(value), "exchange": exchange, "unpack": lambda _: value.copy_(room)}
 
-    def _carry_out(self, task: Task, key: int, value: torch.Tensor) -> None:
-        """Have a task carried out where its kind says."""
-        read, mutate = map(self._variable, task.read), map(self._variable, task.mutate)
-        room, world = self._buffers[key], self._worlds[task.communicator]
 
-        def action() -> None:
-            with torch.no_grad():
-                if task.what == "pack":
-                    room.copy_(value)
-                elif task.what == "exchange":
-                    world.allreduce(room, self._algorithm, self._wire)
-                elif task.what == "unpack":
-                    value.copy_(room)
-                else:
-                    world.barrier()
-
-        name = f"{task.what} {key}"
-        if task.kind == MAIN:
-            self.engine.carry_out(action, read, mutate, name)
-        else:
-            self.engine.push(action, read, mutate, task.kind, name)
+def _exchange(world: World, tensor: torch.Tensor, algorithm: str, wire: str | None) -> None:
+    world.allreduce(tensor, algorithm, wire)

@@ -10,20 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unisono.gradients import Gradients
+from unisono.gradients import Exchange, Gradients
 from unisono.world import World
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """How gradients meet."""
-
-    algorithm: str = "auto"
-    """"auto" (what was measured, or else priced, chooses), "library", or the name of a schedule."""
-    wire: str | None = None
-    """The number format between nodes: "float32", "float16" or "bfloat16"; None for the gradients' own."""
-    bucket_bytes: int = 128 << 20
-    """The largest bucket. Few large ones are best while nothing else goes on during the exchange."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +19,14 @@ class BSP:
     """Every rank has the same weights before each step, and applies the same averaged gradients in it."""
 
     exchange: Exchange = field(default_factory=Exchange)
+    embedding: str = "auto"
+    """Where the exchange sits in the step: "chain", "concurrent", "funnel" or "none" (`engine/embeddings/` draws them);
+    "auto": what is predicted to be the fastest once the first steps were measured."""
 
     def attach(self, model: torch.nn.Module, world: World) -> Gradients:
-        """Give all ranks rank 0's weights and buffers, and have gradients averaged at the end of each backward pass."""
+        """Give all ranks rank 0's weights and buffers, and have gradients averaged in each backward pass."""
         agree_on_state(model, world)
-        return Gradients(model, world, self.exchange.algorithm, self.exchange.bucket_bytes, self.exchange.wire)
+        return Gradients(model, world, self.exchange, self.embedding)
 
 
 def agree_on_state(model: torch.nn.Module, world: World) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from unisono.training.recorder import KINDS
+from unisono.training.recorder import AHEAD, BESIDE
 
 
 class Report:
@@ -64,7 +64,10 @@ class Report:
         for name, value in rows:
             table.add_row(name, value)
         table.add_section()
-        whole = sum(split.values()) or 1.0
-        for kind in KINDS:
+        whole = sum(split[kind] for kind in AHEAD) or 1.0
+        for kind in AHEAD:
             table.add_row(kind, f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
+        table.add_section()
+        for kind in BESIDE:
+            table.add_row(f"{kind}, beside that", f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
         self.console.print(table)

@@ -53,6 +53,8 @@ class OptimizerRecipe:
     learning_rate: float = _number(0.05, above=0)
     momentum: float = _number(0.9, at_least=0)
     weight_decay: float = _number(0.0, at_least=0)
+    clip: float = _number(0.0, at_least=0)
+    """The norm that all gradients together have at most; 0: any."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ class ExchangeRecipe:
     algorithm: str = "auto"
     wire: str = OWN
     """The number format between nodes."""
-    bucket_megabytes: float = _number(128, above=0)
+    bucket_megabytes: float = _number(0, at_least=0)
+    """The largest bucket; 0: what the first steps show to be best."""
+    embedding: str = _choice("auto", "auto", "chain", "concurrent", "funnel", "none")
+    """Where the exchange sits in the step."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest, s
 from unisono.training.progress import Report
 from unisono.training.recipe import OWN, Recipe, check_run
 from unisono.training.recorder import KINDS
+from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -45,11 +46,15 @@ class Place:
     loss: float = 0.0
 
 
-def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None) -> None:
-    """Carry `recipe` out in `folder` (None: a new one under runs/), or go on with the run in `resume`."""
+def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None, trace: Path | None = None) -> None:
+    """Carry `recipe` out in `folder` (None: a new one under runs/), or go on with the run in `resume`.
+
+    `trace` is a file for the timeline of what is done here.
+    """
     check_run(recipe, world.size)
     data = DATA[recipe.data.name]()
-    trainer = _make_trainer(recipe, world, data)
+    timeline = None if trace is None else Timeline(world)
+    trainer = _make_trainer(recipe, world, data, timeline)
     place, notes = Place(), list[str]()
     if resume is not None:
         before = world.on_root(lambda: run_directory.recipe_of(resume, []))
@@ -62,7 +67,10 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
             report.say(note)
         on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
         report.say(f"{recipe.name}: {world.size} ranks on {on}, {len(data.train)} samples, into {home}")
+        trainer.gradients.say(report.say)
         _Run(recipe, world, data, trainer, home, report, place).finish()
+    if timeline is not None and trace is not None:
+        timeline.write(trace)
 
 
 @dataclass
@@ -113,6 +121,7 @@ class _Run:
             every = training.checkpoint_every
             if every and self.place.step % every == 0 and self.place.done < steps:
                 self._keep(self._agree(loss))
+        self.trainer.wait()
         seconds = time.perf_counter() - begun
         loss = self._agree(self.place.loss) / len(train)
         self.accuracy = self.trainer.evaluate(self.data.test, training.batch)
@@ -127,20 +136,27 @@ class _Run:
             **self._split(),
         }
         self._keep(0.0, metrics)
+        self._keep_steps()
         self.report.epoch(metrics)
 
     def _keep(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, after the metrics of the epoch it ends; `loss` is the sum of all ranks so far."""
         place, trainer, folder = self.place, self.trainer, self.folder
+        trainer.wait()
 
         def write() -> None:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
-            progress = {"epoch": place.epoch, "done": place.done, "loss": loss}
+            progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "meeting": trainer.gradients.state()}
             state = trainer.model.state_dict(), trainer.optimizer.state_dict()
             save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, *state, progress))
 
         self.world.on_root(write)
+
+    def _keep_steps(self) -> None:
+        """Write what the steps of the epoch took, on every rank."""
+        everyone = self.world.gather(self.trainer.recorder.take_steps())
+        self.world.on_root(lambda: run_directory.keep_steps(self.folder, self.place.epoch, np.stack(everyone), KINDS))
 
     def _agree(self, value: float) -> float:
         """The sum of a number over all ranks."""
@@ -152,7 +168,7 @@ class _Run:
         return dict(zip(KINDS, (self.world.allreduce(seconds) / self.world.size).tolist(), strict=True))
 
 
-def _make_trainer(recipe: Recipe, world: World, data: Dataset) -> Trainer:
+def _make_trainer(recipe: Recipe, world: World, data: Dataset, timeline: Timeline | None) -> Trainer:
     torch.manual_seed(recipe.training.seed)
     model = MODELS[recipe.model.name](data.classes).to(DTYPES[recipe.model.dtype])
     options = recipe.optimizer
@@ -160,8 +176,9 @@ def _make_trainer(recipe: Recipe, world: World, data: Dataset) -> Trainer:
         model.parameters(), options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
     )
     wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
-    exchange = Exchange(recipe.exchange.algorithm, wire, int(recipe.exchange.bucket_megabytes * (1 << 20)))
-    return Trainer(model, optimizer, BSP(exchange), world)
+    largest = int(recipe.exchange.bucket_megabytes * (1 << 20)) or None
+    rule = BSP(Exchange(recipe.exchange.algorithm, wire, largest), recipe.exchange.embedding)
+    return Trainer(model, optimizer, rule, world, clip=recipe.optimizer.clip or None, timeline=timeline)
 
 
 def _check_order(before: Recipe, now: Recipe, place: Place) -> None:
@@ -202,6 +219,7 @@ def _go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[st
     for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
         group.update({key: value for key, value in option.items() if key != "params"})
     progress = checkpoint.progress
+    trainer.gradients.restore(progress["meeting"])
     place = Place(progress["epoch"], progress["done"], checkpoint.step, progress["loss"])
     if world.rank:  # the sum of all ranks counts once
         place = replace(place, loss=0.0)

@@ -3,6 +3,8 @@
 runs/digits-20260131-120000/
 ├── recipe.toml
 ├── metrics.jsonl
+├── steps/
+│   └── epoch-0001.npz     seconds[rank, step, kind], and the names of the kinds
 └── checkpoints/
 """
 
@@ -11,15 +13,18 @@ from __future__ import annotations
 import datetime
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tomli_w
 
 from unisono.errors import UsageError
 from unisono.training.recipe import Recipe, read_recipe, to_dict
 
-RECIPE, METRICS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "checkpoints"
+RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
 
 
 def begin(recipe: Recipe, folder: Path | None) -> Path:
@@ -57,6 +62,16 @@ def add_metrics(folder: Path, line: dict[str, Any]) -> None:
     """Append a line of metrics."""
     with (folder / METRICS).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
+    """Keep what each step of an epoch took: `seconds` of shape (ranks, steps, kinds)."""
+    path = folder / STEPS / f"epoch-{epoch:04d}.npz"
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("wb") as file:
+        np.savez_compressed(file, seconds=seconds, kinds=np.array(kinds))
+    aside.replace(path)
 
 
 def forget_after(folder: Path, step: int) -> None:

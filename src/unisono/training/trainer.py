@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from unisono.data.dataset import Samples
 from unisono.gradients import gradients_of
+from unisono.gradients.awaited import await_parameters
 from unisono.rules import BSP
 from unisono.schedules.pieces import bounds
 from unisono.training.recorder import Recorder
+from unisono.training.timeline import Timeline
+from unisono.training.updates import Updates
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -21,8 +25,12 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Trainer:
     """Trains `model` with `optimizer` under `rule` on the ranks of `world`.
 
-    `loss` takes scores and labels and gives their mean over the samples. A model that `unisono.parallel` has seen
-    already stays as it is.
+    `loss` takes scores and labels and gives their mean over the samples. `clip` is the norm that all averaged gradients
+    together have at most. A model that `unisono.parallel` has seen already stays as it is.
+
+    A step returns when its backward pass has ended: exchanges and updates go on, and the next forward pass waits for
+    each parameter when a module reads it. So does whoever asks the model for it; call `wait` before you look at tensors
+    that you hold yourself, or at the optimizer.
     """
 
     def __init__(
@@ -32,38 +40,59 @@ class Trainer:
         rule: BSP,
         world: World,
         loss: Loss = cross_entropy,
+        clip: float | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
-        self._gradients = gradients_of(model) or rule.attach(model, world)
+        self.gradients = gradients_of(model) or rule.attach(model, world)
+        self._updates = Updates(optimizer, self.gradients, clip)
+        self._awaits = await_parameters(model, self.gradients.need)
+        self._timeline = timeline
+        if timeline is not None:
+            self.gradients.observe = timeline.add
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         """Train on this rank's share of a batch, which may be empty; the sum of the loss over its samples."""
-        start = time.perf_counter()
-        gradients, samples = self._gradients, len(labels)
-        waited, communicated = gradients.waiting, gradients.communicating
-        gradients.zero()
+        gradients, samples, began = self.gradients, len(labels), time.perf_counter()
+        measured = gradients.measured
+        before = measured.communicating, measured.waiting, measured.updating
+        if not self._awaits:
+            self.wait()
         total = 0.0
         if samples:
             self.model.train()
-            loss = self.loss(self.model(inputs), labels)
+            with self._shown("forward"):
+                loss = self.loss(self.model(inputs), labels)
             gradients.samples = float(samples)
-            loss.backward()  # type: ignore[no-untyped-call]
+            gradients.drop()
+            self._updates.begin()
+            with self._shown("backward"):
+                gradients.backward(loss.backward)
             total = float(loss.detach()) * samples
         else:
-            gradients.exchange()
-        self.optimizer.step()
-        waited, communicated = gradients.waiting - waited, gradients.communicating - communicated
-        self.recorder.waiting += waited
-        self.recorder.communicating += communicated
-        self.recorder.computing += time.perf_counter() - start - waited - communicated
+            gradients.drop()
+            self._updates.begin()
+            gradients.backward(gradients.exchange)
+        after = measured.communicating, measured.waiting, measured.updating
+        for kind, one, other in zip(("communicating", "waiting", "updating"), before, after, strict=True):
+            self.recorder.add(kind, other - one)
+        self.recorder.add("computing", time.perf_counter() - began - (after[1] - before[1]))
+        self.recorder.end_step()
         return total
+
+    def wait(self) -> None:
+        """Wait until the last step's exchanges and updates are over."""
+        waited = self.gradients.measured.waiting
+        self.gradients.wait()
+        self.recorder.add("waiting", self.gradients.measured.waiting - waited)
 
     def evaluate(self, samples: Samples, batch: int) -> float:
         """The share of `samples` that the model gets right: each rank looks at its part, each sample is seen once.
 
         Buffers (running means of batch norm) are rank 0's from here on, as they are in checkpoints.
         """
+        self.wait()
         for buffer in self.model.buffers():
             self.world.broadcast(buffer)
         start, stop = bounds(len(samples), self.world.size, self.world.rank)
@@ -74,6 +103,9 @@ class Trainer:
                 part = slice(first, min(stop, first + batch))
                 guesses = self.model(samples.inputs[part]).argmax(dim=1)
                 right += (guesses == samples.labels[part]).sum()
-        with self.recorder.record("communicating"):
+        with self.recorder.record("waiting"):
             self.world.allreduce(right)
         return int(right) / len(samples)
+
+    def _shown(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._timeline is None else self._timeline.span(name)

@@ -57,6 +57,22 @@ def test_concurrent_has_so_many_at_once_and_a_barrier_between(keys: int, outstan
         assert at_once <= outstanding
 
 
+@given(keys=st.integers(0, 12), outstanding=st.integers(1, 4))
+def test_none_is_the_funnel_after_the_backward_pass(keys: int, outstanding: int) -> None:
+    assert tasks_of("none", keys, outstanding) == tasks_of("funnel", keys, outstanding)
+    assert [name for name, embedding in EMBEDDINGS.items() if embedding.after] == ["none"]
+
+
+def test_only_concurrent_has_several_exchanges_at_once() -> None:
+    assert [name for name, embedding in EMBEDDINGS.items() if embedding.several] == ["concurrent"]
+
+
+@given(name=NAMES, keys=st.integers(1, 12), outstanding=st.integers(1, 4))
+def test_a_communicator_is_one_that_there_is(name: str, keys: int, outstanding: int) -> None:
+    there = outstanding if find_embedding(name).several else 1
+    assert all(task.communicator < there for _, task in tasks_of(name, keys, outstanding))
+
+
 def test_an_unknown_embedding() -> None:
-    with pytest.raises(UsageError, match="'tunnel'; there are funnel, concurrent, chain"):
+    with pytest.raises(UsageError, match=r"'tunnel'; there are funnel, concurrent, chain, none$"):
         find_embedding("tunnel")

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-MAIN = "main"
-"""The kind of what the main thread carries out itself, as soon as it may: it waits for that."""
+from unisono.engine.engine import MAIN
+
+__all__ = ["MAIN", "Embedding", "Tag", "Task", "buffer", "gradient"]
 
 Tag = tuple[str, int]
 
@@ -37,6 +38,8 @@ class Embedding(NamedTuple):
     pull: Callable[[int, int], tuple[Task, ...]]
     several: bool = False
     """Whether several exchanges may go on at once, each on a communicator of its own."""
+    after: bool = False
+    """Whether nothing is exchanged before the backward pass has ended."""
 
 
 def gradient(key: int) -> Tag:

@@ -1,0 +1,7 @@
+"""The gradients of a model: where they lie, and how they meet while the backward pass goes on."""
+
+from unisono.gradients.attachment import gradients_of
+from unisono.gradients.exchange import Exchange
+from unisono.gradients.gradients import Gradients
+
+__all__ = ["Exchange", "Gradients", "gradients_of"]

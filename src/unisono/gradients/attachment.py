@@ -1,0 +1,56 @@
+"""What ties a model to its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from unisono.gradients.gradients import Gradients
+
+ATTACHED = "_unisono"
+"""The attribute of a model under which its Attachment is found."""
+
+
+class Attachment:
+    """Ties a model to its Gradients, and counts samples before its forward passes. Copies of the model are not tied."""
+
+    def __init__(self, gradients: Gradients | None) -> None:
+        self.gradients = gradients
+
+    def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Before a forward pass."""
+        if self.gradients is not None and model.training and torch.is_grad_enabled():
+            self.gradients.count(_first_tensor((*inputs, *named.values())))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        return Attachment(None)
+
+    def __reduce__(self) -> tuple[type[Attachment], tuple[None]]:
+        return Attachment, (None,)
+
+
+def attach(model: torch.nn.Module, gradients: Gradients) -> None:
+    """Tie a model to its gradients."""
+    attachment = Attachment(gradients)
+    model.register_forward_pre_hook(attachment, with_kwargs=True)
+    setattr(model, ATTACHED, attachment)
+
+
+def gradients_of(model: torch.nn.Module) -> Gradients | None:
+    """The Gradients of a model that was made parallel; None for another."""
+    attachment: Attachment | None = getattr(model, ATTACHED, None)
+    return None if attachment is None else attachment.gradients
+
+
+def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """The first tensor in what a model is given, in dicts, lists and tuples too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        if (found := _first_tensor(inside)) is not None:
+            return found
+    return None

@@ -1,0 +1,69 @@
+"""Parameters that are waited for when a module reads them: the next forward pass begins before all are updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+
+class Awaited(dict[str, Any]):
+    """A module's parameters. Whoever looks one up waits for that one, whoever goes through all for all."""
+
+    def __init__(self, parameters: dict[str, Any], need: Callable[[Any], None]) -> None:
+        super().__init__(parameters)
+        self._need = need
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        self._need(value)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The parameter of that name, up to date."""
+        value = super().get(name, default)
+        self._need(value)
+        return value
+
+    def items(self) -> Any:
+        """All, up to date."""
+        self._need_all()
+        return super().items()
+
+    def values(self) -> Any:
+        """All, up to date."""
+        self._need_all()
+        return super().values()
+
+    def _need_all(self) -> None:
+        for value in super().values():
+            self._need(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return deepcopy(dict(self.items()), memo)
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self.items()),)
+
+
+def await_parameters(model: torch.nn.Module, need: Callable[[Any], None]) -> bool:
+    """Have `need` called with each parameter whenever a module of the model reads it, before it gets it; whether it is.
+
+    Modules that keep their parameters in lists of their own as well (LSTM) are waited for when they are called. A model
+    that is compiled or scripted reads parameters where nothing can be called: it is left as it is.
+    """
+    modules = list(model.modules())
+    compiled = any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in modules)
+    if compiled or any(isinstance(one, torch.jit.ScriptModule) for one in modules):
+        return False
+    for module in modules:
+        if module._parameters:
+            module._parameters = Awaited(module._parameters, need)
+            module.register_forward_pre_hook(_await_own)
+    return True
+
+
+def _await_own(module: torch.nn.Module, _: object) -> None:
+    module._parameters.values()

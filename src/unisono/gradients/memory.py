@@ -1,0 +1,75 @@
+"""The memory that gradients travel in: shared with the node's other ranks where there is one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from unisono.gradients.layout import Bucket, Layout, plan_layout, room_for
+from unisono.world import World
+
+
+class Memory:
+    """Room for the gradients of `parameters`, and what is done to it. All ranks of `world` make one together."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], world: World) -> None:
+        self.parameters = parameters
+        self._kinds = [(parameter.numel(), parameter.dtype) for parameter in parameters]
+        self._flat = {dtype: world.empty(room, dtype) for dtype, room in room_for(self._kinds).items()}
+        self.views: list[torch.Tensor] = []
+        """Each parameter's gradient, with the parameter's shape and strides."""
+        self.layout = Layout((), {}, ())
+
+    def lay_out(self, order: Sequence[int], largest: int) -> Layout:
+        """Give every gradient another place. What was there is lost."""
+        for flat in self._flat.values():
+            flat.zero_()  # what lies between gradients is summed with them
+        self.layout = plan_layout(self._kinds, order, largest)
+        self.views = [
+            self._flat[parameter.dtype][start:].as_strided(parameter.shape, _strides(parameter))
+            for parameter, start in zip(self.parameters, self.layout.starts, strict=True)
+        ]
+        return self.layout
+
+    def plan(self, order: Sequence[int], largest: int) -> Layout:
+        """What `lay_out` would make."""
+        return plan_layout(self._kinds, order, largest)
+
+    def part(self, bucket: Bucket) -> torch.Tensor:
+        """What travels, flat."""
+        return self._flat[bucket.dtype][bucket.start : bucket.stop]
+
+    def pack(self, bucket: Bucket, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
+        """Put gradients, times their weight, into their places, and flags behind them. Those that are None are zero."""
+        flat = self._flat[bucket.dtype]
+        for number in bucket.parameters:
+            start, length = self.layout.starts[number], self._kinds[number][0]
+            first, last = max(bucket.start, start), min(bucket.flags, start + length)
+            into, gradient = flat[first:last], fresh[number]
+            if gradient is None:
+                into.zero_()
+            elif weight != 1 or gradient.is_sparse or gradient.data_ptr() != self.views[number].data_ptr():
+                whole = self._in_order(gradient, number)
+                torch.mul(whole[first - start : last - start], weight, out=into)
+        for place, number in enumerate(bucket.ends, bucket.flags):
+            flat[place] = fresh[number] is not None
+
+    def flags(self, bucket: Bucket) -> list[bool]:
+        """For each gradient that ends in the bucket: whether any rank had one."""
+        there = self._flat[bucket.dtype][bucket.flags : bucket.flags + len(bucket.ends)]
+        return (there != 0).tolist()
+
+    def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
+        """A gradient's elements, flat, in the order in which they lie in memory."""
+        view = self.views[number]
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if gradient.stride() != view.stride():
+            gradient = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(gradient)
+        return gradient.as_strided((view.numel(),), (1,), gradient.storage_offset())
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
+    return torch.empty_like(parameter, device="meta").stride()

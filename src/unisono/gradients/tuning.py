@@ -1,0 +1,183 @@
+"""Finds out, in the first steps, how the gradients had best meet, and says so.
+
+    step 0      buckets as the parameters are declared            the order in which gradients come: rank 0's, for all
+    steps 1-4   in small and in large buckets, as a chain         what computing, exchanges and updates take
+                predict every embedding and bucket size           plan/choose.py
+    then        the best of each embedding, if they are near      four steps each, the last three are measured
+    from then on the fastest
+
+What is given is not looked for. All ranks see the same numbers, so that they plan alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from unisono.engine.embeddings import EMBEDDINGS
+from unisono.errors import UsageError
+from unisono.gradients.measured import Measured
+from unisono.gradients.memory import Memory
+from unisono.plan.choose import SIZES, Candidate, Setting, candidates
+from unisono.plan.computing import Computing, Cost, Load, Prediction, fit
+from unisono.world import World
+
+AUTO = "auto"
+
+FIRST = 8 << 20
+"""Bytes of a bucket before anything is known."""
+
+SMALL, LARGE = 1 << 19, 8 << 20
+"""Bytes of the buckets whose exchange is measured."""
+
+NEAR = 1.15
+"""A prediction that is so near to the best is worth a trial."""
+
+TRIALS = 3
+"""Steps by which a setting is measured."""
+
+Say = Callable[[str], None]
+
+
+class Tuning:
+    """The setting of the next step. Every rank asks at each step, all together."""
+
+    def __init__(
+        self, memory: Memory, world: World, measured: Measured, embedding: str, bucket_bytes: int | None
+    ) -> None:
+        """`embedding` and `bucket_bytes` as they are given, or "auto" and None."""
+        if embedding != AUTO and embedding not in EMBEDDINGS:
+            raise UsageError(f"there is no embedding {embedding!r}; there are {AUTO}, {', '.join(EMBEDDINGS)}")
+        self._memory, self._world, self._measured = memory, world, measured
+        self._embeddings = tuple(EMBEDDINGS) if embedding == AUTO else (embedding,)
+        self._sizes = SIZES if bucket_bytes is None else (bucket_bytes,)
+        self.order = list(reversed(range(len(memory.parameters))))
+        """The parameters as their gradients come."""
+        first = ("none" if world.size == 1 else "chain") if embedding == AUTO else embedding
+        self.setting = Setting(first, bucket_bytes or FIRST, ())
+        self.say: Say = logging.getLogger("unisono").info
+        """Where rank 0 tells what was chosen."""
+        self.predicted: Prediction | None = None
+        """What the setting was predicted to take; None where nothing had to be predicted."""
+        self._came: Sequence[int] = self.order
+        self._begins: list[float] = []
+        self._settled = world.size == 1 or not memory.parameters
+        self._course = iter(()) if self._settled else self._find()
+        self._deferred = False
+
+    def next_step(self, deferred: bool) -> bool:
+        """A step begins, nothing is under way; whether there is another setting from here on.
+
+        `deferred` says that parameters are waited for when they are needed.
+        """
+        if self._settled:
+            return False
+        self._deferred = deferred
+        self._begins.append(time.perf_counter())
+        return next(self._course, False)
+
+    def came(self, order: Sequence[int]) -> None:
+        """The order in which the gradients of a step came; those that did not are at its end."""
+        self._came = order
+
+    def state(self) -> dict[str, Any] | None:
+        """What was found, for a run that goes on; None while it is being looked for."""
+        if not self._settled:
+            return None
+        return {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Go on with what a run has found; whether it is of use here: it was found by as many ranks."""
+        embedding, bucket_bytes, sequence = state["setting"]
+        alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
+        if not alike or embedding not in self._embeddings or bucket_bytes not in self._sizes:
+            return False
+        buckets = self._memory.plan(state["order"], bucket_bytes).buckets
+        if sequence and sorted(sequence) != list(range(len(buckets))):
+            return False
+        self.order, self.setting = list(state["order"]), Setting(embedding, bucket_bytes, tuple(sequence))
+        self._settled = True
+        return True
+
+    def _find(self) -> Iterator[bool]:
+        """A step goes by at each `yield`, which tells whether it has another setting than the last one."""
+        yield False
+        self.order = self._world.broadcast(torch.tensor(self._came, dtype=torch.int64)).tolist()
+        if len(self._embeddings) > 1 or len(self._sizes) > 1 or (self._deferred and self._embeddings == ("chain",)):
+            sizes, seconds = list[float](), list[float]()
+            for size in (SMALL, LARGE) if len(self._sizes) > 1 else self._sizes:
+                self.setting = Setting("chain", size, ())
+                yield True
+                yield False  # the first exchange of each length makes plans for it
+                loads = self._loads(size)
+                took = self._measured.exchanges(self._world, range(1, len(loads) + 1))
+                sizes.append(mean(load.nbytes for load in loads))
+                seconds.append(mean(took))  # what counts is all of them together
+            computing = self._measured.computing(self._world, sum(load.nbytes for load in loads))
+            yield from self._try(computing, fit(sizes, seconds))
+        else:
+            self._settled = True
+            yield True
+
+    def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
+        found = candidates(computing, self._loads, cost, self._embeddings, self._sizes, deferred=self._deferred)
+        near = [one for one in found if one.prediction.step <= found[0].prediction.step * NEAR]
+        measured: list[tuple[float, Candidate]] = []
+        for one in near:
+            self.setting = one.setting
+            yield True
+            for _ in range(TRIALS):
+                yield False
+            took = median(after - before for before, after in pairwise(self._begins[-TRIALS - 1 :]))
+            slowest = self._world.allreduce(torch.tensor([took], dtype=torch.float64), op="maximum")
+            measured.append((float(slowest), one))
+        seconds, chosen = min(measured, key=lambda pair: pair[0])
+        self._settled, self.predicted = True, chosen.prediction
+        if self._world.rank == 0:
+            for line in _report(computing, cost, seconds, chosen, measured, found):
+                self.say(line)
+        if chosen.setting != self.setting:
+            self.setting = chosen.setting
+            yield True
+
+    def _loads(self, size: int) -> list[Load]:
+        buckets = self._memory.plan(self.order, size).buckets
+        return [Load(bucket.nbytes, bucket.parameters) for bucket in buckets]
+
+
+def _report(
+    computing: Computing,
+    cost: Cost,
+    seconds: float,
+    chosen: Candidate,
+    measured: Sequence[tuple[float, Candidate]],
+    found: Sequence[Candidate],
+) -> Iterator[str]:
+    """What was chosen, and why, in a few lines."""
+    setting, prediction = chosen
+    off = seconds / prediction.step - 1
+    rate = f"{1e-6 / cost.a_byte:,.0f} MB/s" if cost.a_byte else "any speed"
+    yield (
+        f"embedding {setting.embedding}, buckets of at most {setting.bucket_bytes / (1 << 20):g} MiB: "
+        f"{_ms(seconds)} a step (predicted {_ms(prediction.step)}, {off:+.0%}); "
+        f"computing {_ms(computing.whole)}, exchanging {_ms(prediction.communicating)} at {rate}"
+    )
+    took = {one.setting: seconds for seconds, one in measured}
+    told = [
+        f"{one.setting.embedding} {_ms(one.prediction.step)}"
+        + (f" (measured {_ms(took[one.setting])})" if one.setting in took else "")
+        for one in found
+        if one is not chosen
+    ]
+    if told:
+        yield f"the others as predicted: {', '.join(told)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,112 @@
+"""What went on when, on which thread of which rank: a Chrome trace, which https://ui.perfetto.dev opens.
+
+    rank 0   MainThread      │ forward │      backward      │ forward ...
+             communication             │   │exchange 1│exchange 2│
+             update                    │ pack 1 ▲ └▶│update 1│
+                                  an arrow from the gradient to its exchange to its update
+
+Trace Event Format, Google: complete events (X), flows (s, t, f) and names (M); microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unisono.engine import Span
+from unisono.world import World
+
+Event = dict[str, Any]
+
+ORDER = ("MainThread", "computing", "communication", "update", "loading")
+"""Lanes of a rank from top to bottom, by what their threads' names hold."""
+
+
+class Timeline:
+    """Collects what one rank does. All ranks of `world` make one together: their clocks begin when all have come."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        world.barrier()
+        self._zero = time.perf_counter()
+        self._spans: list[Span] = []
+
+    def add(self, span: Span) -> None:
+        """Something was carried out."""
+        self._spans.append(span)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Note the block as something that was carried out in this thread."""
+        begin = time.perf_counter()
+        yield
+        self.add(Span(name, "computing", threading.current_thread().name, begin, time.perf_counter()))
+
+    def write(self, path: Path) -> None:
+        """Write what all ranks did, all together; rank 0 writes."""
+        spans = [span._replace(begin=span.begin - self._zero, end=span.end - self._zero) for span in self._spans]
+        everyone = self._world.gather(spans)
+
+        def put() -> None:
+            found = [event for rank, mine in enumerate(everyone) for event in events(rank, mine)]
+            path.write_text(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}))
+
+        self._world.on_root(put)
+
+
+def events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
+    """The events of one rank, whose spans begin at second 0."""
+    lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_place))}
+    yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+    for name, lane in lanes.items():
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": lane, "args": {"sort_index": lane}}
+    for span in spans:
+        yield {
+            **{"ph": "X", "name": span.name, "cat": span.kind, "pid": rank, "tid": lanes[span.thread]},
+            **{"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6},
+        }
+    for number, chain in enumerate(_chains(spans)):
+        for place, (span, at) in enumerate(chain):
+            phase = "s" if place == 0 else "f" if place == len(chain) - 1 else "t"
+            yield {
+                **{"ph": phase, "bp": "e", "name": "gradient", "cat": "gradient", "id": f"{rank}.{number}"},
+                **{"pid": rank, "tid": lanes[span.thread], "ts": at * 1e6},
+            }
+
+
+def _chains(spans: Sequence[Span]) -> Iterator[list[tuple[Span, float]]]:
+    """What follows from what: the backward pass when the gradient was there, its exchange, its update."""
+    backwards = [span for span in spans if span.name == "backward"]
+    of = {what: _by_key(spans, what) for what in ("pack", "exchange", "update")}
+    for key, packs in of["pack"].items():
+        for number, pack in enumerate(packs):
+            until = packs[number + 1].begin if number + 1 < len(packs) else float("inf")
+            later = [
+                span
+                for what in ("exchange", "update")
+                for span in of[what][key]
+                if pack.end <= span.end and pack.begin <= span.begin < until
+            ]
+            source = next((one for one in reversed(backwards) if one.begin <= pack.begin), None)
+            if source is not None and later:
+                yield [(source, min(pack.begin, source.end)), *((span, span.begin) for span in later[:2])]
+
+
+def _by_key(spans: Iterable[Span], what: str) -> defaultdict[str, list[Span]]:
+    found: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.begin):
+        name, _, key = span.name.partition(" ")
+        if name == what and key != "0":
+            found[key].append(span)
+    return found
+
+
+def _place(thread: str) -> tuple[int, str]:
+    return next((number for number, word in enumerate(ORDER) if word in thread), len(ORDER)), thread

@@ -1,0 +1,66 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from unisono.plan.overlap import Layer, Machine, bubbles, efficiency, most_nodes
+
+UNIT = Machine(1, 1)
+
+layers = st.lists(st.builds(Layer, st.integers(1, 100), st.integers(0, 100)), min_size=1, max_size=8)
+machines = st.builds(Machine, st.integers(1, 50), st.integers(1, 50))
+
+
+def test_the_worked_example() -> None:
+    example = [Layer(3, 1), Layer(3, 1), Layer(3, 1), Layer(3, 4)]
+    assert bubbles(example, UNIT) == [0, -2, -4, -3]
+    assert efficiency(example, UNIT) == 1
+    assert most_nodes(example, UNIT, 14) == pytest.approx(14 * 10 / 7)
+
+
+def test_the_first_layer_has_a_third_of_its_own_computing_to_hide_behind() -> None:
+    assert bubbles([Layer(12, 5)], UNIT) == [1]
+    assert bubbles([Layer(12, 5)], Machine(4, 1)) == [4]
+    assert bubbles([Layer(12, 5)], Machine(1, 5)) == [-3]
+
+
+def test_the_worst_bubble_is_what_counts() -> None:
+    """Bubbles 3, 1, -1, -3: 12 of computing in 15."""
+    example = [Layer(3, 4), Layer(3, 1), Layer(3, 1), Layer(3, 1)]
+    assert bubbles(example, UNIT) == [3, 1, -1, -3]
+    assert efficiency(example, UNIT) == 12 / 15
+
+
+@given(layers, machines)
+def test_bubbles_are_those_of_the_formula(network: list[Layer], machine: Machine) -> None:
+    found = bubbles(network, machine)
+    assert len(found) == len(network)
+    for i, bubble in enumerate(found):
+        ocomp = sum(Fraction(layer.computing) for layer in network[:i]) + Fraction(network[i].computing, 3)
+        ocomms = sum(Fraction(layer.communication) for layer in network[: i + 1])
+        assert bubble == pytest.approx(float(ocomms / machine.communication - ocomp / machine.computing), abs=1e-9)
+
+
+@given(layers, machines)
+def test_efficiency_is_1_just_when_nothing_sticks_out(network: list[Layer], machine: Machine) -> None:
+    found = efficiency(network, machine)
+    assert 0 < found <= 1
+    assert (found == 1) == (max(bubbles(network, machine)) <= 1e-12 * found)
+
+
+@given(layers, machines)
+def test_a_faster_network_is_never_less_efficient(network: list[Layer], machine: Machine) -> None:
+    twice = machine._replace(communication=2 * machine.communication)
+    assert efficiency(network, twice) >= efficiency(network, machine)
+
+
+@given(layers, machines, st.integers(1, 10_000))
+def test_on_so_many_nodes_and_no_more_the_last_layer_hides(network: list[Layer], machine: Machine, batch: int) -> None:
+    assume(sum(layer.communication for layer in network))
+
+    def last(nodes: float) -> float:
+        return bubbles([layer._replace(computing=layer.computing * batch / nodes) for layer in network], machine)[-1]
+
+    most = most_nodes(network, machine, batch)
+    assert last(most * (1 - 1e-6)) < 0 < last(most * (1 + 1e-6))

@@ -1,0 +1,187 @@
+"""What a timeline says of spans."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from itertools import count
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.engine import Span
+from unisono.training.timeline import Event, events
+
+COMPUTING, COMMUNICATION, UPDATE = "MainThread", "unisono communication 0", "unisono update 0"
+
+
+def named(found: list[Event], name: str) -> dict[int, object]:
+    """What metadata events of a name say of each lane."""
+    return {event["tid"]: next(iter(event["args"].values())) for event in found if event["name"] == name}
+
+
+def arrows(found: list[Event]) -> dict[str, list[Event]]:
+    """The flow events by their id."""
+    by_id = defaultdict(list)
+    for event in found:
+        if event["ph"] in ("s", "t", "f"):
+            by_id[event["id"]].append(event)
+    return by_id
+
+
+def test_what_was_carried_out_in_microseconds() -> None:
+    found = list(events(3, [Span("forward", "computing", COMPUTING, 0.5, 0.75)]))
+    assert [event for event in found if event["ph"] == "X"] == [
+        {"ph": "X", "name": "forward", "cat": "computing", "pid": 3, "tid": 0, "ts": 500_000.0, "dur": 250_000.0}
+    ]
+    assert {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "rank 3"}} in found
+
+
+@given(
+    st.permutations(
+        [
+            COMPUTING,
+            "unisono computing 0",
+            COMMUNICATION,
+            "unisono communication 1",
+            UPDATE,
+            "unisono loading 0",
+            "a",
+            "b",
+        ]
+    )
+)
+def test_lanes_have_one_order_whatever_came_first(threads: list[str]) -> None:
+    found = list(events(0, [Span("work", "kind", thread, 0.0, 1.0) for thread in threads]))
+    lanes = named(found, "thread_name")
+    assert [lanes[lane] for lane in range(len(lanes))] == [
+        "MainThread",
+        "unisono computing 0",
+        "unisono communication 0",
+        "unisono communication 1",
+        "unisono update 0",
+        "unisono loading 0",
+        "a",
+        "b",
+    ]
+    assert named(found, "thread_sort_index") == {lane: lane for lane in lanes}
+    assert [lanes[event["tid"]] for event in found if event["ph"] == "X"] == threads
+
+
+class Drawn(NamedTuple):
+    """Spans of some steps as a chain of dependencies makes them, and the ends of each arrow that there should be."""
+
+    spans: list[Span]
+    arrows: Counter[tuple[Span, ...]]
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    """An exchange may begin long after its gradient, even in the backward pass of the next step, but before the next
+    gradient of its bucket is packed. Times are exact."""
+    ticks = st.integers(1, 9).map(lambda number: number / 64)
+    keys = draw(st.integers(1, 4))
+    updated = draw(st.sets(st.integers(1, keys)))  # not a bucket that completes no parameter
+    spans, arrows, free = list[Span](), Counter[tuple[Span, ...]](), [0.0] * (keys + 1)
+    now = line = updating = 0.0
+
+    def span(name: str, thread: str, begin: float) -> Span:
+        spans.append(Span(name, "kind", thread, begin, begin + draw(ticks)))
+        return spans[-1]
+
+    after = draw(st.booleans())  # whether all leaves once the backward pass has ended
+    for _ in range(draw(st.integers(1, 4))):
+        begin = now = span("forward", COMPUTING, now).end
+        backward = span("backward", COMPUTING, begin) if after else None
+        now, packs = backward.end if backward else begin, list[Span]()
+        for key in range(keys + 1):
+            packs.append(span(f"pack {key}", "unisono update 1", max(now, free[key]) + draw(ticks)))
+            now = packs[-1].end
+        if backward is None:
+            backward = Span("backward", "kind", COMPUTING, begin, now + draw(ticks))
+            spans.append(backward)
+            now = backward.end
+        for key, pack in enumerate(packs):
+            exchange = span(
+                f"exchange {key}", COMMUNICATION, max(line, pack.end) + draw(ticks) * draw(st.integers(0, 3))
+            )
+            line, last = exchange.end, exchange
+            chain = [backward, exchange]
+            if key in updated:
+                last = span(f"update {key}", UPDATE, max(updating, exchange.end))
+                updating = last.end
+                chain.append(last)
+            free[key] = last.end
+            if key:
+                arrows[tuple(chain)] += 1
+    return Drawn(sorted(spans, key=lambda span: span.end), arrows)  # each is heard of when it has ended
+
+
+@given(drawn())
+def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(drawn: Drawn) -> None:
+    """Each leads through the spans of its own step, and through no others; the count of samples, key 0, has none."""
+    found = list(events(1, drawn.spans))
+    lanes = {name: lane for lane, name in named(found, "thread_name").items()}
+    expected = Counter(
+        tuple((span.name, lanes[span.thread], span.begin * 1e6, span.end * 1e6) for span in chain)
+        for chain in drawn.arrows.elements()
+    )
+    slices = [event for event in found if event["ph"] == "X"]
+    met: Counter[tuple[tuple[str, int, float, float], ...]] = Counter()
+    for arrow in arrows(found).values():
+        assert [event["ph"] for event in arrow] in (["s", "f"], ["s", "t", "f"])
+        assert all(event["pid"] == 1 and event["bp"] == "e" for event in arrow)
+        chain = []
+        for event, what in zip(arrow, ("backward", "exchange", "update"), strict=False):
+            (inside,) = [
+                one
+                for one in slices
+                if one["tid"] == event["tid"]
+                and one["name"].partition(" ")[0] == what
+                and (
+                    one["ts"] <= event["ts"] <= one["ts"] + one["dur"]
+                    if what == "backward"
+                    else one["ts"] == event["ts"]
+                )
+            ]
+            chain.append((inside["name"], inside["tid"], inside["ts"], inside["ts"] + inside["dur"]))
+        met[tuple(chain)] += 1
+    assert met == expected
+
+
+def test_an_exchange_in_the_next_step_belongs_to_its_own() -> None:
+    spans = [
+        *(Span("backward", "computing", COMPUTING, 0, 2), Span("pack 1", "update", UPDATE, 1, 2)),
+        *(Span("forward", "computing", COMPUTING, 2, 4), Span("exchange 1", "communication", COMMUNICATION, 3, 6)),
+        *(Span("update 1", "update", UPDATE, 6, 7), Span("backward", "computing", COMPUTING, 4, 9)),
+    ]
+    (arrow,) = arrows(list(events(0, spans))).values()
+    assert [(event["ph"], event["ts"]) for event in arrow] == [("s", 1e6), ("t", 3e6), ("f", 6e6)]
+
+
+def step_of(begin: float, keys: int) -> list[Span]:
+    """A step of one second in which all goes on at once."""
+    times = count()
+    spans = [Span("backward", "computing", COMPUTING, begin, begin + 1)]
+    for key in range(keys):
+        at = begin + next(times) / 16
+        spans.append(Span(f"pack {key}", "update", UPDATE, at, at + 1 / 64))
+        spans.append(Span(f"exchange {key}", "communication", COMMUNICATION, at + 1 / 64, at + 2 / 64))
+        spans.append(Span(f"update {key}", "update", UPDATE, at + 2 / 64, at + 3 / 64))
+    return spans
+
+
+def test_arrows_of_all_ranks_have_names_of_their_own_and_all_is_json() -> None:
+    ranks = [list(events(rank, [*step_of(0, 3), *step_of(1, 3)])) for rank in range(3)]
+    for found in ranks:
+        assert len(arrows(found)) == 2 * 2
+        assert all([event["ph"] for event in arrow] == ["s", "t", "f"] for arrow in arrows(found).values())
+    assert len({name for found in ranks for name in arrows(found)}) == 3 * 2 * 2
+    assert json.loads(json.dumps(ranks)) == ranks
+
+
+def test_without_a_backward_pass_there_is_nothing_to_lead_from() -> None:
+    """As on a rank whose share of the batch is empty."""
+    assert not arrows(list(events(0, step_of(0, 3)[1:])))
+    assert [event["ph"] for event in events(0, [])] == ["M"]

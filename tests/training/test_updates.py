@@ -1,0 +1,317 @@
+"""A step in parts is the step of the whole, to the last bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.training.updates import Updates
+
+Given = Sequence[torch.Tensor | None]
+
+SHAPES = ((3, 4), (5,), (2, 2, 3), (1,), ())
+
+MAKERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    "SGD": lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.1),
+    "Nesterov": lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.1, nesterov=True, foreach=True),
+    "Adam": lambda groups: torch.optim.Adam(groups, weight_decay=0.1, amsgrad=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, weight_decay=0.1, foreach=True),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr_decay=0.1),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
+}
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that is not PyTorch's own: it may look at all parameters at once."""
+
+
+class Gradients:
+    """What Updates knows of gradients: `parts` are the parameters of which nothing is missing after each bucket."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], parts: Sequence[Sequence[int]], at_once: bool) -> None:
+        self.parameters, self.buckets = parameters, [None] * len(parts)
+        self.follow: Callable[[int, Sequence[int]], None] = lambda *_: None
+        self.pushed: list[tuple[int, list[int]]] = []
+        self._parts, self._at_once = parts, at_once
+        self._waiting: list[Callable[[], object]] = []
+
+    def push_update(self, key: int, numbers: Sequence[int], update: Callable[[], object]) -> None:
+        self.pushed.append((key, list(numbers)))
+        self._waiting.append(update)
+        if self._at_once:
+            self.update()
+
+    def come(self, gradients: Given) -> None:
+        """A bucket after the other comes with its gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        for key, numbers in enumerate(self._parts, 1):
+            for number in numbers:
+                self.parameters[number].grad = _copy(gradients[number])
+            self.follow(key, numbers)
+
+    def update(self) -> None:
+        """Carry out what was pushed, in its order."""
+        while self._waiting:
+            self._waiting.pop(0)()
+
+
+class Pair:
+    """One model twice: updated in parts, and by a plain step."""
+
+    def __init__(
+        self,
+        make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        parts: Sequence[Sequence[int]] = ((4, 3), (), (2,), (1, 0)),
+        clip: float | None = None,
+        at_once: bool = True,
+    ) -> None:
+        generator = torch.Generator().manual_seed(1)
+        plain = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+        mine = deepcopy(plain)
+        self.plain, self.optimizer = make(_groups(plain)), make(_groups(mine))
+        self.parameters, self.clip = plain, clip
+        self.gradients = Gradients(mine, parts, at_once)
+        self.updates = Updates(self.optimizer, self.gradients, clip)
+
+    def step(self, gradients: Given) -> None:
+        self.updates.begin()
+        self.gradients.come(gradients)
+        self.step_plainly(gradients)
+
+    def step_plainly(self, gradients: Given) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = _copy(gradient)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.plain.step()
+
+    def check(self) -> None:
+        """Weights, state and options are the same to the last bit."""
+        for number, (mine, plain) in enumerate(zip(self.gradients.parameters, self.parameters, strict=True)):
+            assert torch.equal(mine, plain), f"parameter {number} of shape {SHAPES[number]}"
+        same(self.optimizer.state_dict(), self.plain.state_dict())
+
+
+def same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            same(mine, its)
+    else:
+        assert one == other
+
+
+def random_gradients(seed: int, missing: frozenset[int] = frozenset()) -> Given:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [None if number in missing else gradient for number, gradient in enumerate(drawn)]
+
+
+def _groups(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    """Two groups with rates of their own, the second not of the last parameters alone."""
+    return [
+        {"params": [parameters[0], parameters[3]], "lr": 0.1},
+        {"params": parameters[1:3] + parameters[4:], "lr": 0.01},
+    ]
+
+
+def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.clone()
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[list[int]]:
+    """All parameters in some order, in some buckets, of which some complete nothing."""
+    order = draw(st.permutations(range(len(SHAPES))))
+    cuts = sorted(draw(st.lists(st.integers(0, len(SHAPES)), max_size=4)))
+    return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(SHAPES)], strict=True)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=25, deadline=None)
+@given(
+    parts=partitions(),
+    steps=st.lists(st.frozensets(st.integers(0, len(SHAPES) - 1), max_size=3), min_size=1, max_size=4),
+    at_once=st.booleans(),
+)
+def test_steps_in_parts_are_steps_of_the_whole(
+    name: str, parts: list[list[int]], steps: list[frozenset[int]], at_once: bool
+) -> None:
+    """Some gradients are missing in each step, and updates may come when all have been pushed."""
+    pair = Pair(MAKERS[name], parts, at_once=at_once)
+    for seed, missing in enumerate(steps):
+        pair.step(random_gradients(seed, missing))
+        pair.gradients.update()
+        pair.check()
+    pushed = [(key, list(numbers)) for key, numbers in enumerate(parts, 1) if numbers]
+    assert pair.gradients.pushed == pushed * len(steps)
+
+
+def test_each_part_is_made_as_soon_as_it_may() -> None:
+    pair = Pair(MAKERS["SGD"])
+    before = [parameter.detach().clone() for parameter in pair.gradients.parameters]
+    pair.updates.begin()
+    for parameter, gradient in zip(pair.gradients.parameters[3:], random_gradients(0)[3:], strict=True):
+        parameter.grad = gradient
+    pair.gradients.follow(1, [4, 3])
+    stayed = [torch.equal(one, other) for one, other in zip(pair.gradients.parameters, before, strict=True)]
+    assert stayed == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("make", [MAKERS["SGD"], Own])
+def test_what_has_no_gradient_is_left_alone(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """Weight decay and momentum do not touch it, and it gets no state."""
+    pair = Pair(make)
+    before = [parameter.detach().clone() for parameter in pair.gradients.parameters]
+    pair.step(random_gradients(0, frozenset({1, 2})))
+    stayed = [torch.equal(one, other) for one, other in zip(pair.gradients.parameters, before, strict=True)]
+    assert stayed == [False, True, True, False, False]
+    assert not {pair.gradients.parameters[number] for number in (1, 2)} & set(pair.optimizer.state)
+    pair.step([None] * len(SHAPES))
+    pair.check()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("make", [MAKERS["SGD"], MAKERS["AdamW"], Own])
+def test_a_scheduler_sets_the_rate_of_each_step(make: Callable[..., torch.optim.Optimizer], at_once: bool) -> None:
+    """Whether its step comes after the updates or before them."""
+    pair = Pair(make, at_once=at_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that the optimizer has made no step, or another one than the scheduler's
+        schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (pair.optimizer, pair.plain)]
+        for seed in range(4):
+            pair.step(random_gradients(seed))
+            for scheduler in schedulers:
+                scheduler.step()
+            pair.gradients.update()
+            pair.check()
+    assert [group["lr"] for group in pair.optimizer.param_groups] == [0.1 / 16, 0.01 / 16]
+
+
+@pytest.mark.parametrize("make", [MAKERS["SGD"], MAKERS["Adam"], Own])
+def test_a_rate_that_changes_while_updates_are_under_way_is_the_next_steps(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    pair = Pair(make, at_once=False)
+    for seed in range(3):
+        pair.step(random_gradients(seed))
+        for optimizer in (pair.optimizer, pair.plain):  # the plain step is over, the other has not begun
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        pair.gradients.update()
+        pair.check()
+
+
+def test_a_rate_in_a_tensor_that_changes_is_the_next_steps_as_well() -> None:
+    pair = Pair(
+        lambda groups: torch.optim.Adam([{**group, "lr": torch.tensor(group["lr"])} for group in groups]), at_once=False
+    )
+    for seed in range(3):
+        pair.step(random_gradients(seed))
+        for optimizer in (pair.optimizer, pair.plain):
+            for group in optimizer.param_groups:
+                group["lr"].mul_(0.5)
+        pair.gradients.update()
+        pair.check()
+
+
+def whole(pair: Pair) -> bool:
+    """Whether a step was one, of all parameters, at the last bucket; False where it was in parts."""
+    pair.gradients.pushed.clear()
+    pair.step(random_gradients(1))
+    pair.check()
+    found = pair.gradients.pushed
+    if found == [(4, list(range(len(SHAPES))))]:
+        return True
+    assert found == [(1, [4, 3]), (3, [2]), (4, [1, 0])]
+    return False
+
+
+def test_an_optimizer_of_ones_own_makes_one_step() -> None:
+    assert whole(Pair(Own))
+    assert not whole(Pair(torch.optim.SGD))
+
+
+def test_lbfgs_looks_at_all_parameters_at_once() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    gradients = Gradients(parameters, ((4, 3), (2, 1, 0)), at_once=False)
+    Updates(torch.optim.LBFGS(parameters), gradients, None).begin()
+    gradients.come(random_gradients(0))
+    assert gradients.pushed == [(2, list(range(len(SHAPES))))]
+
+
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_hooks_see_one_step_of_all(register: str) -> None:
+    pair, seen = Pair(torch.optim.SGD), list[list[int]]()
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        seen.append([len(group["params"]) for group in optimizer.param_groups])
+
+    hooked = getattr(pair.optimizer, register)(hook)
+    assert whole(pair)
+    assert seen == [[2, 3]]
+    hooked.remove()
+    assert not whole(pair)
+    assert seen == [[2, 3]]
+
+
+def test_a_parameter_that_gradients_do_not_know_is_stepped_too() -> None:
+    """One that is frozen for the model, and has a gradient from elsewhere."""
+    known, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    gradients = Gradients([known], [[0]], at_once=True)
+    updates = Updates(torch.optim.SGD([known, other], lr=1.0), gradients, None)
+    other.grad = torch.ones(3)
+    updates.begin()
+    gradients.come([torch.ones(2)])
+    assert not known.any() and not other.any()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@settings(max_examples=25, deadline=None)
+@given(
+    parts=partitions(),
+    clip=st.sampled_from((0.01, 1.0, 1e6)),
+    missing=st.frozensets(st.integers(0, len(SHAPES) - 1)),
+    at_once=st.booleans(),
+)
+def test_clipping_is_by_the_norm_of_all(
+    name: str, parts: list[list[int]], clip: float, missing: frozenset[int], at_once: bool
+) -> None:
+    pair = Pair(MAKERS[name], parts, clip, at_once)
+    for seed in range(3):
+        pair.step(random_gradients(seed, missing))
+        pair.gradients.update()
+        pair.check()
+    assert pair.gradients.pushed == [(len(parts), list(range(len(SHAPES))))] * 3
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_run_goes_on_from_the_state_after_parts(name: str) -> None:
+    """What a checkpoint keeps, another optimizer takes up."""
+    one, other = Pair(MAKERS[name]), Pair(MAKERS[name], ((0,), (1, 2, 3), (4,)))
+    for seed in range(2):
+        one.step(random_gradients(seed))
+    with torch.no_grad():
+        for pair in zip((*other.gradients.parameters, *other.parameters), one.parameters * 2, strict=True):
+            pair[0].copy_(pair[1])
+    other.optimizer.load_state_dict(deepcopy(one.optimizer.state_dict()))
+    other.plain.load_state_dict(deepcopy(one.optimizer.state_dict()))
+    for pair in (one, other):
+        pair.step(random_gradients(2))
+        pair.check()
+    same(one.optimizer.state_dict(), other.optimizer.state_dict())
