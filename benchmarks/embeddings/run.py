@@ -28,7 +28,7 @@ def lab(hosts: int) -> None:
     options = ["--supernodes=1", f"--hosts={hosts}", f"--rate={RATE // 1_000_000}mbit"]
     command = [sys.executable, str(HERE / "steps.py"), str(HERE / f"lab_{hosts}.json"), str(RATE)]
     whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
-    subprocess.run(whole, env={**os.environ, "UNISONO_TABLE": str(TABLE)}, check=True)
+    subprocess.run(whole, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
 
 
 def one_node(dtype: str, block: int, *embeddings: str) -> None:

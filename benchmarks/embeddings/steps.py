@@ -36,7 +36,7 @@ TOTAL = 4_000_000
 DDP_BUCKET = 25 << 20
 """Bytes of PyTorch's buckets; made smaller with the network."""
 
-ROUNDS, BLOCK = 2, 2
+ROUNDS, BLOCK = 3, 1
 """Each contender makes BLOCK steps, after one that is not timed, by turns with the others, ROUNDS times."""
 
 Step = Callable[[], None]
@@ -177,9 +177,10 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
         found[contender]["predicted_s"] = predicted.step
     bucket = trainers["auto"].gradients.setting.bucket_bytes
     for contender in ("none", "funnel", "concurrent", "chain"):
-        warm(
-            contender, ours(Network(layers, seconds), group, contender, None, bucket), 8 if contender == "chain" else 2
-        )
+        trainer = ours(Network(layers, seconds), group, contender, None, bucket)
+        if trainers["auto"].gradients.setting.embedding == contender:  # what was found need not be found again
+            trainer.gradients.restore(trainers["auto"].gradients.state())
+        warm(contender, trainer, 2)
     steps_of = {contender: trainer_step(trainer) for contender, trainer in trainers.items()}
     smaller = TOTAL / 4 / sum(layer.parameters for layer in layers)
     peer = ddp_step(Network(layers, seconds), peers, DDP_BUCKET * smaller)

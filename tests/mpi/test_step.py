@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
 
 import unisono
 from unisono.data.digits import load
@@ -185,9 +187,8 @@ def test_a_step_that_fails_in_another_thread_is_told(group: World) -> None:
     trainer = unisono.Trainer(
         model, Broken(model.parameters(), 0.1), unisono.BSP(), group, loss=lambda scores, _: scores.sum()
     )
-    trainer.step(torch.ones(2, 2), torch.zeros(2))
     with pytest.raises(unisono.UnisonoError, match=r"update 1 failed: ValueError: no update today"):
-        trainer.wait()
+        trainer.step(torch.ones(2, 2), torch.zeros(2))
 
 
 def test_a_model_that_waits_is_read_whole_by_whoever_asks(group: World) -> None:
@@ -203,3 +204,71 @@ def test_a_model_that_waits_is_read_whole_by_whoever_asks(group: World) -> None:
         trainer.wait()
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert gradients_of(model) is trainer.gradients
+
+
+def test_clearing_gradients_between_steps_changes_nothing(group: World) -> None:
+    found = []
+    for clears in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = unisono.Trainer(model, optimizer, unisono.BSP(SMALL, "chain"), group)
+        for inputs, labels in batches(group, 20):
+            if clears:
+                optimizer.zero_grad(set_to_none=False)
+            trainer.step(inputs, labels)
+            if clears:
+                optimizer.zero_grad()
+        found.append(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
+    assert found[0] == found[1]
+
+
+def test_a_backward_pass_of_ones_own_updates_nothing(group: World) -> None:
+    model = nn.Linear(3, 1)
+    trainer = unisono.Trainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), unisono.BSP(), group, loss=lambda scores, _: scores.sum()
+    )
+    for _ in range(8):
+        trainer.step(torch.full((2, 3), float(group.rank)), torch.zeros(2))
+        weights = model.weight.detach().clone()
+        model.zero_grad()
+        model(torch.full((2, 3), float(group.rank))).sum().backward()
+        assert torch.allclose(model.weight.grad, torch.full((1, 3), (group.size - 1.0)))
+        assert torch.equal(model.weight, weights)
+
+
+def test_what_a_trainer_cannot_do_is_said(group: World) -> None:
+    model, elsewhere = nn.Linear(3, 1), nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.SGD([*model.parameters(), elsewhere], 0.1)
+    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group, loss=lambda scores, _: scores.sum())
+    with pytest.raises(UsageError, match=r"a parameter of shape \(5,\) that is not the model's"):
+        trainer.step(torch.ones(2, 3), torch.zeros(2))
+    elsewhere.requires_grad_(requires_grad=False)
+    trainer.step(torch.ones(2, 3), torch.zeros(2))
+    with unisono.no_sync(model):
+        with pytest.raises(UsageError, match="does not accumulate"):
+            trainer.step(torch.ones(2, 3), torch.zeros(2))
+        model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(UsageError, match="does not accumulate"):
+        trainer.step(torch.ones(2, 3), torch.zeros(2))
+
+
+def test_checkpointed_blocks_are_averaged_once(group: World) -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model = nn.Sequential(blocks, nn.Linear(4, 1))
+    model[1].requires_grad_(requires_grad=False)
+    trainer = unisono.Trainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), unisono.BSP(SMALL, "chain"), group, loss=lambda x, _: x.mean()
+    )
+    plain = copy.deepcopy(model)
+    blocks.forward = lambda given: checkpoint_sequential(blocks, 3, given, use_reentrant=True)
+    for _ in range(3):
+        inputs = torch.ones(2, 4, requires_grad=True)
+        trainer.step(inputs, torch.zeros(2))
+        plain.zero_grad()
+        plain(torch.ones(2, 4)).mean().backward()
+        with torch.no_grad():
+            for parameter in plain[0].parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+    assert all(torch.allclose(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))

@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from unisono.errors import UsageError
 from unisono.training.updates import Updates
 
 Given = Sequence[torch.Tensor | None]
@@ -57,6 +59,9 @@ class Gradients:
                 self.parameters[number].grad = _copy(gradients[number])
             self.follow(key, numbers)
 
+    def wait(self) -> None:
+        self.update()
+
     def update(self) -> None:
         """Carry out what was pushed, in its order."""
         while self._waiting:
@@ -82,8 +87,10 @@ class Pair:
         self.updates = Updates(self.optimizer, self.gradients, clip)
 
     def step(self, gradients: Given) -> None:
-        self.updates.begin()
+        apart = self.updates.begin()
         self.gradients.come(gradients)
+        if not apart:
+            self.gradients.wait()
         self.step_plainly(gradients)
 
     def step_plainly(self, gradients: Given) -> None:
@@ -247,12 +254,34 @@ def test_an_optimizer_of_ones_own_makes_one_step() -> None:
     assert not whole(Pair(torch.optim.SGD))
 
 
-def test_lbfgs_looks_at_all_parameters_at_once() -> None:
+def test_lbfgs_is_told_where_it_can_be_used() -> None:
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     gradients = Gradients(parameters, ((4, 3), (2, 1, 0)), at_once=False)
-    Updates(torch.optim.LBFGS(parameters), gradients, None).begin()
-    gradients.come(random_gradients(0))
-    assert gradients.pushed == [(2, list(range(len(SHAPES))))]
+    with pytest.raises(UsageError, match=r"unisono.parallel and its step\(closure\)"):
+        Updates(torch.optim.LBFGS(parameters), gradients, None)
+
+
+def test_what_an_optimizer_of_ones_own_writes_into_its_groups_stays() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:
+            super().step()
+            for group in self.param_groups:
+                group["count"] = group.get("count", 0) + 1
+
+    pair = Pair(Counting)
+    for _ in range(3):
+        assert whole(pair)
+    assert [group["count"] for group in pair.optimizer.param_groups] == [3, 3]
+
+
+def test_hooks_of_all_optimizers_see_one_step_of_all() -> None:
+    pair, seen = Pair(torch.optim.SGD), list[int]()
+    hooked = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
+    try:
+        assert whole(pair)
+    finally:
+        hooked.remove()
+    assert seen == [1, 1], "once here, and once in the plain step beside it"
 
 
 @pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
@@ -270,15 +299,23 @@ def test_hooks_see_one_step_of_all(register: str) -> None:
     assert seen == [[2, 3]]
 
 
-def test_a_parameter_that_gradients_do_not_know_is_stepped_too() -> None:
-    """One that is frozen for the model, and has a gradient from elsewhere."""
+def test_a_parameter_whose_gradients_never_meet_is_refused() -> None:
     known, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
-    gradients = Gradients([known], [[0]], at_once=True)
-    updates = Updates(torch.optim.SGD([known, other], lr=1.0), gradients, None)
-    other.grad = torch.ones(3)
-    updates.begin()
-    gradients.come([torch.ones(2)])
-    assert not known.any() and not other.any()
+    updates = Updates(torch.optim.SGD([known, other], lr=1.0), Gradients([known], [[0]], at_once=True), None)
+    with pytest.raises(UsageError, match=r"a parameter of shape \(3,\) that is not the model's"):
+        updates.begin()
+    other.requires_grad_(requires_grad=False)
+    assert updates.begin()
+
+
+def test_whoever_clears_or_saves_waits_for_what_is_under_way() -> None:
+    pair = Pair(MAKERS["SGD"], at_once=False)
+    pair.step(random_gradients(0))
+    pair.optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in pair.gradients.parameters)
+    pair.step(random_gradients(1))
+    pair.optimizer.state_dict()
+    pair.check()
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])

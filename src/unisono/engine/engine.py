@@ -112,11 +112,11 @@ class Engine:
         Raises OperationError when what it needs has failed, and whatever `action` raises.
         """
         handle = self.expect(mutate, name, read)
-        handle.turn.wait()
-        if handle.operation.failure is not None:
-            handle.wait()
-        begin = time.perf_counter()
         try:
+            handle.turn.wait()
+            if handle.operation.failure is not None:
+                handle.wait()
+            begin = time.perf_counter()
             action()
         except BaseException as error:
             self.end(handle, error)
@@ -180,9 +180,9 @@ class Engine:
         begin = time.perf_counter()
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for the result must hear it
+            self._tell(handle.operation.name, handle.kind, begin)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, whoever waits for the result must hear it
             handle.operation.failure = Failure(handle.operation.name, error)
-        self._tell(handle.operation.name, handle.kind, begin)
         self._finish(handle)
 
     def _tell(self, name: str, kind: str, begin: float) -> None:

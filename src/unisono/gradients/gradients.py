@@ -6,17 +6,18 @@
                         pack, exchange, settle 1 ▶ update 1
 
 What each rank's gradients weigh is known once all have told their samples: an exchange of its own, key 0, which begins
-with the first gradient. Bucket i is key i + 1. Which buckets there are, in which order they leave and how that is
+with the first gradient (`meeting.py`). Which buckets there are, in which order they leave and how that is
 embedded in the step is a Setting, the same on all ranks; `tuning.py` finds it.
 """
 
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -25,14 +26,12 @@ import torch
 from torch.autograd import Variable
 
 from unisono.engine import Handle, Span
-from unisono.engine.carrier import OUTSTANDING, Action, Carrier
-from unisono.engine.embeddings import MAIN, find_embedding, gradient
 from unisono.errors import OperationError, UsageError
 from unisono.gradients.attachment import attach, gradients_of
 from unisono.gradients.exchange import Exchange
 from unisono.gradients.layout import Bucket
 from unisono.gradients.measured import Measured
-from unisono.gradients.memory import Memory
+from unisono.gradients.meeting import Meeting
 from unisono.gradients.passage import Passage
 from unisono.gradients.tuning import Tuning
 from unisono.plan.choose import Setting
@@ -50,7 +49,6 @@ class Gradients:
         """`embedding` is one of `EMBEDDINGS`, or "auto". Called by all ranks together."""
         if gradients_of(model) is not None:
             raise UsageError("the model is parallel already: call unisono.parallel once")
-        self._exchange = exchange
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.measured = Measured(len(self.parameters))
         self.observe: Callable[[Span], None] = lambda _: None
@@ -59,18 +57,18 @@ class Gradients:
         self.samples = 0.0
         """Samples whose gradients have not been averaged yet."""
         self._averaged = 1.0  # samples of the last average: what a second backward pass over the same forward pass has
-        self._worlds = [world.twin()]
-        self._memory = Memory(self.parameters, self._worlds[0])
-        self._tuning = Tuning(self._memory, self._worlds[0], self.measured, embedding, exchange.bucket_bytes)
-        self._carrier: Carrier | None = None
+        self._meeting = Meeting(self.parameters, world, exchange, self._observe)
+        memory, among = self._meeting.memory, self._meeting.world
+        self._tuning = Tuning(memory, among, self.measured, embedding, exchange.bucket_bytes)
         self._passage: Passage | None = None
         self._deferred = False  # whether the backward pass that goes on will not wait for its exchanges
         self._arrivals: SimpleQueue[bool] | None = None  # tells the main thread that a gradient is there
         self._sync = True
+        self._accumulated = False  # whether some gradients have not been averaged
         self._prepared = False  # whether the setting of the coming backward pass has been asked for
         self._updates: dict[int, Handle] = {}
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        self._adopt()
+        self._meeting.adopt(self.setting, self._tuning.order)
         for number, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
         attach(model, self)
@@ -94,10 +92,11 @@ class Gradients:
         self._deferred = True
         try:
             self._prepare()
-            if self._by_main:
+            if self._meeting.by_main:
                 self._beside(backward)
             else:
                 backward()
+                self._end_if_open()
         finally:
             self._deferred = False
 
@@ -106,7 +105,8 @@ class Gradients:
 
         It gives what it has accumulated since the last average; without samples since then, nothing.
         """
-        self._begin(self.samples)
+        there = any(parameter.grad is not None for parameter in self.parameters)
+        self._begin(self.samples if there else 0.0)
         self._end()
 
     @contextmanager
@@ -118,13 +118,18 @@ class Gradients:
         finally:
             self._sync = True
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients of this rank alone are, or are being, added up."""
+        return self._accumulated or not self._sync
+
     def wait(self) -> None:
         """Wait until all that was begun is over. Raises OperationError when something of it has failed."""
         began = time.perf_counter()
         for handle in self._updates.values():
             handle.wait()
         self._updates.clear()
-        self._carrying.wait()
+        self._meeting.carrier.wait()
         self.measured.wait(began)
 
     def need(self, parameter: torch.Tensor) -> None:
@@ -144,20 +149,23 @@ class Gradients:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def let_go(self) -> None:
+        """Have no gradient lie in memory that is about to be given back."""
+        for parameter, view in zip(self.parameters, self._meeting.memory.views, strict=True):
+            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
+                parameter.grad = None
+
     def push_update(self, key: int, numbers: Sequence[int], update: Callable[[], object]) -> None:
         """Have these parameters updated when their gradients are there; `key` is that of the last of their buckets."""
-        carrier = self._carrying
-        keys = {key, *(of for number in numbers for of in self._keys[number])}
-        read = [carrier.variable(gradient(of)) for of in keys]
-        handle = carrier.engine.push(update, read, (), "update", f"update {key}")
+        handle = self._meeting.push_update(key, numbers, update)
         self._updates |= dict.fromkeys(numbers, handle)
 
-    # What goes on
-
     @property
-    def _carrying(self) -> Carrier:
-        assert self._carrier is not None, "it is made with the first setting"
-        return self._carrier
+    def buckets(self) -> Sequence[Bucket]:
+        """In the order of exchange; the first one's key is 1."""
+        return self._meeting.buckets
+
+    # What goes on
 
     @property
     def setting(self) -> Setting:
@@ -169,31 +177,6 @@ class Gradients:
         """What a step was predicted to take when the setting was chosen."""
         return self._tuning.predicted
 
-    def _adopt(self) -> None:
-        """Follow the setting. Nothing is under way."""
-        setting = self._tuning.setting
-        for parameter, view in zip(self.parameters, self._memory.views, strict=False):
-            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
-                parameter.grad = parameter.grad.clone()  # what accumulates there
-        layout = self._memory.lay_out(self._tuning.order, setting.bucket_bytes)
-        self.buckets = [layout.buckets[number] for number in setting.sequence] or list(layout.buckets)
-        self._keys: list[list[int]] = [[] for _ in self.parameters]  # of the buckets that each lies in
-        for key, bucket in enumerate(self.buckets, 1):
-            for number in bucket.parameters:
-                self._keys[number].append(key)
-        self._complete: list[list[int]] = [[] for _ in range(len(self.buckets) + 1)]
-        for number, keys in enumerate(self._keys):
-            self._complete[keys[-1]].append(number)
-        embedding = find_embedding(setting.embedding)
-        if self._carrier is None or self._carrier.embedding is not embedding:
-            if self._carrier is not None:
-                self._carrier.engine.close()
-            while embedding.several and len(self._worlds) < OUTSTANDING:
-                self._worlds.append(self._worlds[0].twin())
-            self._carrier = Carrier(self._worlds, embedding, OUTSTANDING, self._observe)
-        tasks = [*embedding.push(OUTSTANDING, OUTSTANDING), *embedding.pull(OUTSTANDING, OUTSTANDING)]
-        self._by_main = any(task.kind == MAIN for task in tasks)
-
     def _observe(self, span: Span) -> None:
         self.measured.observe(span)
         self.observe(span)
@@ -203,26 +186,29 @@ class Gradients:
 
         def complete(_: torch.Tensor) -> None:
             if not self._sync:
+                self._accumulated = True
                 return
             if self._passage is None:
                 self._begin(self.samples or self._averaged)
-                Variable._execution_engine.queue_callback(self._end)
+                if not self._deferred:
+                    Variable._execution_engine.queue_callback(self._end)
             self._add(number)
 
         return complete
 
     def _prepare(self) -> None:
         """A backward pass is about to begin, or has just begun: this is where the setting may change."""
+        self.wait()
         if self._tuning.next_step(self._deferred):
-            self._adopt()
+            self._meeting.adopt(self.setting, self._tuning.order)
         self._prepared = True
 
     def _begin(self, samples: float) -> None:
         """The first gradient of a backward pass is there, or will never be."""
         if not self._prepared:
             self._prepare()
-        self._prepared = False
-        self._passage = Passage(self.buckets, len(self.parameters), samples)
+        self._prepared = self._accumulated = False
+        self._passage = Passage(self._meeting.buckets, len(self.parameters), samples)
 
     def _add(self, number: int, there: bool = True) -> None:
         passage, parameter = self._passage, self.parameters[number]
@@ -239,51 +225,13 @@ class Gradients:
             self._arrivals.put(True)
         else:
             began = time.perf_counter()
-            self._hand_over_full()
-            if self._by_main:
+            self._hand_over()
+            if self._meeting.by_main:
                 self.measured.wait(began)
 
-    def _hand_over_full(self) -> None:
-        passage, carrier = self._passage, self._carrying
-        assert passage is not None, "a pass goes on"
-        if not passage.counted and (passage.ended or not carrier.embedding.after):
-            passage.counted = True
-            self._hand_over_count(passage)
-        while passage.full(carrier.embedding.after):
-            passage.next += 1
-            key = passage.next
-            self._hand_over(key, passage)
-            self.follow(key, self._complete[key])
-
-    def _hand_over_count(self, passage: Passage) -> None:
-        total = torch.tensor([passage.samples], dtype=torch.float64)
-
-        def settle(_: World) -> None:
-            passage.weight = passage.samples / float(total) if passage.samples else 0.0
-
-        exchange: Action = lambda world: world.allreduce(total)  # noqa: E731
-        actions: dict[str, Action] = {"pack": lambda _: None, "exchange": exchange, "unpack": settle}
-        self._carrying.push(0, actions)
-        self._carrying.pull(0, actions)
-
-    def _hand_over(self, key: int, passage: Passage) -> None:
-        bucket, carrier = self.buckets[key - 1], self._carrying
-
-        def pack(_: World) -> None:
-            self._memory.pack(bucket, passage.fresh, passage.weight)
-            passage.packed(bucket)
-
-        def exchange(world: World) -> None:
-            world.allreduce(self._memory.part(bucket), self._exchange.algorithm, self._exchange.wire)
-
-        actions: dict[str, Action] = {"pack": pack, "exchange": exchange, "unpack": lambda _: self._settle(bucket)}
-        carrier.push(key, actions, [gradient(0)])
-        carrier.pull(key, actions)
-
-    def _settle(self, bucket: Bucket) -> None:
-        """A bucket's sums are there: what no rank had a gradient for has none."""
-        for number, there in zip(bucket.ends, self._memory.flags(bucket), strict=True):
-            self.parameters[number].grad = self._memory.views[number] if there else None
+    def _hand_over(self) -> None:
+        assert self._passage is not None, "a pass goes on"
+        self._meeting.hand_over(self._passage, self.follow if self._deferred else lambda *_: None)
 
     def _end(self) -> None:
         """The backward pass has ended."""
@@ -302,6 +250,11 @@ class Gradients:
             if not self._deferred:
                 self.wait()
 
+    def _end_if_open(self) -> None:
+        """A backward pass that is deferred has returned: its end is here, whatever autograd did within it."""
+        if self._passage is not None and not self._passage.ended:
+            self._end()
+
     def _beside(self, backward: Callable[[], Any]) -> None:
         """Carry a backward pass out in another thread, while this one carries out what is its own."""
         arrivals = self._arrivals = SimpleQueue()
@@ -310,14 +263,15 @@ class Gradients:
         def carry_out() -> None:
             try:
                 backward()
+                self._end_if_open()
             finally:
                 ended.append(time.perf_counter())
                 arrivals.put(False)
 
         try:
-            handle = self._carrying.engine.push(carry_out, kind="computing", name="backward")
+            handle = self._meeting.carrier.engine.push(carry_out, kind="computing", name="backward")
             while arrivals.get():
-                self._hand_over_full()
+                self._hand_over()
             handle.wait()
             self.measured.wait(ended[0])
             self._passage = None
@@ -331,7 +285,7 @@ class Gradients:
     def restore(self, state: dict[str, Any] | None) -> None:
         """Let gradients meet as they did in the run that goes on here, if it had as many ranks and was set alike."""
         if state is not None and self._tuning.restore(state):
-            self._adopt()
+            self._meeting.adopt(self.setting, self._tuning.order)
 
     def say(self, say: Callable[[str], None]) -> None:
         """Have what is chosen in the first steps told to `say`, on rank 0."""
@@ -341,6 +295,10 @@ class Gradients:
 def _finish(reference: weakref.ref[Gradients]) -> None:
     """Memory is about to be given back, or MPI to end: let what is under way come to an end first."""
     gradients = reference()
-    if gradients is not None:
-        with suppress(OperationError):
-            gradients.wait()
+    if gradients is None:
+        return
+    try:
+        gradients.wait()
+    except OperationError as error:
+        print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
+    gradients.let_go()

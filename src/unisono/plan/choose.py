@@ -10,8 +10,8 @@ from unisono.plan.computing import Computing, Cost, Load, Prediction
 from unisono.plan.order import sequence
 from unisono.plan.step import predict
 
-SIZES = tuple(1 << power for power in range(18, 28))
-"""Bytes that a bucket may have at most: 256 KiB to 128 MiB."""
+SIZES = tuple(1 << power for power in range(19, 28))
+"""Bytes that a bucket may have at most: 512 KiB to 128 MiB."""
 
 WITHIN = 1.01
 """A prediction that is so near to the best is as good: then larger buckets, and what is simpler, are chosen."""

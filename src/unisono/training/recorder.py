@@ -53,6 +53,10 @@ class Recorder:
         self._steps.extend(self._now[kind] for kind in KINDS)
         self._now = dict.fromkeys(KINDS, 0.0)
 
+    def leave_out(self) -> None:
+        """What was recorded since the last step belongs to no step."""
+        self._now = dict.fromkeys(KINDS, 0.0)
+
     def take_steps(self) -> npt.NDArray[np.float32]:
         """The steps since the last call, of shape (steps, kinds)."""
         taken, self._steps = self._steps, array("f")

@@ -26,7 +26,7 @@ from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest, s
 from unisono.training.progress import Report
 from unisono.training.recipe import OWN, Recipe, check_run
 from unisono.training.recorder import KINDS
-from unisono.training.timeline import Timeline
+from unisono.training.timeline import Timeline, check_writable
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -52,6 +52,8 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
     `trace` is a file for the timeline of what is done here.
     """
     check_run(recipe, world.size)
+    if trace is not None:
+        world.on_root(lambda: check_writable(trace))
     data = DATA[recipe.data.name]()
     timeline = None if trace is None else Timeline(world)
     trainer = _make_trainer(recipe, world, data, timeline)
@@ -176,7 +178,8 @@ def _make_trainer(recipe: Recipe, world: World, data: Dataset, timeline: Timelin
         model.parameters(), options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
     )
     wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
-    largest = int(recipe.exchange.bucket_megabytes * (1 << 20)) or None
+    megabytes = recipe.exchange.bucket_megabytes
+    largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
     rule = BSP(Exchange(recipe.exchange.algorithm, wire, largest), recipe.exchange.embedding)
     return Trainer(model, optimizer, rule, world, clip=recipe.optimizer.clip or None, timeline=timeline)
 

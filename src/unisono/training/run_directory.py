@@ -65,7 +65,7 @@ def add_metrics(folder: Path, line: dict[str, Any]) -> None:
 
 
 def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
-    """Keep what each step of an epoch took: `seconds` of shape (ranks, steps, kinds)."""
+    """Keep what the steps of an epoch took, from where the run began or went on: `seconds` of (ranks, steps, kinds)."""
     path = folder / STEPS / f"epoch-{epoch:04d}.npz"
     path.parent.mkdir(exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")

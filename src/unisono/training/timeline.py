@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.engine import Span
+from unisono.errors import UsageError
 from unisono.world import World
 
 Event = dict[str, Any]
@@ -60,6 +61,14 @@ class Timeline:
         self._world.on_root(put)
 
 
+def check_writable(path: Path) -> None:
+    """Raise UsageError when a timeline could not be written there: better now than after the run."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"cannot write the timeline {path}: {error.strerror}") from error
+
+
 def events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
     """The events of one rank, whose spans begin at second 0."""
     lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_place))}
@@ -83,7 +92,7 @@ def events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
 
 def _chains(spans: Sequence[Span]) -> Iterator[list[tuple[Span, float]]]:
     """What follows from what: the backward pass when the gradient was there, its exchange, its update."""
-    backwards = [span for span in spans if span.name == "backward"]
+    backwards = sorted((span for span in spans if span.name == "backward"), key=lambda span: span.begin)
     of = {what: _by_key(spans, what) for what in ("pack", "exchange", "update")}
     for key, packs in of["pack"].items():
         for number, pack in enumerate(packs):

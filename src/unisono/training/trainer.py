@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from unisono.data.dataset import Samples
+from unisono.errors import UsageError
 from unisono.gradients import gradients_of
 from unisono.gradients.awaited import await_parameters
 from unisono.rules import BSP
@@ -48,44 +49,49 @@ class Trainer:
         self.gradients = gradients_of(model) or rule.attach(model, world)
         self._updates = Updates(optimizer, self.gradients, clip)
         self._awaits = await_parameters(model, self.gradients.need)
+        self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline = timeline
         if timeline is not None:
             self.gradients.observe = timeline.add
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        """Train on this rank's share of a batch, which may be empty; the sum of the loss over its samples."""
+        """Train on this rank's share of a batch, which may be empty; the sum of the loss over its samples.
+
+        Raises UsageError within `no_sync`, and after it: accumulate in a loop of your own.
+        """
+        if self.gradients.accumulates:
+            raise UsageError(
+                "a Trainer's step does not accumulate: call backward() under no_sync in a loop of your own"
+            )
         gradients, samples, began = self.gradients, len(labels), time.perf_counter()
-        measured = gradients.measured
-        before = measured.communicating, measured.waiting, measured.updating
+        waited, total = gradients.measured.waiting, 0.0
         if not self._awaits:
-            self.wait()
-        total = 0.0
+            gradients.wait()
         if samples:
             self.model.train()
             with self._shown("forward"):
                 loss = self.loss(self.model(inputs), labels)
             gradients.samples = float(samples)
             gradients.drop()
-            self._updates.begin()
+            apart = self._updates.begin()
             with self._shown("backward"):
                 gradients.backward(loss.backward)
             total = float(loss.detach()) * samples
         else:
             gradients.drop()
-            self._updates.begin()
+            apart = self._updates.begin()
             gradients.backward(gradients.exchange)
-        after = measured.communicating, measured.waiting, measured.updating
-        for kind, one, other in zip(("communicating", "waiting", "updating"), before, after, strict=True):
-            self.recorder.add(kind, other - one)
-        self.recorder.add("computing", time.perf_counter() - began - (after[1] - before[1]))
+        if not apart:
+            gradients.wait()
+        self.recorder.add("computing", time.perf_counter() - began - (gradients.measured.waiting - waited))
+        self._account()
         self.recorder.end_step()
         return total
 
     def wait(self) -> None:
         """Wait until the last step's exchanges and updates are over."""
-        waited = self.gradients.measured.waiting
         self.gradients.wait()
-        self.recorder.add("waiting", self.gradients.measured.waiting - waited)
+        self._account()
 
     def evaluate(self, samples: Samples, batch: int) -> float:
         """The share of `samples` that the model gets right: each rank looks at its part, each sample is seen once.
@@ -105,7 +111,16 @@ class Trainer:
                 right += (guesses == samples.labels[part]).sum()
         with self.recorder.record("waiting"):
             self.world.allreduce(right)
+        self.recorder.leave_out()
         return int(right) / len(samples)
+
+    def _account(self) -> None:
+        """Record what exchanges, updates and waits took since the last time: some end between two steps."""
+        measured = self.gradients.measured
+        for kind in self._accounted:
+            now = getattr(measured, kind)
+            self.recorder.add(kind, now - self._accounted[kind])
+            self._accounted[kind] = now
 
     def _shown(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if self._timeline is None else self._timeline.span(name)

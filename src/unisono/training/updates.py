@@ -4,17 +4,21 @@
     part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
 
 PyTorch's optimizers treat each parameter by itself, so that a step of the parts is the step of the whole, bit for bit.
-Not so LBFGS, what is not PyTorch's own, or what has hooks: there, and where gradients are clipped by their common norm,
-the whole step is made when all gradients are there.
+Where gradients are clipped by their common norm there is one part, of all. What is not PyTorch's own, or has hooks,
+makes its own step when all gradients are there, and is waited for. LBFGS, which computes several times in a step,
+cannot be driven so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from unisono.errors import UsageError
 from unisono.gradients import Gradients
 
 Groups = list[dict[str, Any]]
@@ -24,57 +28,82 @@ class Updates:
     """Has `optimizer` applied to gradients as they come."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, gradients: Gradients, clip: float | None) -> None:
-        """`clip` is the norm that all gradients together have at most."""
+        """`clip` is the norm that all gradients together have at most. Raises UsageError for LBFGS."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)"
+            )
         self._optimizer, self._gradients, self._clip = optimizer, gradients, clip
-        known = {id(parameter) for parameter in gradients.parameters}
-        listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._elsewhere = any(id(parameter) not in known for parameter in listed)
+        self._known = {id(parameter) for parameter in gradients.parameters}
         self._groups: Groups = []
-        gradients.follow = self._follow
+        self._apart = True
+        for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
+            setattr(optimizer, name, self._waiting(getattr(optimizer, name)))
 
-    def begin(self) -> None:
-        """A step begins: its options (learning rate) are those of now, whatever is set before its last part is made."""
+    def begin(self) -> bool:
+        """A step begins: its options (learning rate) are those of now, whatever is set before its last part is made.
+
+        Whether the step is made in parts, which nobody has to wait for. Raises UsageError for a parameter that would be
+        updated, but whose gradients never meet.
+        """
+        self._gradients.follow = self._follow
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+        self._apart = self._may_be_parted()
         self._groups = [
             {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
             for group in self._optimizer.param_groups
         ]
+        for group in self._groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._known:
+                    raise UsageError(
+                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
+                        "was frozen when the model was made parallel: its gradients would differ from rank to rank"
+                    )
+        return self._apart
 
     def _follow(self, key: int, numbers: Sequence[int]) -> None:
-        last = key == len(self._gradients.buckets)
-        if not self._parts():
-            if last:
-                everyone = range(len(self._gradients.parameters))
-                self._gradients.push_update(key, everyone, self._whole)
-        elif numbers:
-            mine = {id(self._gradients.parameters[number]) for number in numbers}
-            groups = [
-                {**group, "params": [one for one in group["params"] if id(one) in mine]} for group in self._groups
-            ]
-            self._gradients.push_update(key, numbers, self._part([group for group in groups if group["params"]]))
+        gradients = self._gradients
+        everyone = range(len(gradients.parameters))
+        last = key == len(gradients.buckets)
+        if not self._apart and last:
+            gradients.push_update(key, everyone, self._optimizer.step)
+        elif self._apart and self._clip is not None and last:
+            gradients.push_update(key, everyone, self._clipped(self._part(everyone)))
+        elif self._apart and self._clip is None and numbers:
+            gradients.push_update(key, numbers, self._part(numbers))
 
-    def _parts(self) -> bool:
-        """Whether the step may be made in parts."""
+    def _may_be_parted(self) -> bool:
         optimizer = self._optimizer
-        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        own = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
-        return own and not hooks and self._clip is None and not self._elsewhere
+        everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+        hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or everybodys
+        changed = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        return type(optimizer).__module__.startswith("torch.optim.") and not changed and not hooks
 
-    def _part(self, groups: Groups) -> Callable[[], None]:
-        optimizer = self._optimizer
-        part = object.__new__(type(optimizer))
-        part.__dict__ |= {name: value for name, value in vars(optimizer).items() if name != "step"}  # a scheduler's own
-        part.param_groups = groups
+    def _part(self, numbers: Sequence[int]) -> Callable[[], object]:
+        """The step of some parameters: another optimizer with the same state."""
+        mine = {id(self._gradients.parameters[number]) for number in numbers}
+        groups = [{**group, "params": [one for one in group["params"] if id(one) in mine]} for group in self._groups]
+        part = object.__new__(type(self._optimizer))
+        part.__dict__ |= {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        part.param_groups = [group for group in groups if group["params"]]
         return part.step
 
-    def _whole(self) -> None:
-        parameters = self._gradients.parameters
-        if self._clip is not None:
-            torch.nn.utils.clip_grad_norm_([one for one in parameters if one.grad is not None], self._clip)
-        groups = self._optimizer.param_groups
-        now = [dict(group) for group in groups]
-        for group, options in zip(groups, self._groups, strict=True):
-            group.update(options)
-        self._optimizer.step()
-        for group, options in zip(groups, now, strict=True):
-            group.update(options)
+    def _clipped(self, step: Callable[[], object]) -> Callable[[], object]:
+        def update() -> None:
+            assert self._clip is not None, "asked for"
+            parameters = [one for one in self._gradients.parameters if one.grad is not None]
+            torch.nn.utils.clip_grad_norm_(parameters, self._clip)
+            step()
+
+        return update
+
+    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, once all updates are over: they need gradients and state as they are."""
+
+        @wraps(method)
+        def wait_first(*arguments: Any, **named: Any) -> Any:
+            self._gradients.wait()
+            return method(*arguments, **named)
+
+        return wait_first
