@@ -43,7 +43,7 @@ def main(source: str, target: str, first: str, last: str) -> None:
         left, right = max(one["ts"], begin), min(one["ts"] + one["dur"], end)
         place = places[one["pid"], one["tid"]]
         axes.barh(place, (right - left) / 1e3, left=left / 1e3, height=0.8, color=COLOURS.get(what, "#cccccc"))
-        if right - left > (end - begin) / 40:
+        if right - left > (end - begin) / 22:
             axes.text((left + right) / 2e3, place, one["name"], ha="center", va="center", fontsize=7)
     chains: defaultdict[str, list[Event]] = defaultdict(list)
     for one in events:

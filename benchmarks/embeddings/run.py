@@ -10,10 +10,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from layers import NETWORKS
 
 from unisono.launch import find_mpiexec
 
@@ -23,10 +26,10 @@ RATE = 100_000_000
 CONTENDERS = ("none", "funnel", "concurrent", "chain", "auto", "DDP on gloo", "auto, bfloat16")
 
 
-def lab(hosts: int) -> None:
-    """Slept steps on so many hosts of one switch."""
+def lab(hosts: int, network: str) -> None:
+    """Slept steps of a network on so many hosts of one switch."""
     options = ["--supernodes=1", f"--hosts={hosts}", f"--rate={RATE // 1_000_000}mbit"]
-    command = [sys.executable, str(HERE / "steps.py"), str(HERE / f"lab_{hosts}.json"), str(RATE)]
+    command = [sys.executable, str(HERE / "steps.py"), str(HERE / f"lab_{hosts}.json"), str(RATE), network]
     whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
     subprocess.run(whole, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
 
@@ -37,11 +40,10 @@ def one_node(dtype: str, block: int, *embeddings: str) -> None:
     subprocess.run([str(find_mpiexec()), "-n", "2", *command, *embeddings], check=True)
 
 
-PARTS = {
-    "lab_4": lambda: lab(4),
-    "lab_8": lambda: lab(8),
-    "one_node_float32": lambda: one_node("float32", 3, "auto", "none", "chain"),
-    "one_node_bfloat16": lambda: one_node("bfloat16", 1, "chain"),
+PARTS: dict[str, Callable[[], None]] = {
+    **{f"lab_{hosts}:{name}": partial(lab, hosts, name) for hosts in (4, 8) for name in NETWORKS},
+    "one_node_float32": partial(one_node, "float32", 3, "auto", "none", "chain"),
+    "one_node_bfloat16": partial(one_node, "bfloat16", 1, "chain"),
 }
 
 

@@ -1,6 +1,6 @@
 """Times steps whose computing is slept: without overlap, with each embedding, with what is chosen, and PyTorch's DDP.
 
-Started on the ranks by run.py:  steps.py OUTPUT RATE_BITS [NETWORK RATIO]
+Started on the ranks by run.py:  steps.py OUTPUT RATE_BITS NETWORK
 """
 
 from __future__ import annotations
@@ -252,15 +252,15 @@ def line(found: dict[str, Any]) -> str:
     return f"{found['network']} x{found['ratio']}: bounds {bounds}  {each}  {found['auto']['setting']}"
 
 
-def main(output: str, rate: str, *only: str) -> None:
-    """All networks and ratios, or one."""
+def main(output: str, rate: str, name: str) -> None:
+    """All ratios of a network; what the file has of other networks stays there."""
     world = unisono.init()
     path = Path(output)
     dist.init_process_group("unisono")
     group = gloo(world)
-    wanted = [(only[0], float(only[1]))] if only else [(name, ratio) for name in NETWORKS for ratio in RATIOS]
-    rows = []
-    for name, ratio in wanted:
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [row for row in rows if row["network"] != name]
+    for ratio in RATIOS:
         rows.append(measure(world, group, name, ratio, 8 / float(rate)))
         if world.rank == 0:
             print(line(rows[-1]), flush=True)
