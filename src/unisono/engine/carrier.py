@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from unisono.engine.dependencies import Variable
-from unisono.engine.embeddings import MAIN, Embedding, Tag, Task
+from unisono.engine.embeddings import MAIN, OUTSTANDING, Embedding, Tag, Task
 from unisono.engine.engine import Engine, Span
 from unisono.world import World
-
-OUTSTANDING = 2
-"""Exchanges that go on at once at most, where several may."""
 
 Action = Callable[[World], object]
 """What a task does; a world whose calls meet no others is given to it."""

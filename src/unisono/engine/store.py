@@ -18,9 +18,9 @@ from typing import Self
 
 import torch
 
-from unisono.engine.carrier import OUTSTANDING, Action, Carrier
+from unisono.engine.carrier import Action, Carrier
 from unisono.engine.dependencies import Variable
-from unisono.engine.embeddings import Embedding, find_embedding, gradient
+from unisono.engine.embeddings import OUTSTANDING, Embedding, find_embedding, gradient
 from unisono.engine.engine import Engine
 from unisono.errors import UsageError
 from unisono.world import World

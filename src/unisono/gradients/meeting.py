@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from unisono.engine import Handle, Span
-from unisono.engine.carrier import OUTSTANDING, Action, Carrier
-from unisono.engine.embeddings import MAIN, find_embedding, gradient
+from unisono.engine.carrier import Action, Carrier
+from unisono.engine.embeddings import MAIN, OUTSTANDING, find_embedding, gradient
 from unisono.gradients.exchange import Exchange
 from unisono.gradients.layout import Bucket
 from unisono.gradients.memory import Memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from unisono.engine.embeddings import EMBEDDINGS
+from unisono.engine.embeddings import EMBEDDINGS, OUTSTANDING
 from unisono.plan.computing import Computing, Cost, Load, Prediction
 from unisono.plan.order import sequence
 from unisono.plan.step import predict
@@ -41,7 +41,7 @@ def candidates(
     cost: Cost,
     embeddings: Iterable[str] = tuple(EMBEDDINGS),
     sizes: Iterable[int] = SIZES,
-    outstanding: int = 2,
+    outstanding: int = OUTSTANDING,
     deferred: bool = True,
 ) -> list[Candidate]:
     """For each embedding the best size of buckets; the fastest first. `loads` gives the buckets for a largest size.

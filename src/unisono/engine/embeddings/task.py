@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 from unisono.engine.engine import MAIN
 
-__all__ = ["MAIN", "Embedding", "Tag", "Task", "buffer", "gradient"]
+__all__ = ["MAIN", "OUTSTANDING", "Embedding", "Tag", "Task", "buffer", "gradient"]
+
+OUTSTANDING = 2
+"""Exchanges that go on at once at most, where several may."""
 
 Tag = tuple[str, int]
 
