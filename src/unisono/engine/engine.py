@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
+from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Failure, Operation, Variable, add, done, make
 from unisono.engine.pool import Pool
 from unisono.errors import OperationError, UsageError
@@ -74,7 +74,7 @@ class Handle:
         return True
 
 
-class Engine:
+class Engine(Closing):
     """Carries operations out. `threads` says how many for each kind of work; `observe` hears of each that was."""
 
     def __init__(self, threads: Mapping[str, int] = THREADS, observe: Callable[[Span], None] = lambda _: None) -> None:
@@ -204,12 +204,3 @@ class Engine:
             handle.finish()
             for other in begin:
                 self._begin(other)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()

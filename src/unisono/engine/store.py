@@ -13,12 +13,11 @@ program does is the embedding's affair (`embeddings/`). Source: MXNET-MPI, secti
 from __future__ import annotations
 
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import torch
 
 from unisono.engine.carrier import Action, Carrier
+from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Variable
 from unisono.engine.embeddings import OUTSTANDING, Embedding, find_embedding, gradient
 from unisono.engine.engine import Engine
@@ -34,7 +33,7 @@ def create(name: str, world: World, algorithm: str = "auto", wire: str | None = 
     return KVStore(world, find_embedding(name), algorithm, wire)
 
 
-class KVStore:
+class KVStore(Closing):
     """The store of one rank. All ranks of `world` make one, and make the same calls in the same order."""
 
     def __init__(
@@ -91,15 +90,6 @@ class KVStore:
         """End the threads once all is over. Memory and communicators go with the world."""
         self.engine.close()
         self._buffers.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
 
     def _check(self, key: int, value: torch.Tensor) -> None:
         if key not in self._buffers:
