@@ -30,7 +30,7 @@ from unisono.world import World
 RATIOS = (0.25, 0.5, 1.0, 2.0)
 """What the link needs for the gradients, over the computing."""
 
-TOTAL = 4_000_000
+TOTAL = 8_000_000
 """Bytes of a network's gradients, after they were made smaller in proportion: so the lab's slow link takes a second."""
 
 DDP_BUCKET = 25 << 20

@@ -98,7 +98,7 @@ def test_the_launcher_is_killed() -> None:
     command = [str(find_mpiexec()), "-n", "2", sys.executable, "-c", START + "print('started', flush=True)" + REST]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
+        assert "started" in process.stdout.readline()  # two ranks write: their lines may run into one
         process.kill()
     give_up = time.monotonic() + 20
     while left_behind() - before and time.monotonic() < give_up:
