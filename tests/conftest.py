@@ -1,14 +1,16 @@
-"""What the tests share: running commands on real MPI ranks, within a time limit."""
+"""What the tests share: running commands on real MPI ranks, within a time limit, and pictures to pack."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from unisono.launch import find_mpiexec, launch_environment, ranks_started
 
@@ -62,3 +64,26 @@ def unisono(tmp_path: Path) -> Run:
 def recipe() -> str:
     """The path of the recipe that everybody runs first."""
     return str(ROOT / "recipes" / "digits.toml")
+
+
+@pytest.fixture
+def pictures() -> Callable[..., Path]:
+    """Writes a folder of JPEGs for each class: `count` each, in a colour of the class, with noise."""
+
+    def write(
+        folder: Path,
+        classes: Sequence[str] = ("cat", "dog"),
+        count: int = 6,
+        size: tuple[int, int] = (40, 32),
+        seed: int = 0,
+    ) -> Path:
+        dice = np.random.default_rng(seed)
+        for name in classes:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            color = dice.integers(40, 216, 3)
+            for number in range(count):
+                noise = dice.integers(-40, 40, (size[1], size[0], 3))
+                Image.fromarray((color + noise).astype(np.uint8)).save(folder / name / f"{number:03}.jpg")
+        return folder
+
+    return write

@@ -7,7 +7,9 @@ UnisonoError
 │   ├── CheckpointError   no checkpoint of a run is whole, or it does not fit the model
 │   ├── TensorError       a tensor that the collectives cannot carry
 │   ├── TableError        a table of choices has an unknown name, a bad size or a gap
+│   ├── PackError         a data set cannot be packed, a pack is broken, or memory does not hold it
 │   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
+├── PictureError          bytes that should be a picture, or a sound, are none
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 ├── MismatchError         ranks called different collectives, or the same with different tensors
 ├── OperationError        an operation of the engine has failed, or one that it needs
@@ -43,8 +45,16 @@ class TableError(UsageError):
     """A table of choices cannot be read."""
 
 
+class PackError(UsageError):
+    """A data set cannot be packed, a pack cannot be read, or there is no room for it in memory."""
+
+
 class LabError(UsageError):
     """A cluster on this machine cannot be built as asked."""
+
+
+class PictureError(UnisonoError):
+    """What should be a picture or a sound cannot be decoded."""
 
 
 class ScheduleError(UnisonoError):

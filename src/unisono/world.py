@@ -151,6 +151,22 @@ class World:
             raise failure
         return result  # type: ignore[return-value]  # None only where `function` returned it
 
+    def on_all(self, function: Callable[[], Result]) -> Result:
+        """Call `function` on every rank, and return what it gives; where it fails on some, all raise the first's error.
+
+        The error is of the same kind and tells the rank; an OSError becomes a UsageError.
+        """
+        result, failure = None, None
+        try:
+            result = function()
+        except (UnisonoError, OSError) as error:
+            failure = type(error) if isinstance(error, UnisonoError) else UsageError, str(error)
+        for rank, failed in enumerate(self.gather(failure)):
+            if failed is not None:
+                kind, words = failed
+                raise kind(f"rank {rank}: {words}")
+        return result  # type: ignore[return-value]  # None only where `function` returned it
+
     def gather(self, value: Result) -> list[Result]:
         """What every rank gives, by rank, on every rank (pickled)."""
         return self.comm.allgather(value)

@@ -1,6 +1,23 @@
+import pytest
+import torch
+
 from unisono.models.catalogue import NETWORKS
 from unisono.models.table import MODELS
+
+SIZES = {"small_convnet": 8, "resnet20": 32, "alexnet_bn": 224, "resnet50": 224}
+"""Pixels across that each is made for."""
 
 
 def test_every_network_is_in_the_catalogue() -> None:
     assert tuple(MODELS) == NETWORKS
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("colors", [1, 3])
+def test_every_network_makes_scores_of_pictures_and_every_weight_of_it_learns(name: str, colors: int) -> None:
+    with torch.device("meta"):
+        model = MODELS[name](7, colors)
+        scores = model(torch.zeros(2, colors, SIZES[name], SIZES[name]))
+    assert scores.shape == (2, 7)
+    scores.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources.source import RAW, Source
 from unisono.placement import place
 from unisono.world import World, init
 
@@ -40,6 +44,32 @@ def spread(world: World) -> Iterator[World]:
     spread = World(comm, place([rank % 2 for rank in range(world.size)]), world.table)
     yield spread
     spread.free()
+
+
+@pytest.fixture(scope="session")
+def packs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of grey pictures of 8 x 8, sorted by class: 101 to train on, 37 held out. Two pixels are their number.
+
+    Classes differ in how bright they are.
+    """
+    classes = ("dark", "grey", "bright")
+
+    def picture(number: int, label: int) -> bytes:
+        pixels = np.random.default_rng(number).integers(60 * label, 60 * label + 120, 64).astype(np.uint8)
+        pixels[:2] = number % 256, number // 256
+        return pixels.tobytes()
+
+    def make() -> Path:
+        folder = tmp_path_factory.mktemp("packs") / "numbered"
+        for part, count in (("train", 101), ("test", 37)):
+            labels, sizes = np.arange(count) * len(classes) // count, np.full(count, 64)
+            samples = [picture(number, int(label)) for number, label in enumerate(labels)]
+            keys = [str(number) for number in range(count)]
+            source = Source(RAW, classes, keys, labels, sizes, samples.__getitem__, (8, 8))
+            pack(source, folder / part, Way(stripes=3), 1, lambda: None)
+        return folder
+
+    return request.config.stash[_WORLD].on_root(make)
 
 
 @pytest.hookimpl(wrapper=True)

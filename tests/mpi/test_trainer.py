@@ -10,6 +10,7 @@ from torch import nn
 
 import unisono
 from unisono.data.digits import load
+from unisono.data.feed import InMemory
 from unisono.data.order import permutation, share, steps_of
 from unisono.models.small_convnet import SmallConvnet
 from unisono.world import World
@@ -95,11 +96,22 @@ def test_two_runs_end_with_identical_bits_on_all_ranks(group: World) -> None:
 
 
 def test_evaluation_sees_each_sample_once(group: World) -> None:
+    data, (model, optimizer) = load(), make(torch.float32)
+    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    with torch.no_grad():
+        expected = (model(data.test.inputs).argmax(dim=1) == data.test.labels).double().mean().item()
+    feed = InMemory(data, group, 0)
+    for batch in (7, 1000):
+        assert trainer.evaluate(feed.held_out(batch), feed.tested) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:
     data, (model, optimizer) = load().test, make(torch.float32)
     trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
     with torch.no_grad():
-        expected = (model(data.inputs).argmax(dim=1) == data.labels).double().mean().item()
-    assert trainer.evaluate(data, 7) == pytest.approx(expected, abs=1e-12)
+        right = int((model(data.inputs[:9]).argmax(dim=1) == data.labels[:9]).sum())
+    batches = [(data.inputs[:9], data.labels[:9])] if group.rank == 0 else []
+    assert trainer.evaluate(batches, 9) == right / 9
 
 
 def test_an_empty_share_takes_part(group: World) -> None:

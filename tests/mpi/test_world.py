@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.errors import CheckpointError
+from unisono.errors import CheckpointError, PackError, UsageError
 from unisono.world import World
 
 
@@ -48,6 +48,38 @@ def test_what_the_root_fails_at_all_raise(world: World) -> None:
         world.on_root(fail)
     with pytest.raises(OSError, match="No such file"):
         world.on_root(Path("/nowhere/at/all").read_text)
+
+
+def test_what_each_rank_does_each_has(world: World) -> None:
+    assert world.on_all(lambda: {"rank": world.rank}) == {"rank": world.rank}
+    assert world.on_all(lambda: None) is None
+
+
+def test_what_one_rank_fails_at_all_raise(world: World) -> None:
+    last = world.size - 1
+
+    def fail() -> int:
+        if world.rank == last:
+            raise PackError("no room")
+        return world.rank
+
+    with pytest.raises(PackError, match=f"^rank {last}: no room$"):
+        world.on_all(fail)
+    assert world.on_all(lambda: world.rank) == world.rank, "all have come out of it"
+
+
+def test_where_several_fail_all_raise_what_the_first_of_them_raised(world: World) -> None:
+    first = world.size // 2
+
+    def fail() -> None:
+        if world.rank >= first:
+            raise (PackError if world.rank == first else CheckpointError)(f"on {world.rank}")
+
+    with pytest.raises(PackError, match=f"^rank {first}: on {first}$"):
+        world.on_all(fail)
+    with pytest.raises(UsageError, match="^rank 0: .*No such file") as caught:
+        world.on_all(Path("/nowhere/at/all").read_text)
+    assert caught.type is UsageError
 
 
 def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:

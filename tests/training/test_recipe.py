@@ -1,10 +1,14 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 
-from unisono.errors import RecipeError, UsageError
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources.source import RAW, Source
+from unisono.errors import PackError, RecipeError, UsageError
+from unisono.models.catalogue import NETWORKS
 from unisono.training.recipe import (
     OWN,
     WIRES,
@@ -17,7 +21,8 @@ from unisono.training.recipe import (
     to_dict,
 )
 
-DIGITS = Path(__file__).parents[2] / "recipes" / "digits.toml"
+RECIPES = Path(__file__).parents[2] / "recipes"
+DIGITS = RECIPES / "digits.toml"
 
 
 def test_the_digits() -> None:
@@ -25,6 +30,17 @@ def test_the_digits() -> None:
     assert (recipe.ranks, recipe.training.epochs, recipe.model.dtype) == (2, 3, "float64")
     assert recipe.name == "three words here"
     assert recipe.training.batch == 64
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.name)
+def test_every_recipe_is_understood(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.model.name in NETWORKS
+    assert recipe.training.batch >= recipe.ranks
+    made = "unisono pack" in path.read_text()
+    assert made == bool(recipe.data.pack), "it says how its pack is made"
+    assert f"unisono train recipes/{path.name}" in path.read_text()
 
 
 def test_a_recipe_survives_toml(tmp_path: Path) -> None:
@@ -71,6 +87,14 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("exchange.embeding=chain", "unknown key exchange.embeding; did you mean exchange.embedding?"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
+        ("data.hold=odd", "data.hold = 'odd'; it is one of even, whole"),
+        ("data.groups=0", "data.groups = 0, but it has to be at least 1"),
+        ("data.size=-1", "data.size = -1, but it has to be at least 0"),
+        ("data.size=32.5", "data.size = 32.5 is not a whole number"),
+        ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale"),
+        ("data.threads=-2", "data.threads = -2, but it has to be at least 0"),
+        ("data.pack=7", "data.pack = 7 is not a word"),
+        ("data.packs=here", "unknown key data.packs; did you mean data.pack?"),
         ("name.first=3", "'name' is a value, not a table"),
         ("epochs", "not of the form key=value"),
     ],
@@ -103,6 +127,19 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             check_run(read_recipe(DIGITS, changes), ranks)
+
+
+def test_of_a_pack_it_is_known_too(tmp_path: Path) -> None:
+    changes = [f"data.pack={tmp_path / 'data'}", "data.name=whatever", "training.batch=20"]
+    with pytest.raises(PackError, match="there is no such folder; unisono pack SOURCE"):
+        check_run(read_recipe(DIGITS, changes), 2)
+    labels, sizes = np.arange(20) % 2, np.full(20, 4)
+    keys = [str(number) for number in range(20)]
+    source = Source(RAW, ("a", "b"), keys, labels, sizes, lambda number: bytes([number] * 4), (2, 2))
+    pack(source, tmp_path / "data/train", Way(stripes=1), 1, lambda: None)
+    check_run(read_recipe(DIGITS, changes), 20)
+    with pytest.raises(RecipeError, match=r"training\.batch = 21, but .*data has 20 samples to train on"):
+        check_run(read_recipe(DIGITS, [*changes, "training.batch=21"]), 2)
 
 
 def test_the_wires_are_those_of_the_collectives() -> None:

@@ -6,9 +6,10 @@ import sys
 
 import typer
 
-from unisono.cli import bench
+from unisono.cli import bench, data
 from unisono.cli.draw import draw
 from unisono.cli.lab import lab
+from unisono.cli.pack import pack
 from unisono.cli.train import train
 from unisono.cli.tune import tune
 from unisono.errors import UsageError
@@ -20,9 +21,11 @@ app = typer.Typer(
     help="Data-parallel training of PyTorch models over MPI.",
 )
 app.command()(train)
+app.command()(pack)
 app.command()(draw)
 app.command()(tune)
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)
 
 

@@ -31,3 +31,16 @@ def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int
     whole = order[step * batch : (step + 1) * batch]
     start, stop = bounds(len(whole), ranks, rank)
     return whole[start:stop]
+
+
+def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
+    """The rank that sees what stands at each place of an epoch's order: `share` the other way round."""
+    whole, rest = divmod(samples, batch)
+    seen = np.empty(samples, np.int32)
+    seen[: whole * batch].reshape(whole, batch)[:] = _ranks_of_step(batch, ranks)
+    seen[whole * batch :] = _ranks_of_step(rest, ranks)
+    return seen
+
+
+def _ranks_of_step(length: int, ranks: int) -> NDArray[np.int64]:
+    return ((np.arange(length) + 1) * ranks - 1) // max(1, length)

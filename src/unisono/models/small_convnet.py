@@ -2,7 +2,7 @@
 
     1 x 8 x 8 ─ 3x3 ─ 32 x 8 x 8 ─ 3x3 ─ 64 x 8 x 8 ─ pool ─ 64 x 4 x 4 ─ 3x3 ─ 128 x 4 x 4 ─ pool ─ 512 ─ 128 ─ classes
 
-159,754 parameters for 10 classes.
+159,626 parameters for 10 classes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import nn
 
 
 class SmallConvnet(nn.Module):
-    """Images of shape (samples, 1, 8, 8) to scores of shape (samples, classes)."""
+    """Images of shape (samples, colors, 8, 8) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, colors: int = 1) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
+            nn.Conv2d(colors, 32, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3, padding=1),
             nn.ReLU(),

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from unisono.data.catalogue import SAMPLES
+from unisono.data.catalogue import SAMPLES, samples_of
+from unisono.data.pictures.view import AUGMENTS
 from unisono.errors import RecipeError
 from unisono.models.catalogue import NETWORKS
 from unisono.schedules import check
@@ -36,6 +37,18 @@ class DataRecipe:
     """What is trained on."""
 
     name: str = "digits"
+    pack: str = ""
+    """The folder of a packed data set, with train/ and test/; else the data set that `name` says."""
+    hold: str = _choice("even", "even", "whole")
+    """Each rank a share of the pack, or each node a copy that its ranks share."""
+    groups: int = _number(1, at_least=1)
+    """Copies that the ranks hold together, each group of ranks one, where each has a share."""
+    size: int = _number(0, at_least=0)
+    """Pixels across of what the network is shown; 0: as raw pictures are."""
+    augment: str = _choice("none", *AUGMENTS)
+    """What is changed at random in training."""
+    threads: int = _number(0, at_least=0)
+    """That decode pictures, in each rank; 0: the rank's fair share of the cores."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +136,19 @@ def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
 def check_run(recipe: Recipe, ranks: int) -> None:
     """Raise RecipeError when `ranks` ranks cannot carry the recipe out: known before any of them is started."""
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
-    if data not in SAMPLES:
+    if data not in SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
     if recipe.model.name not in NETWORKS:
         raise RecipeError(f"model.name = {recipe.model.name!r}; there are {', '.join(NETWORKS)}")
-    if batch > SAMPLES[data]:
-        raise RecipeError(f"training.batch = {batch}, but {data} has {SAMPLES[data]} samples to train on")
+    if recipe.data.hold == "whole" and recipe.data.groups > 1:
+        raise RecipeError(
+            f'data.groups = {recipe.data.groups}, but with data.hold = "whole" each node has a copy; leave groups away'
+        )
+    samples = samples_of(data, recipe.data.pack)
+    if batch > samples:
+        raise RecipeError(
+            f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on"
+        )
     if ranks > batch:
         raise RecipeError(
             f"{ranks} ranks share batches of {batch} samples, so some would have none; "

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.data.dataset import Dataset
-from unisono.data.order import permutation, share, steps_of
+from unisono.data.feed import Feed, Hold, InMemory, Packed
+from unisono.data.loading import Batch
+from unisono.data.order import steps_of
 from unisono.data.table import DATA
 from unisono.errors import CheckpointError, RecipeError
+from unisono.launch import cores
 from unisono.models.table import MODELS
 from unisono.rules import BSP, Exchange
 from unisono.training import run_directory
@@ -29,6 +32,9 @@ from unisono.training.recorder import KINDS
 from unisono.training.timeline import Timeline, check_writable
 from unisono.training.trainer import Trainer
 from unisono.world import World
+
+MOST_THREADS = 8
+"""Threads that decode, unless the recipe says more."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -44,6 +50,8 @@ class Place:
     done: int = 0
     step: int = 0
     loss: float = 0.0
+    data: str = ""
+    """The mark of what it was trained on, where the run goes on."""
 
 
 def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None, trace: Path | None = None) -> None:
@@ -54,23 +62,24 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
     check_run(recipe, world.size)
     if trace is not None:
         world.on_root(lambda: check_writable(trace))
-    data = DATA[recipe.data.name]()
+    feed = _make_feed(recipe, world)
     timeline = None if trace is None else Timeline(world)
-    trainer = _make_trainer(recipe, world, data, timeline)
+    trainer = _make_trainer(recipe, world, feed, timeline)
     place, notes = Place(), list[str]()
     if resume is not None:
         before = world.on_root(lambda: run_directory.recipe_of(resume, []))
         place, notes = _go_on(resume, trainer, world)
-        _check_order(before, recipe, place)
+        _check_order(before, recipe, place, feed.mark)
         world.on_root(lambda: run_directory.write_recipe(resume, replace(recipe, ranks=world.size)))
     home = resume or world.on_root(lambda: run_directory.begin(replace(recipe, ranks=world.size), folder))
     with Report(world.rank == 0, recipe.training.epochs) as report:
         for note in notes:
             report.say(note)
         on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
-        report.say(f"{recipe.name}: {world.size} ranks on {on}, {len(data.train)} samples, into {home}")
+        report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
         trainer.gradients.say(report.say)
-        _Run(recipe, world, data, trainer, home, report, place).finish()
+        _Run(recipe, world, feed, trainer, home, report, place).finish()
+    feed.close()
     if timeline is not None and trace is not None:
         timeline.write(trace)
 
@@ -79,7 +88,7 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
 class _Run:
     recipe: Recipe
     world: World
-    data: Dataset
+    feed: Feed
     trainer: Trainer
     folder: Path
     report: Report
@@ -93,9 +102,9 @@ class _Run:
         first, batch = self.place, self.recipe.training.batch
         while self.place.epoch < self.recipe.training.epochs:
             self._epoch()
-        accuracy = self.trainer.evaluate(self.data.test, batch) if self.accuracy is None else self.accuracy
+        accuracy = self._test() if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - begun
-        seen = (self.place.epoch - first.epoch) * len(self.data.train) - first.done * batch
+        seen = (self.place.epoch - first.epoch) * self.feed.samples - first.done * batch
         rows = [
             ("test accuracy", f"{accuracy:.2%}"),
             ("samples per second", f"{seen / seconds:,.0f}"),
@@ -108,14 +117,14 @@ class _Run:
 
     def _epoch(self) -> None:
         """The steps of an epoch that are not done yet, then test, metrics, checkpoint."""
-        training, train = self.recipe.training, self.data.train
+        training, samples, dtype = self.recipe.training, self.feed.samples, DTYPES[self.recipe.model.dtype]
         begun, skipped = time.perf_counter(), self.place.done * training.batch
-        steps = steps_of(len(train), training.batch)
-        order = permutation(len(train), training.seed, self.place.epoch)
+        steps = steps_of(samples, training.batch)
+        batches = self.feed.epoch(self.place.epoch, training.batch, self.place.done)
         while self.place.done < steps:
             with self.trainer.recorder.record("loading"):
-                rows = torch.from_numpy(share(order, training.batch, self.place.done, self.world.rank, self.world.size))
-                inputs, labels = train.inputs[rows].to(DTYPES[self.recipe.model.dtype]), train.labels[rows]
+                inputs, labels = next(batches)
+                inputs = inputs.to(dtype)
             torch.manual_seed(_seed_of_step(training.seed, self.place.step, self.world.rank))
             loss = self.place.loss + self.trainer.step(inputs, labels)
             self.place = Place(self.place.epoch, self.place.done + 1, self.place.step + 1, loss)
@@ -125,21 +134,36 @@ class _Run:
                 self._keep(self._agree(loss))
         self.trainer.wait()
         seconds = time.perf_counter() - begun
-        loss = self._agree(self.place.loss) / len(train)
-        self.accuracy = self.trainer.evaluate(self.data.test, training.batch)
+        loss = self._agree(self.place.loss) / samples
+        self.accuracy = self._test()
         self.place = Place(self.place.epoch + 1, 0, self.place.step)
         metrics = {
             "epoch": self.place.epoch,
             "step": self.place.step,
             "loss": loss,
             "test_accuracy": self.accuracy,
-            "samples_per_second": (len(train) - skipped) / seconds,
+            "samples_per_second": (samples - skipped) / seconds,
             "seconds": seconds,
             **self._split(),
         }
         self._keep(0.0, metrics)
         self._keep_steps()
         self.report.epoch(metrics)
+
+    def _test(self) -> float:
+        """The share of what is held out that the model gets right."""
+        dtype = DTYPES[self.recipe.model.dtype]
+        source = self.feed.held_out(self.recipe.training.batch)
+
+        def batches() -> Iterator[Batch]:
+            while True:
+                with self.trainer.recorder.record("loading"):
+                    found = next(source, None)
+                if found is None:
+                    return
+                yield found[0].to(dtype), found[1]
+
+        return self.trainer.evaluate(batches(), self.feed.tested)
 
     def _keep(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, after the metrics of the epoch it ends; `loss` is the sum of all ranks so far."""
@@ -149,7 +173,8 @@ class _Run:
         def write() -> None:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
-            progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "meeting": trainer.gradients.state()}
+            progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "data": self.feed.mark}
+            progress["meeting"] = trainer.gradients.state()
             state = trainer.model.state_dict(), trainer.optimizer.state_dict()
             save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, *state, progress))
 
@@ -170,9 +195,18 @@ class _Run:
         return dict(zip(KINDS, (self.world.allreduce(seconds) / self.world.size).tolist(), strict=True))
 
 
-def _make_trainer(recipe: Recipe, world: World, data: Dataset, timeline: Timeline | None) -> Trainer:
+def _make_feed(recipe: Recipe, world: World) -> Feed:
+    data = recipe.data
+    if not data.pack:
+        return InMemory(DATA[data.name](), world, recipe.training.seed)
+    threads = data.threads or min(MOST_THREADS, max(1, cores() // world.node_world.size))
+    hold = Hold(Path(data.pack), data.hold == "whole", data.groups, data.size, data.augment, threads)
+    return Packed(hold, world, recipe.training.seed)
+
+
+def _make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | None) -> Trainer:
     torch.manual_seed(recipe.training.seed)
-    model = MODELS[recipe.model.name](data.classes).to(DTYPES[recipe.model.dtype])
+    model = MODELS[recipe.model.name](feed.classes, feed.colors).to(DTYPES[recipe.model.dtype])
     options = recipe.optimizer
     optimizer = torch.optim.SGD(
         model.parameters(), options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
@@ -184,8 +218,13 @@ def _make_trainer(recipe: Recipe, world: World, data: Dataset, timeline: Timelin
     return Trainer(model, optimizer, rule, world, clip=recipe.optimizer.clip or None, timeline=timeline)
 
 
-def _check_order(before: Recipe, now: Recipe, place: Place) -> None:
+def _check_order(before: Recipe, now: Recipe, place: Place, data: str) -> None:
     """Within an epoch the order of samples must stay, or some would be seen twice and others never."""
+    if place.done and place.data != data:
+        raise RecipeError(
+            f"the run stopped {place.done} steps into an epoch of other data ({place.data}) than there is now ({data}); "
+            "it can be changed at the end of an epoch alone"
+        )
     for key in ("batch", "seed"):
         old, new = getattr(before.training, key), getattr(now.training, key)
         if place.done and old != new:
@@ -223,7 +262,7 @@ def _go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[st
         group.update({key: value for key, value in option.items() if key != "params"})
     progress = checkpoint.progress
     trainer.gradients.restore(progress["meeting"])
-    place = Place(progress["epoch"], progress["done"], checkpoint.step, progress["loss"])
+    place = Place(progress["epoch"], progress["done"], checkpoint.step, progress["loss"], progress["data"])
     if world.rank:  # the sum of all ranks counts once
         place = replace(place, loss=0.0)
     notes = [f"{line}; the one before it is used" for line in torn]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from unisono.data.dataset import Samples
 from unisono.errors import UsageError
 from unisono.gradients import gradients_of
 from unisono.gradients.awaited import await_parameters
 from unisono.rules import BSP
-from unisono.schedules.pieces import bounds
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
 from unisono.training.updates import Updates
@@ -93,26 +91,23 @@ class Trainer:
         self.gradients.wait()
         self._account()
 
-    def evaluate(self, samples: Samples, batch: int) -> float:
-        """The share of `samples` that the model gets right: each rank looks at its part, each sample is seen once.
+    def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> float:
+        """The share of `samples` samples that the model gets right: each rank looks at its batches, inputs and labels.
 
         Buffers (running means of batch norm) are rank 0's from here on, as they are in checkpoints.
         """
         self.wait()
         for buffer in self.model.buffers():
             self.world.broadcast(buffer)
-        start, stop = bounds(len(samples), self.world.size, self.world.rank)
         right = torch.zeros(1, dtype=torch.int64)
         self.model.eval()
-        with self.recorder.record("computing"), torch.no_grad():
-            for first in range(start, stop, batch):
-                part = slice(first, min(stop, first + batch))
-                guesses = self.model(samples.inputs[part]).argmax(dim=1)
-                right += (guesses == samples.labels[part]).sum()
+        for inputs, labels in batches:
+            with self.recorder.record("computing"), torch.no_grad():
+                right += (self.model(inputs).argmax(dim=1) == labels).sum()
         with self.recorder.record("waiting"):
             self.world.allreduce(right)
         self.recorder.leave_out()
-        return int(right) / len(samples)
+        return int(right) / samples
 
     def _account(self) -> None:
         """Record what exchanges, updates and waits took since the last time: some end between two steps."""

@@ -1,0 +1,165 @@
+"""Pictures a second of one core: ours, PyTorch's DataLoader with Pillow and with OpenCV, and libjpeg-turbo alone.
+
+Started by run.py:  decoding.py OUTPUT PACK FOLDER SIZE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from unisono.data.loading import Loader, Mode
+from unisono.data.memory.segment import Segment
+from unisono.data.pack.index import Index, read_index
+from unisono.data.pack.stripe import read_stretch
+from unisono.data.pictures.crops import part_of
+from unisono.data.pictures.turbojpeg import Decoder
+from unisono.data.pictures.view import Look, View, look
+
+BATCH, ROUNDS = 32, 7
+
+
+class OneProcess:
+    """All samples of a pack in the memory of this process."""
+
+    def __init__(self, index: Index) -> None:
+        self.segment = Segment.of(0, read_stretch(index, 0, len(index)))
+
+    def samples(self, numbers: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """The bytes of samples."""
+        return [self.segment.sample(int(number)) for number in numbers]
+
+
+class Files(Dataset[tuple[torch.Tensor, int]]):
+    """The same pictures as files, cut and scaled alike."""
+
+    def __init__(self, files: list[Path], labels: list[int], view: View, read: Callable[[Path, Files, int], Any]) -> None:
+        self.files, self.labels, self.view, self.read, self.round = files, labels, view, read, 0
+        self.mean = torch.tensor(view.mean).view(3, 1, 1)
+        self.deviation = torch.tensor(view.deviation).view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def look(self, number: int, width: int, height: int) -> Look:
+        """The part that ours shows of this picture in this round."""
+        return look(self.view, width, height, Random(f"0 {self.round} {number}"))
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        picture = torch.from_numpy(self.read(self.files[number], self, number)).permute(2, 0, 1)
+        return picture.float().div_(255).sub_(self.mean).div_(self.deviation), self.labels[number]
+
+
+def by_pillow(file: Path, files: Files, number: int) -> Any:
+    """As most training scripts do."""
+    with Image.open(file) as picture:
+        colored = picture.convert("RGB")
+    how = files.look(number, *colored.size)
+    x, y, width, height = how.box
+    size = files.view.size
+    shown = colored.resize((size, size), Image.Resampling.BILINEAR, (x, y, x + width, y + height))
+    if how.mirrored:
+        shown = shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(shown)
+
+
+def by_opencv(file: Path, files: Files, number: int) -> Any:
+    """As those do that are in a hurry."""
+    picture = cv2.imread(str(file))
+    how = files.look(number, picture.shape[1], picture.shape[0])
+    x, y, width, height = how.box
+    size = files.view.size
+    shown = cv2.resize(picture[y : y + height, x : x + width], (size, size), interpolation=cv2.INTER_LINEAR)
+    if how.mirrored:
+        shown = cv2.flip(shown, 1)
+    return cv2.cvtColor(shown, cv2.COLOR_BGR2RGB)
+
+
+def main(output: str, pack: str, folder: str, size: str) -> None:
+    """All contenders by turns, each over all pictures in every round."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core for all, whatever threads they have
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    index = read_index(Path(pack))
+    memory = OneProcess(index)
+    view = View(int(size), 3, index.about.mean, index.about.deviation, "scale")
+    numbers = np.arange(len(index))
+    batches = [numbers[first : first + BATCH] for first in range(0, len(numbers), BATCH)]
+    files = [Path(folder) / key for key in keys_of(index)]
+    labels = index.label.tolist()
+    pillow, opencv = (Files(files, labels, view, read) for read in (by_pillow, by_opencv))
+    loader = Loader(index, memory, view, threads=1)
+    decoder = Decoder()
+
+    def ours(turn: int) -> float:
+        begun = time.perf_counter()
+        for _ in loader.batches(batches, Mode.TRAIN, 0, turn):
+            pass
+        return time.perf_counter() - begun
+
+    def peer(data: Files, turn: int) -> float:
+        data.round = turn
+        begun = time.perf_counter()
+        for _ in DataLoader(data, BATCH):
+            pass
+        return time.perf_counter() - begun
+
+    def bare(turn: int) -> float:
+        parts = []
+        for number in numbers.tolist():
+            file = memory.segment.sample(number).tobytes()
+            header = decoder.header(file)
+            assert header is not None
+            box = look(view, header.width, header.height, Random(f"0 {turn} {number}")).box
+            parts.append((file, part_of(box, header.width, header.height, header.block, view.size)[0]))
+        begun = time.perf_counter()
+        for file, part in parts:
+            decoder.header(file)
+            decoder.decode(file, part, grey=False)
+        return time.perf_counter() - begun
+
+    contenders: dict[str, Callable[[int], float]] = {
+        "ours": ours,
+        "DataLoader, Pillow": lambda turn: peer(pillow, turn),
+        "DataLoader, OpenCV": lambda turn: peer(opencv, turn),
+        "libjpeg-turbo alone": bare,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(ROUNDS + 1):
+        for name, contender in contenders.items():
+            took = contender(turn)
+            if turn:  # the first finds files and code for the first time
+                seconds[name].append(took)
+    medians = {name: len(numbers) / statistics.median(each) for name, each in seconds.items()}
+    spread = {name: [len(numbers) / max(each), len(numbers) / min(each)] for name, each in seconds.items()}
+    found = {"pictures": len(numbers), "size": int(size), "pictures_a_second": medians, "spread": spread}
+    Path(output).write_text(json.dumps(found, indent=1) + "\n")
+    loader.close()
+
+
+def keys_of(index: Index) -> list[str]:
+    """The files that the samples come from."""
+    import pyarrow as pa
+
+    keys: list[str] = []
+    for name, _ in index.about.stripes:
+        with pa.memory_map(str(index.folder / name)) as file:
+            keys += pa.ipc.open_file(file).read_all()["key"].to_pylist()
+    return keys
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,153 @@
+"""Runs the benchmark of the data: decoding, shuffle, and training from memory beside files.
+
+python benchmarks/loading/run.py DATA [PART ...]      DATA: the folder with clothing/ and cifar10-images/, unpacked
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources import find
+from unisono.data.sources.source import RAW, Source
+from unisono.launch import find_mpiexec
+
+HERE = Path(__file__).parent
+TABLE = HERE.parent / "collectives" / "switch" / "table.toml"
+HOSTS, RATE = 8, 100_000_000
+SMALL, COUNT = 100, 1_000_000
+
+
+def on_ranks(ranks: int, script: str, *arguments: str | Path) -> None:
+    """Run a script of this folder on ranks of this machine."""
+    command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, str(HERE / script), *map(str, arguments)]
+    subprocess.run(command, check=True)
+
+
+def packed(source: Path, folder: Path, side: int = 0) -> Path:
+    """The pack of a data set with its parts."""
+    for name, part in find(source).items():
+        pack(part, folder / name, Way(short_side=side), 2, lambda: None)
+    return folder
+
+
+def numbers(count: int, length: int, folder: Path) -> Path:
+    """A pack of so many samples of random bytes."""
+    data = np.random.default_rng(0).integers(0, 256, (count, length), np.uint8)
+    keys = [str(number) for number in range(count)]
+    labels = np.arange(count) * 10 // count
+    sizes = np.full(count, length)
+    classes = tuple("0123456789")
+    source = Source(RAW, classes, keys, labels, sizes, lambda number: data[number].tobytes(), (length, 1))
+    pack(source, folder, Way(), 2, lambda: None)
+    return folder
+
+
+def joined(one: Source, other: Source) -> Source:
+    """Two parts of a data set as one."""
+    keys, labels, sizes = ([*getattr(one, name), *getattr(other, name)] for name in ("keys", "labels", "sizes"))
+
+    def read(number: int) -> bytes:
+        return one.read(number) if number < len(one) else other.read(number - len(one))
+
+    return Source(one.kind, one.classes, keys, np.array(labels), np.array(sizes), read, one.shape)
+
+
+def decoding(data: Path, room: Path) -> None:
+    """Pictures a second of a core."""
+    folder = packed(data / "clothing", room / "clothing")
+    command = [sys.executable, HERE / "decoding.py", HERE / "decoding.json", folder / "train", data / "clothing" / "train"]
+    subprocess.run([*map(str, command), "224"], check=True)
+
+
+def shuffling(data: Path, room: Path) -> None:
+    """The shuffle on one node."""
+    parts = list(find(data / "cifar10-images").values())
+    pack(joined(*parts), room / "all", Way(), 2, lambda: None)
+    on_ranks(4, "shuffling.py", HERE / "shuffle_cifar.json", room / "all", 4 << 20)
+    on_ranks(4, "shuffling.py", HERE / "shuffle_small.json", numbers(COUNT, SMALL, room / "small"), 4 << 20)
+
+
+def between_hosts(_: Path, room: Path) -> None:
+    """The shuffle in the lab."""
+    folder = numbers(80_000, 1_000, room / "lab")
+    options = ["--supernodes=1", f"--hosts={HOSTS}", f"--rate={RATE // 1_000_000}mbit"]
+    script = [sys.executable, HERE / "shuffling.py", HERE / "shuffle_lab.json", folder, 4 << 20, RATE]
+    command = [sys.executable, "-m", "unisono", "lab", *options, "--", *map(str, script)]
+    subprocess.run(command, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
+
+
+def epochs(data: Path, room: Path) -> None:
+    """Training from memory beside files."""
+    folder = room / "cifar"
+    if not folder.exists():
+        packed(data / "cifar10-images", folder)
+    on_ranks(2, "epochs.py", HERE / "epochs.json", folder, data / "cifar10-images" / "train")
+
+
+PARTS: dict[str, Callable[[Path, Path], None]] = {
+    "decoding": decoding,
+    "shuffling": shuffling,
+    "between_hosts": between_hosts,
+    "epochs": epochs,
+}
+
+
+def summary() -> str:
+    """All results as Markdown."""
+    lines = ["# Data: decoding, shuffle, training from memory", ""]
+    if (path := HERE / "decoding.json").exists():
+        found = json.loads(path.read_text())
+        speed = found["pictures_a_second"]
+        lines += [f"## {found['pictures']} photographs, parts of any scale to {found['size']} x {found['size']}, one core", ""]
+        lines += ["| | pictures a second | spread | ours is |", "| --- | ---: | ---: | ---: |"]
+        for name, each in speed.items():
+            low, high = found["spread"][name]
+            lines.append(f"| {name} | {each:,.0f} | {low:,.0f} to {high:,.0f} | {speed['ours'] / each:.2f} |")
+        lines.append("")
+    rows = [path for name in ("cifar", "small", "lab") if (path := HERE / f"shuffle_{name}.json").exists()]
+    if rows:
+        lines += ["## The shuffle", ""]
+        lines += ["| samples | ranks | MB in all | shuffle | MPI_Alltoallv | of Alltoallv | of the link | memory above the share | epoch |"]
+        lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for path in rows:
+        found = json.loads(path.read_text())
+        ours, peer, link = found["shuffle_s"], found["alltoallv_s"], found["link_s"]
+        share = found["peak_above_partition_bytes"] / found["partition_bytes"]
+        cells = [f"{found['samples']:,}", found["ranks"], f"{found['bytes'] / 1e6:.0f}"]
+        cells += [f"{ours * 1e3:.1f} ms", f"{peer * 1e3:.1f} ms", f"{peer / ours:.0%}"]
+        cells += [f"{link / ours:.0%}" if link else "", f"{share:.0%}, a segment is {1 / found['segments']:.0%}"]
+        cells.append(f"{found['epoch_s'] * 1e3:.1f} ms")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    if (path := HERE / "epochs.json").exists():
+        found = json.loads(path.read_text())
+        lines += ["", f"## CIFAR-10, ResNet-20, {found['ranks']} ranks", "", "| | seconds of an epoch | waits for data |"]
+        lines += ["| --- | ---: | ---: |"]
+        for name, each in found["epoch_s"].items():
+            lines.append(f"| {name} | {each:.1f} | {found['waited_for_data'][name]:.1%} |")
+    cores = f"{os.cpu_count()} cores ({platform.processor() or platform.machine()})"
+    return "\n".join([*lines, "", f"Python {platform.python_version()}, {cores}.", ""])
+
+
+def main(data: str, *parts: str) -> None:
+    """Run the parts that are named, all by default, and write the summary."""
+    with tempfile.TemporaryDirectory() as room:
+        for part in parts or PARTS:
+            if part not in PARTS:
+                sys.exit(f"no part {part!r}; there are {', '.join(PARTS)}")
+            PARTS[part](Path(data), Path(room))
+    (HERE / "summary.md").write_text(summary())
+    print(summary())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""Times the shuffle beside a bare MPI_Alltoallv of the same bytes, and measures the memory it takes.
+
+`shuffle` moves the samples to holders that are known; `epoch` also finds out who they are, and where everything lies then.
+
+Started on the ranks by run.py:  shuffling.py OUTPUT PACK SEGMENT_BYTES [RATE_BITS]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import unisono
+from unisono.data.memory.holding import in_epoch
+from unisono.data.memory.partitioned import Partitioned
+from unisono.data.memory.shuffle import shuffle
+from unisono.data.order import permutation
+from unisono.data.pack.index import read_index
+from unisono.mpi import MPI
+
+ROUNDS, BATCH = 9, 256
+STATUS = Path("/proc/self/status")
+
+
+def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
+    """By turns: a shuffle to a new epoch's holders, and an exchange of as many bytes by the library alone."""
+    world = unisono.init()
+    index = read_index(Path(pack))
+    memory = Partitioned(index, world, segment_bytes=int(segment))
+    held, ours, whole, bare = memory.nbytes, list[float](), list[float](), list[float]()
+    extra, sent = 0, 0
+    for epoch in range(0, 2 * ROUNDS + 2, 2):
+        holders = in_epoch(permutation(len(index), 0, epoch), BATCH, world.size, world.size)
+        lengths = index.length[memory.numbers]
+        counts = np.bincount(holders[memory.numbers], lengths, minlength=world.size).astype(np.int64)
+        sent = max(world.gather(int(counts.sum() - counts[world.rank])))
+        base = clear_peak()
+        world.barrier()
+        begun = time.perf_counter()
+        shuffle(memory._group, memory._segments, holders, index.length)
+        ours.append(max(world.gather(time.perf_counter() - begun)))
+        extra = max(extra, peak() - base)
+        bare.append(max(world.gather(alltoallv(world.comm, counts))))
+        order = permutation(len(index), 0, epoch + 1)
+        world.barrier()
+        begun = time.perf_counter()
+        memory.epoch(order, BATCH)
+        whole.append(max(world.gather(time.perf_counter() - begun)))
+    segments = len(memory._segments)
+    found = {
+        "ranks": world.size,
+        "samples": len(index),
+        "bytes": index.nbytes,
+        "segments": segments,
+        "sent_by_a_rank": sent,
+        "shuffle_s": statistics.median(ours[1:]),
+        "epoch_s": statistics.median(whole[1:]),
+        "alltoallv_s": statistics.median(bare[1:]),
+        "link_s": sent * 8 / float(rate) if float(rate) else None,
+        "spread_s": {"shuffle": [min(ours[1:]), max(ours[1:])], "alltoallv": [min(bare[1:]), max(bare[1:])]},
+        "partition_bytes": max(world.gather(held)),
+        "peak_above_partition_bytes": max(world.gather(extra)),
+    }
+    if world.rank == 0:
+        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+    memory.close()
+
+
+def alltoallv(comm: MPI.Intracomm, counts: np.ndarray) -> float:  # type: ignore[type-arg]
+    """Seconds of the library's exchange of so many bytes with each rank."""
+    comes = np.empty_like(counts)
+    comm.Alltoall(counts, comes)
+    send, receive = np.ones(int(counts.sum()), np.uint8), np.ones(int(comes.sum()), np.uint8)
+    starts = [np.concatenate([[0], each.cumsum()[:-1]]) for each in (counts, comes)]
+    comm.Barrier()
+    begun = time.perf_counter()
+    comm.Alltoallv([send, counts, starts[0], MPI.BYTE], [receive, comes, starts[1], MPI.BYTE])
+    return time.perf_counter() - begun
+
+
+def clear_peak() -> int:
+    """Forget the most memory this process had; how much it has now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> int:
+    """The most memory this process had since."""
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(lines[key].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

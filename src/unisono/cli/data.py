@@ -1,0 +1,47 @@
+"""`unisono data`: what can be said of packed data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="What can be said of packed data.")
+
+
+@app.callback()
+def _commands() -> None:
+    """A callback makes commands of the functions even where there is one alone."""
+
+
+@app.command()
+def quality(
+    pack: Annotated[Path, typer.Argument(help="The folder of a pack.")],
+    epoch: Annotated[int, typer.Option(min=0, help="The epoch whose order is looked at.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the run.")] = 0,
+) -> None:
+    """How good the shuffle is: the order in which an epoch sees the samples, beside true permutations of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from unisono.data.order import permutation
+    from unisono.data.pack.index import read_index
+    from unisono.data.quality import PERMUTATIONS, Quality, beside_permutations
+
+    index = read_index(pack)
+    found = beside_permutations(permutation(len(index), seed, epoch), index.label)
+    table = Table(title=f"{pack}: the order of epoch {epoch} beside {PERMUTATIONS} true permutations")
+    for head in ("", "epoch", "true permutation", "as packed"):
+        table.add_column(head, justify="right" if head else "left")
+    import numpy as np
+
+    from unisono.data.quality import quality as measure
+
+    packed = measure(np.arange(len(index)), index.label)
+    words = ("neighbours of one class", "neighbours that stayed neighbours", "distance moved")
+    for name, row in zip(Quality._fields, words, strict=True):
+        true = f"{getattr(found.mean, name):.4f} ± {getattr(found.deviation, name):.4f}"
+        table.add_row(row, f"{getattr(found.found, name):.4f}", true, f"{getattr(packed, name):.4f}")
+    Console().print(table)
+    print(f"at most {found.off:.1f} deviations from a true permutation")

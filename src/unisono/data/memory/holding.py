@@ -1,0 +1,49 @@
+"""Which rank holds which sample: plans, the same on every rank.
+
+When a pack is read each rank takes a stretch of it, so that it reads few stripes. In an epoch it holds what it will see
+in that epoch, which follows from the order alone (`data/order.py`): 10 samples, batches of 4, 2 ranks
+
+    read            rank 0: 0 1 2 3 4         rank 1: 5 6 7 8 9
+    epoch's order   7 2 9 4 | 0 5 1 8 | 3 6
+    held            rank 0: 7 2  0 5  3       rank 1: 9 4  1 8  6
+
+So a shuffle is a true permutation, it is the same for any number of ranks, and no rank ever needs what another has. In
+groups, each of which holds a copy, the members of all groups with one number hold the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.order import ranks_of
+from unisono.errors import PackError
+
+Holders = NDArray[np.int32]
+"""The member that holds each sample."""
+
+
+def check_groups(samples: int, ranks: int, groups: int) -> int:
+    """Members of a group. Raises PackError where the ranks cannot form so many groups, or some would hold nothing."""
+    if groups < 1 or ranks % groups:
+        fits = [number for number in range(1, ranks + 1) if ranks % number == 0]
+        raise PackError(f"{ranks} ranks cannot form {groups} groups of one size; {fits} can be formed")
+    members = ranks // groups
+    if members > samples:
+        raise PackError(f"{members} ranks share {samples} samples, so some would hold none; start at most {samples}")
+    return members
+
+
+def at_first(samples: int, members: int) -> Holders:
+    """As a pack is read: a stretch each, as even as can be."""
+    places = np.arange(samples, dtype=np.int64)
+    return (((places + 1) * members - 1) // max(1, samples)).astype(np.int32)
+
+
+def in_epoch(order: NDArray[np.int64], batch: int, ranks: int, members: int) -> Holders:
+    """In an epoch with this order: what each will see."""
+    seen = ranks_of(len(order), batch, ranks)
+    seen %= members
+    held = np.empty(len(order), np.int32)
+    held[order] = seen
+    return held

@@ -1,0 +1,56 @@
+"""Whether a node's memory holds what its ranks are about to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.errors import PackError
+from unisono.world import World
+
+MEMINFO = Path("/proc/meminfo")
+OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+SHARED = Path("/dev/shm")
+
+
+def free_bytes(shared: bool = False) -> int | None:
+    """Bytes that this node's processes can still take, of memory that they share or not; None where it is not told."""
+    if not MEMINFO.exists():
+        return None
+    lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+    free = [int(lines["MemAvailable"].split()[0]) * 1024, *_limits()]
+    if shared and SHARED.exists():
+        found = os.statvfs(SHARED)
+        free.append(found.f_bavail * found.f_frsize)
+    return min(free)
+
+
+def _limits() -> Iterator[int]:
+    """What the control groups of this process still allow, from its own up to the first."""
+    lines = OWN_GROUP.read_text().splitlines() if OWN_GROUP.exists() else []
+    path = next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
+    for group in (GROUPS / path, *(GROUPS / path).parents):
+        limit = group / "memory.max"
+        if limit.exists() and (most := limit.read_text().strip()) != "max":
+            yield int(most) - _kept(group)
+
+
+def _kept(group: Path) -> int:
+    """Bytes that a group of processes has and keeps: files that were read are forgotten when there is need."""
+    kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int((group / "memory.current").read_text()) - int(kinds["active_file"]) - int(kinds["inactive_file"])
+
+
+def check_room(world: World, nbytes: int, shared: bool = False) -> None:
+    """Raise PackError on every rank where the ranks of a node need more than it has; `nbytes` is this rank's need."""
+    free = free_bytes(shared)
+    seats = world.gather((world.node, nbytes, free))
+    for node in sorted({node for node, _, _ in seats}):
+        need = sum(each for at, each, _ in seats if at == node)
+        least = min((each for at, _, each in seats if at == node and each is not None), default=need)
+        if need > least:
+            raise PackError(
+                f"node {node} has {least / 1e9:.1f} GB of {'shared ' * shared}memory free, but its ranks would hold {need / 1e9:.1f} GB of "
+                'the pack; start on more nodes, or hold a share alone (hold = "even", groups = 1)'
+            )

@@ -1,0 +1,68 @@
+"""Every node holds the whole pack, once, in memory that its ranks share; a shuffle is then a permuted index (DIMD 4.1).
+
+    node 0   rank 0 reads 0 1 2 3 4, rank 1 reads 5 6 7 8 9; both see all
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.memory.holding import at_first
+from unisono.data.memory.room import check_room
+from unisono.data.pack.index import Index
+from unisono.data.pack.stripe import read_stretch
+from unisono.transports.windows import Window
+from unisono.world import World
+
+
+class Whole:
+    """A copy of a pack in the memory of each node of `world`."""
+
+    def __init__(self, index: Index, world: World) -> None:
+        """Read the pack, all ranks together. Raises PackError on every rank, as `Partitioned` does."""
+        node = world.node_world
+        self._holders = at_first(len(index), node.size)
+        bounds = np.searchsorted(self._holders, np.arange(node.size + 1))
+        ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
+        first, last = int(bounds[node.rank]), int(bounds[node.rank + 1])
+        own = int(ends[last] - ends[first])
+        check_room(world, own, shared=True)
+        self._window = Window(node.comm, own)
+        self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
+        self._offsets = ends - ends[bounds[:-1]][np.append(self._holders, node.size - 1)]
+        self._length = index.length
+
+        def read() -> None:
+            at = 0
+            for data, _ in read_stretch(index, first, last):
+                self._parts[node.rank][at : at + len(data)] = data
+                at += len(data)
+
+        self._world = world
+        world.on_all(read)
+        self._window.sync()
+        node.comm.Barrier()
+        self._window.sync()
+
+    def epoch(self, order: NDArray[np.int64], batch: int) -> None:
+        """Nothing has to move."""
+
+    def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """The bytes of any samples."""
+        begins = self._offsets[numbers]
+        ends = begins + self._length[numbers]
+        return [
+            self._parts[part][begin:end]
+            for part, begin, end in zip(self._holders[numbers].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples that this rank holds for its node."""
+        return self._window.nbytes
+
+    def close(self) -> None:
+        """Give the memory back, all ranks together."""
+        self._parts = []
+        self._window.free()

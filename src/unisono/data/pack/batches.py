@@ -1,0 +1,73 @@
+"""A stretch of samples as an Arrow record batch with a checksum, and back.
+
+    image (or audio)   label   key          beside the batch: crc32 of all of it
+    binary             int64   string
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from unisono.data.sources.source import SOUND
+from unisono.errors import PackError
+
+CHECKSUM = b"crc32"
+UNISONO = b"unisono"
+"""The key in a schema's metadata under which a pack describes itself, in JSON."""
+
+
+class Samples(NamedTuple):
+    """Samples side by side in memory: sample i is data[offsets[i] : offsets[i + 1]]."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+
+
+def schema(kind: str, about: dict[str, object]) -> pa.Schema:
+    """The columns of a stripe; `about` describes the pack."""
+    fields = [("audio" if kind == SOUND else "image", pa.binary()), ("label", pa.int64()), ("key", pa.string())]
+    return pa.schema(fields, {UNISONO: json.dumps(about).encode()})
+
+
+def to_batch(
+    columns: pa.Schema, samples: Sequence[bytes], labels: Sequence[int], keys: Sequence[str]
+) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+    """A record batch, and what is written beside it."""
+    arrays = [pa.array(samples, pa.binary()), pa.array(labels, pa.int64()), pa.array(keys, pa.string())]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
+    return batch, {CHECKSUM: f"{checksum(batch):08x}".encode()}
+
+
+def checksum(batch: pa.RecordBatch) -> int:
+    """A number that tells a changed batch from the one that was written."""
+    found = 0
+    for column in (batch.column(0), batch.column(2)):
+        data, offsets = _content(column)
+        found = zlib.crc32(np.diff(offsets), zlib.crc32(data, found))
+    return zlib.crc32(np.ascontiguousarray(batch.column(1).to_numpy()), found)
+
+
+def samples_of(path: Path, number: int, batch: pa.RecordBatch, beside: dict[bytes, bytes]) -> Samples:
+    """The samples of a batch that was read. Raises PackError, naming file and batch, where it has been changed."""
+    written = (beside or {}).get(CHECKSUM, b"none").decode()
+    found = f"{checksum(batch):08x}"
+    if found != written:
+        raise PackError(f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written")
+    return Samples(*_content(batch.column(0)))
+
+
+def _content(column: pa.Array) -> Samples:
+    """The bytes of a column of binary or text, where they lie."""
+    _, offsets, data = column.buffers()
+    begin, rows = column.offset, len(column)
+    places = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)
+    whole = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return Samples(whole[places[0] : places[-1]], places - places[0])

@@ -1,0 +1,127 @@
+"""The index of a pack: every sample's stripe, batch and row, length and label, and what the pack is.
+
+It is an Arrow file like the stripes. Every rank keeps it in memory, 20 bytes a sample; the samples themselves are read
+once, each by one rank of a group.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from unisono.data.pack.batches import CHECKSUM, UNISONO
+from unisono.data.pack.layout import INDEX
+from unisono.errors import PackError
+
+VERSION = 1
+
+COLUMNS = {"stripe": pa.int32(), "batch": pa.int32(), "row": pa.int32(), "length": pa.int32(), "label": pa.int32()}
+
+
+@dataclass(frozen=True)
+class About:
+    """What a pack is."""
+
+    kind: str
+    classes: tuple[str, ...]
+    shape: tuple[int, ...] | None = None
+    """Of raw samples."""
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    """Of each colour, over up to 1,000 of its pictures, from 0 to 1."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """What was left out, and why."""
+    stripes: tuple[tuple[str, int], ...] = ()
+    """The files, and how many bytes each has."""
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where every sample lies: arrays with an entry for each."""
+
+    about: About
+    stripe: NDArray[np.int32]
+    batch: NDArray[np.int32]
+    row: NDArray[np.int32]
+    length: NDArray[np.int32]
+    label: NDArray[np.int32]
+    folder: Path = field(default_factory=Path)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def mark(self) -> str:
+        """Tells this pack's samples from others' by how many there are, their lengths and labels."""
+        return f"{len(self)} {_crc([self.length, self.label]):08x}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        return int(self.length.sum(dtype=np.int64))
+
+
+def write_index(index: Index, path: Path) -> None:
+    """Write the index into a file. Raises OSError."""
+    arrays = [pa.array(getattr(index, name), kind) for name, kind in COLUMNS.items()]
+    about = json.dumps(asdict(index.about)).encode()
+    beside = {UNISONO: about, CHECKSUM: _checksum(arrays, about)}
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(COLUMNS.items()), beside))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def read_index(folder: Path) -> Index:
+    """The index of a pack. Raises PackError where there is none, or it is not whole."""
+    path = folder / INDEX
+    if not path.is_file():
+        there = "" if folder.is_dir() else ": there is no such folder"
+        raise PackError(f"{folder} is no pack{there or f': it has no {INDEX}'}; unisono pack makes one")
+    try:
+        with pa.OSFile(str(path)) as file:
+            opened = pa.ipc.open_file(file)
+            table = opened.read_all().combine_chunks()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise PackError(f"{path} is not whole ({str(error).splitlines()[0]}); pack the data again") from error
+    beside = opened.schema.metadata or {}
+    if UNISONO not in beside or table.schema.names != list(COLUMNS):
+        raise PackError(f"{path} is no index of a pack")
+    arrays = [table[name].combine_chunks() for name in COLUMNS]
+    arrays = [array.chunk(0) if isinstance(array, pa.ChunkedArray) else array for array in arrays]
+    if beside.get(CHECKSUM) != _checksum(arrays, beside[UNISONO]):
+        raise PackError(f"{path} is damaged: its checksum is not the one that was written; pack the data again")
+    about = _about(json.loads(beside[UNISONO]), path)
+    return Index(about, *(array.to_numpy() for array in arrays), folder=folder)
+
+
+def _about(content: dict[str, object], path: Path) -> About:
+    if content.get("version") != VERSION:
+        raise PackError(f"{path} is of version {content.get('version')}; this Unisono reads version {VERSION}")
+    shape = content.get("shape")
+    return About(
+        kind=str(content["kind"]),
+        classes=tuple(content["classes"]),  # type: ignore[arg-type]
+        shape=tuple(shape) if shape else None,  # type: ignore[arg-type]
+        mean=tuple(content["mean"]),  # type: ignore[arg-type]
+        deviation=tuple(content["deviation"]),  # type: ignore[arg-type]
+        skipped=tuple(tuple(entry) for entry in content["skipped"]),  # type: ignore[attr-defined]
+        stripes=tuple(tuple(entry) for entry in content["stripes"]),  # type: ignore[attr-defined]
+    )
+
+
+def _checksum(arrays: list[pa.Array], about: bytes) -> bytes:
+    return f"{_crc([array.to_numpy() for array in arrays], zlib.crc32(about)):08x}".encode()
+
+
+def _crc(arrays: Iterable[NDArray[np.int32]], found: int = 0) -> int:
+    for array in arrays:
+        found = zlib.crc32(np.ascontiguousarray(array), found)
+    return found

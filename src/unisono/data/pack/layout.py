@@ -1,0 +1,70 @@
+"""Which samples go into which stripe: a plan.
+
+    32 stripes of at most 256 MB; 8 samples of 90 MB:       stripe 0   0 1       stripe 2   4 5
+                                                            stripe 1   2 3       stripe 3   6 7
+
+Samples keep their order, so a rank that reads a stretch of them touches few stripes, and all ranks together read from
+many at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 MB, so that a batch touches two at most).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+INDEX = "index.arrow"
+BATCH_BYTES = 4 << 20
+"""Bytes of samples that share a checksum: what is read at least."""
+
+
+def stripe_name(number: int) -> str:
+    """The file of a stripe."""
+    return f"stripe-{number:05d}.arrow"
+
+
+def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_bytes: int) -> list[int]:
+    """Where stripes begin and end: stripe s has the samples bounds[s] to bounds[s + 1] - 1.
+
+    There are `stripes` of about equal bytes, as `sizes` has them, or as many as none needs to be above `stripe_bytes`;
+    never more than samples. Only a sample that is larger alone makes a larger stripe.
+    """
+    samples = len(sizes)
+    if samples == 0:
+        return [0]
+    ends = np.cumsum(np.maximum(np.asarray(sizes, np.int64), 1))
+    count = min(samples, max(stripes, -(-int(ends[-1]) // stripe_bytes)))
+    while True:
+        bounds = _cut(ends, count)
+        largest = max(int(ends[stop - 1] - (ends[start - 1] if start else 0)) for start, stop in pairs(bounds))
+        if largest <= stripe_bytes or count == samples:
+            return bounds
+        count = min(samples, count + max(1, count // 8))
+
+
+def pairs(bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Beginning and end of each stretch."""
+    return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
+    """`count` stretches of about equal bytes, none empty."""
+    samples = len(ends)
+    wanted = ends[-1] * np.arange(1, count) // count
+    inner = np.searchsorted(ends, wanted, side="left") + 1
+    least = np.arange(1, count)
+    inner = np.clip(np.maximum.accumulate(inner), least, samples - count + least)
+    inner = np.maximum.accumulate(inner - least) + least  # so that each has one at least
+    return [0, *inner.tolist(), samples]
+
+
+def plan_batches(sizes: Sequence[int], batch_bytes: int = BATCH_BYTES) -> list[int]:
+    """Where the batches of a stripe begin and end: each has as many samples as stay below `batch_bytes`, one at least."""
+    bounds, held = [0], 0
+    for number, size in enumerate(sizes):
+        if held and held + size > batch_bytes:
+            bounds.append(number)
+            held = 0
+        held += size
+    return bounds if not len(sizes) else [*bounds, len(sizes)]

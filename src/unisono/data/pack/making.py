@@ -1,0 +1,62 @@
+"""Makes of a sample as it is found what is packed.
+
+    a picture   short side above `short_side`, turned by its camera, or in printers' colours   made anew as a JPEG
+                else                                                                          as it is, byte for byte
+    a sound     as it is: a wav file with whole numbers of 16 bits
+    raw         as it is
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+
+from PIL import Image
+
+from unisono.data.pictures.picture import pixels_of, read_any, upright
+from unisono.data.sources.source import PICTURE, SOUND
+from unisono.errors import PictureError
+
+KEPT = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
+"""Formats and colours that stay as they are."""
+
+
+def make(kind: str, sample: bytes, short_side: int, quality: int) -> bytes:
+    """The bytes to pack. Raises PictureError where the sample is empty, broken, or not all there."""
+    if not sample:
+        raise PictureError("it is empty")
+    if kind == SOUND:
+        _check_sound(sample)
+    return _picture(sample, short_side, quality) if kind == PICTURE else sample
+
+
+def _picture(sample: bytes, short_side: int, quality: int) -> bytes:
+    picture = read_any(sample, turn=False, enough=2 * short_side)
+    turned = upright(picture)
+    small = not short_side or min(picture.size) <= short_side
+    kept = picture.mode in KEPT.get(picture.format or "", ()) and "transparency" not in picture.info
+    if turned is picture and small and kept:
+        return sample
+    grey = picture.mode in ("L", "1", "I;16", "I")
+    pixels = pixels_of(turned, "L" if grey else "RGB")
+    made = Image.fromarray(pixels[..., 0] if grey else pixels)
+    if not small:
+        scale = short_side / min(made.size)
+        size = (max(1, round(made.width * scale)), max(1, round(made.height * scale)))
+        made = made.resize(size, Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    made.save(out, "JPEG", quality=quality)
+    return out.getvalue()
+
+
+def _check_sound(sample: bytes) -> None:
+    try:
+        with wave.open(io.BytesIO(sample)) as sound:
+            frames, width = sound.getnframes(), sound.getsampwidth() * sound.getnchannels()
+            if sound.getsampwidth() != 2:
+                raise PictureError(f"its numbers have {8 * sound.getsampwidth()} bits; 16 are known here")
+            found = len(sound.readframes(frames))
+    except (wave.Error, EOFError) as error:
+        raise PictureError(f"it is no wav file: {error}") from error
+    if frames == 0 or found < frames * width:
+        raise PictureError(f"it has {found} of {frames * width} bytes of sound")

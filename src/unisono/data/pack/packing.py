@@ -1,0 +1,140 @@
+"""Packs a data set: plans its stripes, makes them in threads, and writes the index when all are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+
+from unisono.data.pack.index import About, Index, write_index
+from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
+from unisono.data.pack.making import make
+from unisono.data.pack.statistics import statistics
+from unisono.data.pack.stripe import Done, finished, forget_notes, whole_or_nothing, write_stripe
+from unisono.data.sources.source import Source
+from unisono.errors import PackError
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a data set is packed."""
+
+    short_side: int = 256
+    """Pictures whose short side is longer are made so large; 0: none is."""
+    stripes: int = 32
+    """Files at least."""
+    stripe_bytes: int = 256_000_000
+    """Bytes of a file at most."""
+    quality: int = 90
+    """Of the JPEGs that are made."""
+
+
+class _Stopped(Exception):  # noqa: N818  nothing is wrong with what stops
+    """Another thread has failed, or somebody has interrupted the work."""
+
+
+def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable[[], None]) -> Index:
+    """Pack `source` into `folder`; what an earlier run has finished there stays. `advance`: a sample more is done.
+
+    Raises PackError where the folder holds another pack, the disk is full, or no sample is whole.
+    """
+    mark = _mark(source, way)
+    bounds = plan_stripes(source.sizes, way.stripes, way.stripe_bytes)
+    _check_folder(folder, mark)
+    stretches = pairs(bounds)
+    done: dict[int, Done] = {}
+    stop = Event()
+
+    def one(number: int) -> None:
+        first, last = stretches[number]
+        found = finished(folder, number, mark)
+        if found is not None:
+            for _ in range(first, last):
+                advance()
+        done[number] = found or write_stripe(source, first, last, carry, folder, number, mark, advance)
+
+    def carry(sample: bytes) -> bytes:
+        if stop.is_set():
+            raise _Stopped
+        return make(source.kind, sample, way.short_side, way.quality)
+
+    try:
+        with ThreadPoolExecutor(threads, "pack") as pool:
+            works = [pool.submit(one, number) for number in range(len(stretches))]
+            try:
+                wait(works, return_when=FIRST_EXCEPTION)
+            finally:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+            failed = [error for work in works if not work.cancelled() and (error := work.exception())]
+            for error in failed:
+                if not isinstance(error, _Stopped):
+                    raise error
+        index = _index(source, folder, [done[number] for number in sorted(done)])
+        if len(index):
+            with whole_or_nothing(folder / INDEX) as partial:
+                write_index(index, partial)
+    except OSError as error:
+        raise PackError(
+            f"{folder}: {error.strerror or error}; {len(done)} of {len(stretches)} stripes are finished, and the same "
+            "command goes on from there"
+        ) from error
+    if not len(index):
+        reasons = "; ".join(f"{key}: {why}" for key, why in index.about.skipped[:3])
+        forget_notes(folder)
+        raise PackError(f"there is no sample to pack{f' ({reasons})' if reasons else ''}")
+    forget_notes(folder)
+    return index
+
+
+def _check_folder(folder: Path, mark: str) -> None:
+    """Make the folder, unless it holds something else."""
+    if (folder / INDEX).exists():
+        raise PackError(f"{folder} holds a pack already; name another folder, or remove it")
+    strange = [path for path in folder.glob("*") if not path.name.startswith("stripe-")] if folder.exists() else []
+    if strange:
+        raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PackError(f"cannot make {folder}: {error.strerror}") from error
+    for note in folder.glob("stripe-*.json"):
+        if json.loads(note.read_text())["mark"] != mark:
+            raise PackError(f"{folder} holds a part of another pack, or of this one packed otherwise; remove it first")
+
+
+def _mark(source: Source, way: Way) -> str:
+    """Tells one data set and way of packing from another."""
+    found = hashlib.sha256(repr((source.kind, source.classes, source.shape, way, len(source))).encode())
+    found.update("\n".join(source.keys).encode())
+    found.update(np.ascontiguousarray(source.labels))
+    found.update(np.ascontiguousarray(source.sizes))
+    return found.hexdigest()
+
+
+def _index(source: Source, folder: Path, stripes: list[Done]) -> Index:
+    skipped = tuple(entry for stripe in stripes for entry in stripe.skipped)
+    kept = [stripe for stripe in stripes if stripe.lengths]
+    columns: dict[str, list[np.ndarray[tuple[int], np.dtype[np.int32]]]] = {
+        name: [np.empty(0, np.int32)] for name in ("stripe", "batch", "row", "length", "label")
+    }
+    for number, stripe in enumerate(kept):
+        begins = np.array([0, *stripe.batches[:-1]])
+        counts = np.diff([0, *stripe.batches])
+        samples = np.arange(len(stripe.lengths))
+        columns["stripe"].append(np.full(len(samples), number, np.int32))
+        columns["batch"].append(np.repeat(np.arange(len(counts)), counts).astype(np.int32))
+        columns["row"].append((samples - np.repeat(begins, counts)).astype(np.int32))
+        columns["length"].append(np.array(stripe.lengths, np.int32))
+        columns["label"].append(np.array(stripe.labels, np.int32))
+    arrays = [np.concatenate(parts) for parts in columns.values()]
+    files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
+    about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files)
+    index = Index(about, *arrays, folder=folder)
+    return statistics(index)

@@ -1,0 +1,162 @@
+"""Writes a stripe, whole or not at all, and reads stretches of samples from stripes.
+
+While a data set is being packed, a note beside each finished stripe says what it was made from, so that the work can go
+on where it stopped:
+
+    stripe-00003.arrow.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json       all done: the index; notes go
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from unisono.data.pack.batches import Samples, samples_of, schema, to_batch
+from unisono.data.pack.index import Index
+from unisono.data.pack.layout import BATCH_BYTES, stripe_name
+from unisono.data.sources.source import Source
+from unisono.errors import PackError, PictureError
+
+PARTIAL = ".partial"
+
+Make = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished stripe: its samples' lengths and labels, where its batches end, and what was left out of it."""
+
+    number: int
+    nbytes: int
+    lengths: list[int]
+    labels: list[int]
+    batches: list[int]
+    skipped: list[tuple[str, str]]
+
+
+@contextmanager
+def whole_or_nothing(path: Path) -> Iterator[Path]:
+    """A file to write into, which becomes `path` when the block ends well, and goes away when it does not."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def finished(folder: Path, number: int, mark: str) -> Done | None:
+    """The stripe, where an earlier run has finished it from the same samples in the same way (`mark`)."""
+    note = _note(folder, number)
+    if not note.is_file():
+        return None
+    content = json.loads(note.read_text())
+    path = folder / stripe_name(number)
+    if content.pop("mark") != mark or (content["nbytes"] and not path.is_file()):
+        return None
+    if content["nbytes"] and path.stat().st_size != content["nbytes"]:
+        return None
+    return Done(**{**content, "skipped": [tuple(entry) for entry in content["skipped"]]})
+
+
+def write_stripe(
+    source: Source, first: int, last: int, make: Make, folder: Path, number: int, mark: str, advance: Callable[[], None]
+) -> Done:
+    """Pack the samples `first` to `last` - 1; `advance` is called after each. Raises OSError."""
+    path = folder / stripe_name(number)
+    columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
+    done = Done(number, 0, [], [], [], [])
+    with whole_or_nothing(path) as partial:
+        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
+            for made, labels, keys in _batches(source, first, last, make, done, advance):
+                batch, beside = to_batch(columns, made, labels, keys)
+                writer.write_batch(batch, custom_metadata=beside)
+                done.lengths.extend(len(sample) for sample in made)
+                done.labels.extend(labels)
+                done.batches.append(len(done.lengths))
+        nbytes = partial.stat().st_size if done.lengths else 0
+    if not nbytes:
+        path.unlink()
+    done = Done(number, nbytes, done.lengths, done.labels, done.batches, done.skipped)
+    with whole_or_nothing(_note(folder, number)) as partial:
+        partial.write_text(json.dumps({"mark": mark, **vars(done)}))
+    return done
+
+
+def forget_notes(folder: Path) -> None:
+    """Take the notes away, when the index tells all that they told."""
+    for note in folder.glob("stripe-*.json"):
+        note.unlink()
+
+
+def read_stretch(index: Index, first: int, last: int) -> Iterator[Samples]:
+    """The samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
+
+    Raises PackError where a stripe is missing, has another size than was written, or a checksum is wrong.
+    """
+    at = first
+    while at < last:
+        number = int(index.stripe[at])
+        stop = min(last, int(np.searchsorted(index.stripe, number, side="right")))
+        yield from _read(index, number, at, stop)
+        at = stop
+
+
+def _read(index: Index, number: int, first: int, last: int) -> Iterator[Samples]:
+    name, nbytes = index.about.stripes[number]
+    path = index.folder / name
+    if not path.is_file():
+        raise PackError(f"{index.folder} is not whole: {name} is missing")
+    if path.stat().st_size != nbytes:
+        raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written")
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            at = first
+            while at < last:
+                batch = int(index.batch[at])
+                rows, beside = reader.get_batch_with_custom_metadata(batch)
+                data, offsets = samples_of(path, batch, rows, beside)
+                begin = int(index.row[at])
+                count = min(last - at, len(offsets) - 1 - begin)
+                if count <= 0 or not np.array_equal(
+                    np.diff(offsets[begin : begin + count + 1]), index.length[at : at + count]
+                ):
+                    raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
+                inside = offsets[begin : begin + count + 1]
+                yield Samples(data[inside[0] : inside[-1]].copy(), inside - inside[0])
+                at += count
+    except (pa.ArrowInvalid, OSError) as error:
+        raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def _batches(
+    source: Source, first: int, last: int, make: Make, done: Done, advance: Callable[[], None]
+) -> Iterator[tuple[list[bytes], list[int], list[str]]]:
+    """Samples as they are made, in batches; what cannot be made is noted in `done`."""
+    made, numbers, held = list[bytes](), list[int](), 0
+    for number in range(first, last):
+        try:
+            sample = make(source.read(number))
+        except (PictureError, FileNotFoundError, PermissionError) as error:
+            done.skipped.append((source.keys[number], getattr(error, "strerror", None) or str(error)))
+            advance()
+            continue
+        if made and held + len(sample) > BATCH_BYTES:
+            yield made, [int(source.labels[each]) for each in numbers], [source.keys[each] for each in numbers]
+            made, numbers, held = [], [], 0
+        made.append(sample)
+        numbers.append(number)
+        held += len(sample)
+        advance()
+    if made:
+        yield made, [int(source.labels[each]) for each in numbers], [source.keys[each] for each in numbers]
+
+
+def _note(folder: Path, number: int) -> Path:
+    return folder / stripe_name(number).replace(".arrow", ".json")

@@ -1,0 +1,78 @@
+"""Shows pictures to a network: decodes, cuts, scales, mirrors and normalises them, in channels-last memory.
+
+    bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / deviation ─▶ float32
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from unisono.data.pictures.crops import Box
+from unisono.data.pictures.picture import Pixels, Reader
+from unisono.data.pictures.view import Look, View, look
+
+WHITE = 255.0
+
+
+class Show:
+    """Shows pictures in one thread."""
+
+    def __init__(self, view: View, shape: tuple[int, ...] | None = None) -> None:
+        """`shape` is that of raw pictures, (height, width) or (height, width, colors); None: files of pictures."""
+        self._view, self._shape = view, shape
+        self._reader = Reader(view.colors)
+        row = view.size * view.colors
+        deviation = torch.tensor(view.deviation).repeat(view.size)
+        self._scale = (1 / (WHITE * deviation)).reshape(1, row)
+        self._shift = (-torch.tensor(view.mean).repeat(view.size) / deviation).reshape(1, row)
+
+    def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+        """Show one picture in `out`, (size, size, colors), float32 or bfloat16; without `random`, as in validation.
+
+        Raises PictureError where the bytes are no picture.
+        """
+        pixels, how = self._cut(file, random)
+        size = self._view.size
+        if pixels.shape[:2] != (size, size):
+            picture = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+            resized = interpolate(picture, (size, size), mode="bilinear", antialias=True)
+            pixels = resized[0].permute(1, 2, 0).numpy()
+        if how.mirrored:
+            pixels = pixels[:, ::-1]
+        if how.right or how.down:
+            pixels = shifted(pixels, how.right, how.down)
+        rows = out.view(size, -1)
+        numbers = rows if out.dtype == torch.float32 else torch.empty(rows.shape)
+        numbers.copy_(torch.from_numpy(np.ascontiguousarray(pixels)).view(size, -1))
+        numbers.mul_(self._scale).add_(self._shift)
+        if numbers is not rows:
+            rows.copy_(numbers)
+
+    def _cut(self, file: memoryview, random: Random | None) -> tuple[Pixels, Look]:
+        """The chosen part of a picture, as it was decoded."""
+        chosen: list[Look] = []
+
+        def choose(width: int, height: int) -> Box:
+            chosen.append(look(self._view, width, height, random))
+            return chosen[0].box
+
+        if self._shape is None:
+            pixels, box = self._reader.read(bytes(file), choose, self._view.size)
+        else:
+            pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
+            box = choose(pixels.shape[1], pixels.shape[0])
+        x, y, width, height = box
+        return pixels[y : y + height, x : x + width], chosen[0]
+
+
+def shifted(pixels: Pixels, right: int, down: int) -> Pixels:
+    """The picture moved by so many pixels; what comes in is black."""
+    height, width, _ = pixels.shape
+    out = np.zeros_like(pixels)
+    into = out[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)]
+    into[:] = pixels[max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)]
+    return out

@@ -1,0 +1,161 @@
+"""libjpeg-turbo's TurboJPEG interface, version 3, by ctypes: calls let other threads run while they work.
+
+The library comes inside the `turbojpeg` wheel, or is the system's. A `Decoder` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import PictureError
+
+DECOMPRESS = 1
+WIDTH, HEIGHT, SUBSAMPLING, COLORS = 5, 6, 4, 8
+RGB, GREY = 0, 6
+"""Pixel formats."""
+
+GREY_COLORS, CMYK, YCCK = 2, 3, 4
+"""Colour spaces of a file."""
+
+BLOCKS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
+"""Pixels across which a file's blocks begin anew, by its subsampling: a part can begin there alone."""
+
+
+SYSTEMS = ("libturbojpeg.so.0", "libturbojpeg.dylib")
+"""A library of the system's; asking the system where it is would start processes, which nobody may once MPI runs."""
+
+
+class Part(NamedTuple):
+    """A part of a picture that is made 1 / `shrink` as large, in pixels of that smaller picture."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    shrink: int
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("w", ctypes.c_int), ("h", ctypes.c_int))
+
+
+class _Scale(ctypes.Structure):
+    _fields_ = (("num", ctypes.c_int), ("denom", ctypes.c_int))
+
+
+class Header(NamedTuple):
+    """What a file says of its picture."""
+
+    width: int
+    height: int
+    grey: bool
+    block: int
+    """Pixels across which a part can begin."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """libjpeg-turbo 3 or newer, where there is one."""
+    for name in _places():
+        try:
+            found = ctypes.CDLL(name)
+        except OSError:
+            continue
+        if hasattr(found, "tj3SetCroppingRegion"):
+            return _declare(found)
+    return None
+
+
+def _places() -> list[str]:
+    try:
+        files = metadata.files("turbojpeg") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    places = [str(file.locate()) for file in files if file.name.startswith("libturbojpeg")]
+    return places + list(SYSTEMS)
+
+
+def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
+    handle, number, memory = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    shapes: dict[str, tuple[Any, list[Any]]] = {
+        "tj3Init": (handle, [number]),
+        "tj3Destroy": (None, [handle]),
+        "tj3Get": (number, [handle, number]),
+        "tj3DecompressHeader": (number, [handle, ctypes.c_char_p, ctypes.c_size_t]),
+        "tj3SetScalingFactor": (number, [handle, _Scale]),
+        "tj3SetCroppingRegion": (number, [handle, _Region]),
+        "tj3Decompress8": (number, [handle, ctypes.c_char_p, ctypes.c_size_t, memory, number, number]),
+        "tj3GetErrorStr": (ctypes.c_char_p, [handle]),
+        "tj3GetErrorCode": (number, [handle]),
+    }
+    for name, (result, arguments) in shapes.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+class Decoder:
+    """Decodes parts of JPEG files in one thread. Of a file that ends too early it shows what there is."""
+
+    def __init__(self) -> None:
+        """Raises PictureError where there is no libjpeg-turbo 3."""
+        found = library()
+        if found is None:
+            raise PictureError("there is no libjpeg-turbo 3 here: pip install turbojpeg")
+        self._library = found
+        self._handle = found.tj3Init(DECOMPRESS)
+        self._get: Callable[[Any, int], int] = found.tj3Get
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.tj3Destroy(self._handle)
+
+    def header(self, file: bytes) -> Header | None:
+        """What the file says of its picture; None where its colours are not those of a screen (CMYK), or it is odd.
+
+        Raises PictureError where the file is no JPEG.
+        """
+        handle, get = self._handle, self._get
+        if self._library.tj3DecompressHeader(handle, file, len(file)):
+            self._fail_unless_warned()
+            return None
+        colors, block = get(handle, COLORS), BLOCKS.get(get(handle, SUBSAMPLING))
+        if colors in (CMYK, YCCK) or block is None:
+            return None
+        return Header(get(handle, WIDTH), get(handle, HEIGHT), colors == GREY_COLORS, block)
+
+    def decode(self, file: bytes, part: Part, grey: bool) -> NDArray[np.uint8]:
+        """A part of the picture whose header was read last: (height, width, 3 or 1), red, green and blue.
+
+        `part.x` is a multiple of the header's block over `part.shrink`.
+        """
+        shape = (part.height, part.width, 1 if grey else 3)
+        out = np.empty(shape, np.uint8)
+        turbo, handle = self._library, self._handle
+        region = _Region(part.x, part.y, part.width, part.height)
+        if (
+            turbo.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))
+            or turbo.tj3SetScalingFactor(handle, _Scale(1, part.shrink))
+            or turbo.tj3SetCroppingRegion(handle, region)
+        ):
+            self._fail()
+        arguments = handle, file, len(file), out.ctypes.data, 0, GREY if grey else RGB
+        if turbo.tj3Decompress8(*arguments):
+            self._fail_unless_warned()
+            out.fill(0)  # after a warning the rest may not have been written
+            turbo.tj3Decompress8(*arguments)
+        return out
+
+    def _fail_unless_warned(self) -> None:
+        if self._library.tj3GetErrorCode(self._handle):
+            self._fail()
+
+    def _fail(self) -> None:
+        raise PictureError(self._library.tj3GetErrorStr(self._handle).decode(errors="replace"))

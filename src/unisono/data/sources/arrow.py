@@ -1,0 +1,101 @@
+"""An Arrow data set on disk, as Hugging Face's `datasets` saves it, or any Arrow files with samples and labels.
+
+    dataset_dict.json      train/  test/  ...          parts
+    dataset_info.json      data-00000-of-00002.arrow   features (names of classes), and tables
+
+Samples are in the first column of bytes, or of {bytes, path}; labels are in "label", "labels" or "fine_label".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from unisono.data.sources.source import PICTURE, SOUND, SPLITS, Source, numbered
+from unisono.errors import PackError
+
+LABELS = ("label", "labels", "fine_label")
+RIFF = b"RIFF"
+
+
+def find(path: Path) -> dict[str, Source] | None:
+    """The parts of an Arrow data set."""
+    if path.is_file():
+        return {"": _read([path], path)} if path.suffix == ".arrow" else None
+    parts = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(folder.glob("*.arrow"))}
+    if parts and ((path / "dataset_dict.json").exists() or set(parts) <= set(SPLITS)):
+        return {name: _read(_tables(folder), folder) for name, folder in parts.items()}
+    return {"": _read(tables, path)} if (tables := _tables(path)) else None
+
+
+def _tables(folder: Path) -> list[Path]:
+    """The data set's own files, without what was computed from them."""
+    state = folder / "state.json"
+    if state.is_file():
+        return [folder / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
+    found = [file for file in sorted(folder.glob("*.arrow")) if file.name != "index.arrow"]
+    return [file for file in found if not file.name.startswith("cache-")]
+
+
+def _read(files: list[Path], where: Path) -> Source:
+    try:
+        table = pa.concat_tables([_open(file) for file in files])
+    except pa.ArrowInvalid as error:
+        raise PackError(f"the files of {where} have different columns: {str(error).splitlines()[0]}") from error
+    column = next((field.name for field in table.schema if _holds_bytes(field.type)), None)
+    label = next((name for name in LABELS if name in table.schema.names), None)
+    if column is None or label is None:
+        raise PackError(f"{where} has the columns {', '.join(table.schema.names)}; one of bytes and a label are needed")
+    samples = table[column]
+    if pa.types.is_struct(samples.type):
+        inner = samples.type.field("bytes").type
+        samples = pa.chunked_array([chunk.field("bytes") for chunk in samples.chunks], inner)
+    if samples.null_count:
+        raise PackError(f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or mere paths")
+    own = json.loads((table.schema.metadata or {}).get(b"unisono", b"{}"))
+    names = _names(where, table.schema, label) or tuple(own.get("classes", ()))
+    if pa.types.is_integer(table[label].type) and names:
+        classes, labels = names, table[label].cast(pa.int64()).fill_null(-1).to_numpy()
+        missing = int(((labels < 0) | (labels >= len(names))).sum())
+    else:
+        classes, labels = numbered([str(value) for value in table[label].to_pylist()])
+        missing = table[label].null_count
+    if missing:
+        raise PackError(f"{where}: {missing} of {len(labels)} samples have no label; pack the parts that have, one by one")
+    sizes = np.concatenate([[0], *(np.asarray(compute.binary_length(chunk)) for chunk in samples.chunks)])[1:]
+    keys = [f"{where.name}/{number}" for number in range(len(labels))]
+    kind = own.get("kind") or (SOUND if len(samples) and samples[0].as_py()[:4] == RIFF else PICTURE)
+    shape = tuple(own["shape"]) if own.get("shape") else None
+    return Source(
+        kind, classes, keys, labels, sizes.astype(np.int64), lambda number: bytes(samples[number].as_py()), shape
+    )
+
+
+def _open(path: Path) -> pa.Table:
+    mapped = pa.memory_map(str(path))
+    for opened in (pa.ipc.open_stream, pa.ipc.open_file):
+        try:
+            return opened(mapped).read_all()
+        except (pa.ArrowInvalid, OSError):
+            mapped.seek(0)
+    raise PackError(f"{path} is no Arrow file, or not all of it is there")
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _names(folder: Path, columns: pa.Schema, label: str) -> tuple[str, ...]:
+    """The names of the classes, where the data set tells them: in a file beside it, or in its columns' metadata."""
+    path = folder / "dataset_info.json"
+    beside = json.loads(path.read_text()) if path.is_file() else {}
+    inside = json.loads((columns.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
+    features: dict[str, Any] = beside.get("features") or inside.get("features") or {}
+    return tuple(features.get(label, {}).get("names") or ())

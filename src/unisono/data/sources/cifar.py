@@ -1,0 +1,105 @@
+"""CIFAR-10's and CIFAR-100's files: the binary ones and those for Python.
+
+    data_batch_1.bin ... test_batch.bin      a label, then 1,024 red, green and blue values; 10,000 times
+    train.bin, test.bin                      CIFAR-100: a coarse label before the fine one
+    data_batch_1 ... test_batch, train, test the same as pickled arrays; nothing but arrays is unpickled
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.sources.source import RAW, Source
+from unisono.errors import PackError
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+
+Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def find(path: Path) -> dict[str, Source] | None:
+    """The parts in a folder of CIFAR's files."""
+    if not path.is_dir():
+        return None
+    for ending, read in ((".bin", _binary), ("", _pickled)):
+        names = [f"data_batch_{number}{ending}" for number in range(1, 6)]
+        files = [path / name for name in names if (path / name).is_file()]
+        parts = {"train": files or [path / f"train{ending}"]}
+        parts["test"] = [path / f"test_batch{ending}" if files else path / f"test{ending}"]
+        present = {name: files for name, files in parts.items() if all(file.is_file() for file in files)}
+        if present and (files or any(path.glob("*meta*")) or any(path.glob("*label_names*"))):
+            coarse = not files
+            return {name: _source([read(file, coarse) for file in parts], path) for name, parts in present.items()}
+    return None
+
+
+def _source(rows: list[Rows], path: Path) -> Source:
+    pictures = np.concatenate([pixels for pixels, _ in rows]).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    labels = np.concatenate([labels for _, labels in rows])
+    most = int(labels.max(initial=-1))
+    classes = _names(path) or tuple(str(number) for number in range(most + 1))
+    if most >= len(classes):
+        raise PackError(f"{path} has the label {most}, but {len(classes)} classes")
+    keys = [f"{path.name}/{number}" for number in range(len(labels))]
+    sizes = np.full(len(labels), PIXELS, np.int64)
+    return Source(RAW, classes, keys, labels, sizes, lambda number: pictures[number].tobytes(), (SIDE, SIDE, 3))
+
+
+def _binary(path: Path, coarse: bool) -> Rows:
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    row = 1 + coarse + PIXELS
+    if len(content) % row:
+        raise PackError(f"{path} has {len(content)} bytes, which are no rows of {row}")
+    rows = content.reshape(-1, row)
+    return rows[:, -PIXELS:], rows[:, int(coarse)].astype(np.int64)
+
+
+def _pickled(path: Path, coarse: bool) -> Rows:
+    with _told(path):
+        content = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        labels = np.asarray(content[b"fine_labels" if coarse else b"labels"], np.int64)
+        pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
+        if len(pixels) != len(labels):
+            raise ValueError(f"{len(pixels)} pictures, but {len(labels)} labels")
+        return pixels, labels
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    for name in ("batches.meta.txt", "fine_label_names.txt"):
+        if (path / name).is_file():
+            return tuple((path / name).read_text().split())
+    for name, key in (("batches.meta", b"label_names"), ("meta", b"fine_label_names")):
+        if (path / name).is_file():
+            with _told(path / name):
+                names = _Arrays(io.BytesIO((path / name).read_bytes()), encoding="bytes").load()[key]
+                return tuple(name.decode() for name in names)
+    return ()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a pickle becomes a PackError that names it."""
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise PackError(f"{path} is none of CIFAR's files: {error}") from error
+
+
+class _Arrays(pickle.Unpickler):
+    """Unpickles arrays and what they are made of; a pickle could run anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.split(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct")}:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) == ("_codecs", "encode"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}")

@@ -1,0 +1,56 @@
+"""A folder for each class, or sounds side by side whose names begin with their class; what is hidden is left out.
+
+    data/train/cat/1.jpg      data/cat/1.jpg      data/3_anna_0.wav
+    data/test/dog/2.jpg       data/dog/2.jpg      data/7_paul_4.wav
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from unisono.data.sources.source import SOUND, SPLITS, Source, kind_of, numbered, one_kind
+from unisono.errors import PackError
+
+
+def find(path: Path) -> dict[str, Source] | None:
+    """The parts of a folder, or the whole of it where its folders are classes; None where nothing known is in it."""
+    if not path.is_dir():
+        return None
+    folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
+    parts = {name: folder for name, folder in folders.items() if name in SPLITS}
+    other = next((name for name, folder in folders.items() if parts and name not in parts and _files(folder)), None)
+    if other is not None:
+        raise PackError(
+            f"{path} has {next(iter(parts))}, which is a part of a data set, beside {other}, which is none; pack the parts "
+            "one by one, or give the class another name"
+        )
+    found = {name: source for name, folder in (parts or {"": path}).items() if (source := _whole(folder)) is not None}
+    return found or None
+
+
+def _whole(path: Path) -> Source | None:
+    files = _files(path)
+    if not files:
+        return None
+    kind = one_kind([file.name for file in files], path)
+    inside = [file for file in files if file.parent != path]
+    files = inside or files
+    if not inside and kind != SOUND:
+        return None
+    names = [file.relative_to(path).parts[0] if inside else file.stem.split("_")[0] for file in files]
+    classes, labels = numbered(names)
+    keys = [str(file.relative_to(path)) for file in files]
+    sizes = np.array([file.stat().st_size for file in files], np.int64)
+    return Source(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes())
+
+
+def _files(path: Path) -> list[Path]:
+    """The files in a folder that hold something that is known, but for what is hidden; links are followed."""
+    found = list[Path]()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(folder, name) for name in names if kind_of(name)]
+    return sorted(file for file in found if file.is_file())

@@ -1,0 +1,58 @@
+"""IDX files, as MNIST and its followers have them: pictures in one file, labels in another, compressed or not.
+
+    train-images-idx3-ubyte.gz   train-labels-idx1-ubyte.gz      t10k-images-idx3-ubyte.gz   t10k-labels-idx1-ubyte.gz
+
+A file: two zero bytes, the type (8: bytes), the number of dimensions, each dimension in 4 bytes, the highest first, data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.sources.source import RAW, Source
+from unisono.errors import PackError
+
+BYTES = 8
+NAMES = {"train": "train", "t10k": "test"}
+
+
+def find(path: Path) -> dict[str, Source] | None:
+    """The parts in a folder, or the one whose file of pictures is named."""
+    if path.is_dir():
+        images = sorted(file for file in path.glob("*-images*idx3-ubyte*") if file.is_file())
+        starts = [file.name.split("-images")[0] for file in images]
+        return {NAMES.get(start, start): _read(file) for start, file in zip(starts, images, strict=True)} or None
+    return {"": _read(path)} if "-images" in path.name and "idx3-ubyte" in path.name else None
+
+
+def _read(images: Path) -> Source:
+    labels = images.with_name(images.name.replace("-images", "-labels").replace("idx3", "idx1"))
+    if not labels.exists():
+        raise PackError(f"{images} has no labels beside it: {labels.name} is missing")
+    pictures, targets = _array(images, 3), _array(labels, 1).astype(np.int64)
+    if len(pictures) != len(targets):
+        raise PackError(f"{images} has {len(pictures)} pictures, but {labels.name} has {len(targets)} labels")
+    classes = tuple(str(number) for number in range(int(targets.max(initial=-1)) + 1))
+    keys = [f"{images.name.split('.')[0]}/{number}" for number in range(len(pictures))]
+    sizes = np.full(len(pictures), pictures[:1].nbytes, np.int64)
+    return Source(RAW, classes, keys, targets, sizes, lambda number: pictures[number].tobytes(), pictures.shape[1:])
+
+
+def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise PackError(f"cannot read {path}: {error}") from error
+    head = 4 + 4 * dimensions
+    if len(content) < head or content[:4] != bytes((0, 0, BYTES, dimensions)):
+        raise PackError(f"{path} is no IDX file of bytes in {dimensions} dimensions")
+    shape = tuple(int(length) for length in np.frombuffer(content, ">i4", dimensions, 4))
+    if len(content) != head + math.prod(shape):
+        raise PackError(f"{path} has {len(content) - head} bytes of data, but should have {math.prod(shape)}")
+    return np.frombuffer(content, np.uint8, offset=head).reshape(shape)

@@ -1,0 +1,82 @@
+"""A data set as it is found: what can be known without reading its samples, and a way to read each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import PackError
+
+PICTURE, RAW, SOUND = "picture", "raw", "sound"
+"""Kinds of samples: a file of a picture; numbers of a byte each; a wav file."""
+
+ENDINGS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"), PICTURE),
+    ".wav": SOUND,
+}
+"""What a file holds, by the end of its name."""
+
+SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation")
+"""Names of folders that are parts of a data set, not classes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples that can be read one by one, in any thread."""
+
+    kind: str
+    classes: tuple[str, ...]
+    keys: Sequence[str]
+    """Where each sample comes from."""
+    labels: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    """Bytes of each sample as it is found."""
+    read: Callable[[int], bytes]
+    """The bytes of a sample. Raises OSError."""
+    shape: tuple[int, ...] | None = None
+    """Of raw samples: (height, width) or (height, width, colors)."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def kind_of(name: str) -> str | None:
+    """What a file of this name holds; None: nothing that is known, or it is hidden."""
+    path = PurePath(name)
+    return None if path.name.startswith(".") else ENDINGS.get(path.suffix.lower())
+
+
+def one_kind(names: Sequence[str], where: Path) -> str:
+    """The kind that all these files are of. Raises PackError where they differ."""
+    kinds = {kind_of(name) for name in names}
+    if len(kinds) > 1:
+        raise PackError(f"{where} has pictures and sounds; pack them one by one")
+    kind = kinds.pop()
+    assert kind is not None, "the names were chosen by their kind"
+    return kind
+
+
+def numbered(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Classes in order (of numbers, where all are numbers), and the number of each name's class."""
+    unique = set(names)
+    numbers = all(name.isdecimal() for name in unique)
+    classes = tuple(sorted(unique, key=lambda name: (int(name), name)) if numbers else sorted(unique))
+    place = {name: number for number, name in enumerate(classes)}
+    return classes, np.array([place[name] for name in names], np.int64)
+
+
+def same_classes(parts: dict[str, Source]) -> dict[str, Source]:
+    """The parts of a data set, where a class has one number in all of them, though some may have no sample of it."""
+    if len({part.classes for part in parts.values()}) == 1:
+        return parts
+    classes, _ = numbered([name for part in parts.values() for name in part.classes])
+    place = {name: number for number, name in enumerate(classes)}
+    made = {}
+    for name, part in parts.items():
+        numbers = np.array([place[each] for each in part.classes], np.int64)
+        made[name] = replace(part, classes=classes, labels=numbers[part.labels])
+    return made

@@ -1,0 +1,60 @@
+"""AlexNet with batch norm in place of local response normalisation and dropout (swCaffe 6).
+
+    11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
+
+each convolution and the two wide layers with batch norm and relu; the second, fourth and fifth convolution in two groups,
+as Caffe has them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class _Norm(nn.BatchNorm1d):
+    """Batch norm that takes its running statistics where a rank's share is a single sample, which has no deviation."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, features) to the same."""
+        if len(inputs) > 1:
+            return super().forward(inputs)
+        return nn.functional.batch_norm(inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def _convolution(before: int, after: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(before, after, kernel, stride, padding, groups=groups, bias=False), nn.BatchNorm2d(after), nn.ReLU()
+    )
+
+
+class AlexNetBN(nn.Module):
+    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, colors: int = 3) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            _convolution(colors, 96, 11, 4, 2),
+            nn.MaxPool2d(3, 2),
+            _convolution(96, 256, 5, padding=2, groups=2),
+            nn.MaxPool2d(3, 2),
+            _convolution(256, 384, 3, padding=1),
+            _convolution(384, 384, 3, padding=1, groups=2),
+            _convolution(384, 256, 3, padding=1, groups=2),
+            nn.MaxPool2d(3, 2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(256 * 6 * 6, 4096, bias=False),
+            _Norm(4096),
+            nn.ReLU(),
+            nn.Linear(4096, 4096, bias=False),
+            _Norm(4096),
+            nn.ReLU(),
+            nn.Linear(4096, classes),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores before the softmax."""
+        scores: torch.Tensor = self.classifier(self.features(images))
+        return scores

@@ -1,0 +1,67 @@
+"""ResNet-50 (He et al. 2016), with the stride in the 3x3 convolution of a block, as PyTorch's has it.
+
+    7x7, 64, half ─ pool, half ─ 3 blocks of 64 ─ 4 of 128, half ─ 6 of 256, half ─ 3 of 512, half ─ mean ─ classes
+
+    block of w   x ─ 1x1, w ─ norm, relu ─ 3x3, w ─ norm, relu ─ 1x1, 4 w ─ norm ─ (+) ─ relu
+                 └── (1x1, 4 w ─ norm, where sizes change) ─────────────────────┘
+
+25,557,032 parameters for 1,000 classes and 3 colours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import relu
+
+STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
+EXPANSION = 4
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions beside a short cut."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = EXPANSION * width
+        self.convolution1 = nn.Conv2d(before, width, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.convolution2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.convolution3 = nn.Conv2d(width, after, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(after)
+        self.short: nn.Module = nn.Identity()
+        if before != after or stride != 1:
+            self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, before, h, w) to (samples, 4 width, h / stride, w / stride)."""
+        inner = relu(self.norm1(self.convolution1(inputs)))
+        inner = relu(self.norm2(self.convolution2(inner)))
+        return relu(self.norm3(self.convolution3(inner)) + self.short(inputs))
+
+
+class ResNet50(nn.Module):
+    """Images of shape (samples, colors, 224, 224), or of other sizes, to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, colors: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(colors, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        before, stages = 64, list[nn.Module]()
+        for width, blocks in STAGES:
+            for number in range(blocks):
+                stride = 2 if number == 0 and width != STAGES[0][0] else 1
+                stages.append(Bottleneck(before, width, stride))
+                before = EXPANSION * width
+        self.blocks = nn.Sequential(*stages)
+        self.classifier = nn.Linear(before, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores before the softmax."""
+        features: torch.Tensor = self.blocks(self.pool(relu(self.first(images))))
+        scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return scores

@@ -1,0 +1,65 @@
+"""Residual networks for small pictures (He et al. 2016, section 4.2): 6 n + 2 layers.
+
+    3x3, 16 ─ n blocks of 16 ─ n blocks of 32, half the size ─ n blocks of 64, half the size ─ mean ─ classes
+
+    block   x ─ 3x3 ─ norm ─ relu ─ 3x3 ─ norm ─ (+) ─ relu        where sizes change, x is taken at every second
+            └──────────────────────────────────┘                  place and filled up with zeros: no parameters
+
+ResNet-20, n = 3: 269,722 parameters for 10 classes and 3 colours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import pad, relu
+
+WIDTHS = (16, 32, 64)
+
+
+class Block(nn.Module):
+    """Two convolutions beside a short cut."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        self._more = width - before
+        self.convolution1 = nn.Conv2d(before, width, 3, 1 if width == before else 2, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.convolution2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, before, h, w) to (samples, width, h or h / 2, w or w / 2)."""
+        short = inputs
+        if self._more:
+            short = pad(inputs[:, :, ::2, ::2], (0, 0, 0, 0, self._more // 2, self._more - self._more // 2))
+        inner = relu(self.norm1(self.convolution1(inputs)))
+        return relu(self.norm2(self.convolution2(inner)) + short)
+
+
+class ResNetCIFAR(nn.Module):
+    """Images of shape (samples, colors, size, size), about 32 x 32, to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, colors: int, blocks: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(colors, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
+        before, stages = WIDTHS[0], list[nn.Module]()
+        for width in WIDTHS:
+            stages += [Block(before if number == 0 else width, width) for number in range(blocks)]
+            before = width
+        self.blocks = nn.Sequential(*stages)
+        self.classifier = nn.Linear(WIDTHS[-1], classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores before the softmax."""
+        features: torch.Tensor = self.blocks(relu(self.first(images)))
+        scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return scores
+
+
+def resnet20(classes: int, colors: int = 3) -> ResNetCIFAR:
+    """ResNet-20."""
+    return ResNetCIFAR(classes, colors, 3)

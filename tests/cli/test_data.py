@@ -1,0 +1,55 @@
+"""`unisono data` as a person meets it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from unisono.data.order import permutation
+from unisono.data.pack.index import About, Index, write_index
+from unisono.data.pack.layout import INDEX
+from unisono.data.quality import beside_permutations
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def a_pack(folder: Path) -> Index:
+    """The index of 400 samples of two classes, one after the other."""
+    folder.mkdir()
+    places, labels = np.zeros(400, np.int32), np.repeat(np.arange(2, dtype=np.int32), 200)
+    index = Index(About("picture", ("cat", "dog")), places, places, places, places, labels)
+    write_index(index, folder / INDEX)
+    return index
+
+
+def rows(told: str) -> dict[str, list[float]]:
+    """The numbers of each row of the table."""
+    lines = [re.split(r"[│┃]", line) for line in told.splitlines() if line.startswith("│")]
+    return {line[1].strip(): [float(number) for number in re.findall(r"[\d.]+", "".join(line[2:]))] for line in lines}
+
+
+def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(unisono: Run, tmp_path: Path) -> None:
+    index = a_pack(tmp_path / "[a] pack")
+    done = unisono("data", "quality", "[a] pack", "--epoch", "3", "--seed", "7", COLUMNS="120")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[a] pack: the order of epoch 3 beside 20 true permutations" in done.stdout
+    found = beside_permutations(permutation(400, 7, 3), index.label)
+    table = rows(done.stdout)
+    assert list(table) == ["neighbours of one class", "neighbours that stayed neighbours", "distance moved"]
+    for row, here, mean, off in zip(table.values(), found.found, found.mean, found.deviation, strict=True):
+        assert row[:3] == [round(number, 4) for number in (here, mean, off)]
+    assert [row[3] for row in table.values()] == [round(398 / 399, 4), 1.0, 0.0]
+    assert done.stdout.splitlines()[-1] == f"at most {found.off:.1f} deviations from a true permutation"
+    other = unisono("data", "quality", "[a] pack", COLUMNS="120")
+    assert "the order of epoch 0" in other.stdout
+    assert rows(other.stdout) != table
+
+
+def test_what_is_no_pack_gets_one_line(unisono: Run) -> None:
+    done = unisono("data", "quality", "nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "unisono: nowhere is no pack: there is no such folder; unisono pack makes one\n"

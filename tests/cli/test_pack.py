@@ -1,0 +1,246 @@
+"""`unisono pack` as a person meets it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unisono.cli.pack import nbytes_of
+from unisono.data.pack.index import read_index
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources import find
+from unisono.errors import UsageError
+from unisono.launch import launch_environment
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Pictures = Callable[..., Path]
+
+COMMAND = """
+import resource, signal, sys
+{before}
+sys.argv[0] = "unisono"
+from unisono.cli import main
+main()
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def finished(folder: Path) -> dict[str, tuple[int, int]]:
+    """The stripes that are finished in a folder without an index, and which files they are."""
+    files = {note.stem: note.with_suffix(".arrow").stat() for note in folder.glob("stripe-*.json")}
+    return {f"{stem}.arrow": (stat.st_ino, stat.st_mtime_ns) for stem, stat in files.items()}
+
+
+def still(folder: Path, before: dict[str, tuple[int, int]]) -> bool:
+    """Whether these stripes are the same files."""
+    now = {name: (folder / name).stat() for name in before}
+    return before == {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in now.items()}
+
+
+def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
+    """One clear line and exit code 2."""
+    assert done.returncode == 2, done.stderr
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("unisono: ")
+    assert words in lines[0]
+
+
+def test_a_data_set_is_packed_and_described(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+    pictures(tmp_path / "data/train", count=8)
+    pictures(tmp_path / "data/test", count=3, seed=1)
+    done = unisono("pack", "data", "packs/[small] set", "--stripes", "4", "--short-side", "16")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        r"packs/\[small\] set/test: 6 samples of 2 classes, 0\.0 MB in 4 stripes\n"
+        r"packs/\[small\] set/train: 16 samples of 2 classes, 0\.0 MB in 4 stripes\n",
+        done.stdout,
+    )
+    index = read_index(tmp_path / "packs/[small] set/train")
+    assert (len(index), index.about.classes) == (16, ("cat", "dog"))
+    described = unisono("pack", "--describe", "packs/[small] set")
+    assert (described.returncode, described.stderr) == (0, "")
+    lines = described.stdout.splitlines()
+    assert lines[0] == "packs/[small] set/test: 6 samples (picture), 0.0 MB in 4 stripes"
+    assert [line.split() for line in lines if "cat" in line] == [["cat", "3"], ["cat", "8"]]
+
+
+def test_a_terminal_is_shown_how_far_it_is(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+    pictures(tmp_path / "data", count=2)
+    done = unisono("pack", "data", "[/]", FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4/4" in done.stdout
+
+
+def test_the_options_are_heeded(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data", count=2, size=(60, 50))
+    options = ("--short-side", "20", "--stripes", "1", "--stripe-size", "1KiB", "--quality", "50")
+    assert unisono("pack", "data", "out", *options).returncode == 0
+    pack(find(data)[""], tmp_path / "same", Way(20, 1, 1024, 50), 1, lambda: None)
+    assert contents(tmp_path / "out") == contents(tmp_path / "same")
+    assert len(read_index(tmp_path / "out").about.stripes) > 1
+
+
+def test_what_is_broken_is_left_out_and_listed_and_the_exit_code_is_1(
+    unisono: Run, pictures: Pictures, tmp_path: Path
+) -> None:
+    data = pictures(tmp_path / "data", count=8)
+    (data / "cat/003.jpg").write_text("no picture")
+    (data / "dog/000.jpg").write_bytes(b"")
+    done = unisono("pack", "data", "two")
+    assert (done.returncode, done.stderr) == (1, "")
+    head, *rest = done.stdout.splitlines()
+    assert head.startswith("two: 14 samples of 2 classes")
+    assert [line.split(": ")[0] for line in rest] == ["  left out cat/003.jpg", "  left out dog/000.jpg"]
+    assert rest[1] == "  left out dog/000.jpg: it is empty"
+    described = unisono("pack", "--describe", "two")
+    assert described.returncode == 0
+    for line in rest:
+        assert line.replace("left out", " ") in described.stdout.splitlines()
+    for path in data.glob("dog/*.jpg"):
+        path.write_bytes(b"")
+    (data / "cat/001.jpg").write_bytes(b"")
+    (data / "cat/002.jpg").write_bytes(b"")
+    done = unisono("pack", "data", "many")
+    assert done.returncode == 1
+    _, *rest = done.stdout.splitlines()
+    assert len(rest) == 11
+    assert rest[-1] == "  and 1 more: unisono pack --describe many"
+
+
+def test_nothing_but_broken_files_gets_one_line_and_leaves_nothing(
+    unisono: Run, pictures: Pictures, tmp_path: Path
+) -> None:
+    for path in pictures(tmp_path / "data", count=3).rglob("*.jpg"):
+        path.write_bytes(b"")
+    one_line(unisono("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: ")
+    assert contents(tmp_path / "out") == {}
+
+
+def begin(folder: Path, before: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start `unisono ARGUMENTS` in a folder, after some Python."""
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(before=before), *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=launch_environment(os.environ, terminal=False),
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_what_was_stopped_goes_on_and_ends_with_the_same_bytes(
+    unisono: Run, tmp_path: Path, how: signal.Signals
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    for number in range(120):
+        path = tmp_path / f"data/{number % 2}/{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.hardlink_to(tmp_path / "noise.png")
+    options = ("pack", "data", "out", "--stripes", "40", "--short-side", "32")
+    out = tmp_path / "out"
+    with begin(tmp_path, "signal.signal(signal.SIGINT, signal.default_int_handler)", *options) as process:
+        while not [*out.glob("stripe-*.json")]:
+            time.sleep(0.002)
+            assert process.poll() is None, "the command ended by itself"
+        process.send_signal(how)
+        _, told = process.communicate(timeout=60)
+    assert not (out / "index.arrow").exists(), "the command ended by itself"
+    if how == signal.SIGINT:
+        assert (process.returncode, told) == (130, "")
+        assert not [*out.glob("*.partial")]
+    before = finished(out)
+    assert before
+    done = unisono(*options)
+    assert done.returncode == 0, done.stderr
+    assert still(out, before)
+    pack(find(tmp_path / "data")[""], tmp_path / "whole", Way(32, 40), 2, lambda: None)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_data_set_in_parts_goes_on_where_it_stopped(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+    pictures(tmp_path / "data/test", count=2)
+    pictures(tmp_path / "data/train", count=3)
+    shutil.copytree(tmp_path / "data", tmp_path / "broken")
+    for path in (tmp_path / "broken/train").rglob("*.jpg"):
+        path.write_bytes(b"")
+    stopped = unisono("pack", "broken", "out")
+    assert (stopped.returncode, len(stopped.stderr.splitlines())) == (2, 1)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/test").iterdir()}
+    done = unisono("pack", "data", "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(" of ")[0] for line in done.stdout.splitlines()] == [
+        "out/test: 4 samples",
+        "out/train: 6 samples",
+    ]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out/test").iterdir()} == before
+
+
+def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
+    unisono: Run, pictures: Pictures, tmp_path: Path
+) -> None:
+    data = pictures(tmp_path / "data")
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
+    Image.fromarray(noise).save(data / "dog/999.jpg", quality=95)
+    options = ("pack", "data", "out", "--stripes", "4", "--short-side", "0")
+    with begin(tmp_path, "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))", *options) as process:
+        told, error = process.communicate(timeout=60)
+    assert (process.returncode, told) == (2, "")
+    before = finished(tmp_path / "out")
+    assert error == (
+        f"unisono: out: File too large; {len(before)} of 4 stripes are finished, and the same command goes on from there\n"
+    )
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.endswith((".partial", "index.arrow"))]
+    done = unisono(*options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert still(tmp_path / "out", before)
+    assert len(read_index(tmp_path / "out")) == 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "what is to be packed where? unisono pack SOURCE OUT"),
+        (["data"], "what is to be packed where? unisono pack SOURCE OUT"),
+        (["nowhere", "out"], "nowhere: there is no such file or folder"),
+        (["empty", "out"], "empty is none of: folders of classes with pictures or wav files"),
+        (["data", "data"], "data is not empty: it has cat; name a new folder"),
+        (["data", "out", "--stripe-size", "huge"], "--stripe-size huge: not a size like 256MB or 1GiB"),
+        (["data", "out", "--stripes", "0"], "--stripes"),
+        (["data", "--describe", "out"], "--describe tells what a pack holds; it makes none of a SOURCE"),
+        (["--describe", "data"], "data is no pack, and holds none; unisono pack makes one"),
+    ],
+)
+def test_bad_input(unisono: Run, pictures: Pictures, tmp_path: Path, arguments: list[str], words: str) -> None:
+    pictures(tmp_path / "data", classes=["cat"], count=1)
+    (tmp_path / "empty").mkdir()
+    one_line(unisono("pack", *arguments), words)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("7", 7), ("256MB", 256_000_000), ("1 GiB", 1 << 30), ("2kib", 2048), (" 3 B ", 3)]
+)
+def test_sizes_in_words(text: str, nbytes: int) -> None:
+    assert nbytes_of(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0MB", "-1MB", "1.5GB", "1XB", "MB", "1 MB more"])
+def test_what_is_no_size_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--stripe-size {text}: not a size like 256MB or 1GiB"):
+        nbytes_of(text)

@@ -1,0 +1,157 @@
+"""What the tests of data share: ranks that are threads of this process, and small packs whose samples are known."""
+
+from __future__ import annotations
+
+import io
+import threading
+import wave
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from unisono.data.pack.index import Index
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources.source import RAW, SOUND, Source
+from unisono.world import World
+
+Result = TypeVar("Result")
+
+OnRanks = Callable[[int, Callable[[Any], Result]], list[Result]]
+
+CLASSES = ("none", "some", "many", "most", "all")
+
+
+class Board:
+    """Where the ranks of a world meet."""
+
+    def __init__(self, size: int) -> None:
+        self.values: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+
+class ThreadWorld:
+    """A rank of a world whose ranks are threads: as much of a World as data asks for."""
+
+    def __init__(self, rank: int, board: Board, boards: list[Board]) -> None:
+        self.rank, self.size, self.node, self.nodes = rank, len(board.values), 0, 1
+        self._board, self._boards = board, boards
+
+    on_all = World.on_all
+
+    def gather(self, value: Any) -> list[Any]:
+        self._board.values[self.rank] = value
+        self._board.barrier.wait()
+        values = list(self._board.values)
+        self._board.barrier.wait()
+        return values
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        come = torch.stack([sent.reshape(self.size, -1)[self.rank] for sent in self.gather(tensor)])
+        self.gather(None)  # nobody changes what another still reads
+        return come.reshape(tensor.shape)
+
+    def exchange(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
+        for sent, room in zip(self.gather(sends), receives, strict=True):
+            assert sent[self.rank].shape == room.shape, "both ends agree on the size"
+            room.copy_(sent[self.rank])
+        self.gather(None)
+
+    def split(self, color: int) -> ThreadWorld:
+        members = [rank for rank, other in enumerate(self.gather(color)) if other == color]
+        board = Board(len(members))
+        self._boards.append(board)
+        return ThreadWorld(members.index(self.rank), self.gather(board)[members[0]], self._boards)
+
+    def free(self) -> None:
+        self.gather(None)
+
+
+def work_on_ranks(ranks: int, work: Callable[[Any], Result]) -> list[Result]:
+    """What `work` gives on each rank; where it fails on one, that error."""
+    boards = [Board(ranks)]
+
+    def one(rank: int) -> Result:
+        try:
+            return work(ThreadWorld(rank, boards[0], boards))
+        except BaseException:
+            for board in boards:
+                board.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(ranks) as pool:
+        works = [pool.submit(one, rank) for rank in range(ranks)]
+    errors = [error for each in works if (error := each.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [each.result() for each in works]
+
+
+@pytest.fixture(scope="session")
+def on_ranks() -> OnRanks[Any]:
+    """Calls a function on a number of ranks, each with its world."""
+    return work_on_ranks
+
+
+class Known(NamedTuple):
+    """A pack, and the bytes of its samples."""
+
+    index: Index
+    samples: list[bytes]
+
+
+def source_of(samples: Sequence[bytes], kind: str, shape: tuple[int, ...] | None = None) -> Source:
+    """Samples in memory, sorted by class."""
+    count = len(samples)
+    labels, sizes = np.arange(count) * len(CLASSES) // count, np.array([len(sample) for sample in samples])
+    return Source(kind, CLASSES, [str(number) for number in range(count)], labels, sizes, samples.__getitem__, shape)
+
+
+def known(samples: list[bytes], folder: Path, kind: str, shape: tuple[int, ...] | None = None) -> Known:
+    return Known(pack(source_of(samples, kind, shape), folder, Way(stripes=3), 1, lambda: None), samples)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """61 samples of two bytes: their numbers."""
+    samples = [number.to_bytes(2, "little") for number in range(61)]
+    return known(samples, tmp_path_factory.mktemp("packs") / "tiny", RAW, (1, 2))
+
+
+@pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """2,000 of the same kind."""
+    samples = [number.to_bytes(2, "little") for number in range(2000)]
+    return known(samples, tmp_path_factory.mktemp("packs") / "many", RAW, (1, 2))
+
+
+@pytest.fixture(scope="session")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """47 samples of many lengths."""
+
+    def sound(number: int) -> bytes:
+        file = io.BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(8000)
+            out.writeframes(np.random.default_rng(number).bytes(2 * (1 + 7 * number % 40)))
+        return file.getvalue()
+
+    return known([sound(number) for number in range(47)], tmp_path_factory.mktemp("packs") / "sounds", SOUND)
+
+
+@pytest.fixture(scope="session")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of grey pictures of 8 x 8, 151 to train on and 37 held out, whose first two pixels are their number."""
+    folder = tmp_path_factory.mktemp("packs") / "numbered"
+    for part, count in (("train", 151), ("test", 37)):
+        pictures = [
+            bytes((number % 256, number // 256)) + np.random.default_rng(number).bytes(62) for number in range(count)
+        ]
+        pack(source_of(pictures, RAW, (8, 8)), folder / part, Way(stripes=3), 1, lambda: None)
+    return folder

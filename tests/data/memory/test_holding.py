@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.data.memory.holding import at_first, check_groups, in_epoch
+from unisono.data.order import permutation, share, steps_of
+from unisono.errors import PackError
+from unisono.schedules.pieces import bounds
+
+SEATS = st.integers(1, 9).flatmap(
+    lambda ranks: st.tuples(
+        st.just(ranks), st.sampled_from([groups for groups in range(1, ranks + 1) if not ranks % groups])
+    )
+)
+"""Ranks, and groups that they can form."""
+
+
+def test_the_example_of_the_picture() -> None:
+    order = np.array([7, 2, 9, 4, 0, 5, 1, 8, 3, 6])
+    assert at_first(10, 2).tolist() == [0] * 5 + [1] * 5
+    holders = in_epoch(order, 4, 2, 2)
+    assert np.flatnonzero(holders == 0).tolist() == [0, 2, 3, 5, 7]
+    assert np.flatnonzero(holders == 1).tolist() == [1, 4, 6, 8, 9]
+
+
+@given(st.integers(9, 120), st.integers(1, 64), SEATS, st.integers(0, 3))
+def test_what_a_rank_sees_in_a_step_it_holds(samples: int, batch: int, seats: tuple[int, int], epoch: int) -> None:
+    ranks, groups = seats
+    members = ranks // groups
+    order = permutation(samples, 5, epoch)
+    holders = in_epoch(order, batch, ranks, members)
+    for step in range(steps_of(samples, batch)):
+        for rank in range(ranks):
+            assert (holders[share(order, batch, step, rank, ranks)] == rank % members).all()
+
+
+@given(st.integers(9, 120), st.integers(1, 64), SEATS)
+def test_each_sample_has_one_holder_in_each_group(samples: int, batch: int, seats: tuple[int, int]) -> None:
+    ranks, groups = seats
+    members = check_groups(samples, ranks, groups)
+    for holders in (at_first(samples, members), in_epoch(permutation(samples, 0, 0), batch, ranks, members)):
+        held = np.array([holders == rank % members for rank in range(ranks)]).reshape(groups, members, samples)
+        assert (held.sum(axis=1) == 1).all()
+
+
+@given(st.integers(9, 300), st.integers(1, 64), SEATS)
+def test_ranks_hold_as_much_as_each_other_within_a_sample_of_each_step(
+    samples: int, batch: int, seats: tuple[int, int]
+) -> None:
+    ranks, groups = seats
+    members = ranks // groups
+    order = permutation(samples, 0, 0)
+    holders = in_epoch(order, batch, ranks, members)
+    for step in range(steps_of(samples, batch)):
+        counts = np.bincount(holders[order[step * batch : (step + 1) * batch]], minlength=members)
+        assert np.ptp(counts) <= groups, "each of a member's ranks has a sample more, or has not"
+    assert np.ptp(np.bincount(holders, minlength=members)) <= groups * steps_of(samples, batch)
+
+
+@given(st.integers(1, 300), st.integers(1, 9))
+def test_each_reads_a_stretch_as_even_as_can_be(samples: int, members: int) -> None:
+    holders = at_first(samples, members)
+    for member in range(members):
+        assert np.flatnonzero(holders == member).tolist() == list(range(*bounds(samples, members, member)))
+
+
+def test_groups_of_one_size_are_formed() -> None:
+    assert [check_groups(10, 6, groups) for groups in (1, 2, 3, 6)] == [6, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "groups", "words"),
+    [
+        (10, 6, 4, r"6 ranks cannot form 4 groups of one size; \[1, 2, 3, 6\] can be formed"),
+        (10, 6, 0, r"6 ranks cannot form 0 groups of one size; \[1, 2, 3, 6\] can be formed"),
+        (10, 3, 6, r"3 ranks cannot form 6 groups of one size; \[1, 3\] can be formed"),
+        (4, 10, 2, "5 ranks share 4 samples, so some would hold none; start at most 4"),
+    ],
+)
+def test_groups_that_cannot_be_formed_are_refused(samples: int, ranks: int, groups: int, words: str) -> None:
+    with pytest.raises(PackError, match=words):
+        check_groups(samples, ranks, groups)

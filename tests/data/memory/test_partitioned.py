@@ -1,0 +1,117 @@
+"""In one process: each rank a thread."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data.memory.partitioned import Partitioned
+from unisono.data.order import permutation, share, steps_of
+from unisono.data.quality import beside_permutations
+from unisono.errors import PackError
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+SEATS = st.integers(1, 9).flatmap(
+    lambda ranks: st.tuples(
+        st.just(ranks), st.sampled_from([groups for groups in range(1, ranks + 1) if not ranks % groups])
+    )
+)
+"""Ranks, and groups that they can form."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEATS, st.booleans(), st.sampled_from([1, 9, 40, 400, 1 << 20]), st.integers(1, 70), st.integers(0, 99))
+def test_each_rank_has_what_it_sees_and_each_group_has_all(
+    on_ranks: OnRanks,
+    tiny: Any,
+    sounds: Any,
+    seats: tuple[int, int],
+    small: bool,
+    segment_bytes: int,
+    batch: int,
+    seed: int,
+) -> None:
+    index, contents = tiny if small else sounds
+    segment_bytes = segment_bytes if small else max(50, segment_bytes)
+    ranks, groups = seats
+    samples = len(index)
+
+    def work(world: Any) -> list[list[int]]:
+        memory = Partitioned(index, world, groups, segment_bytes)
+        held = [memory.numbers.tolist()]
+        for epoch in range(2):
+            order = permutation(samples, seed, epoch)
+            memory.epoch(order, batch)
+            for step in range(steps_of(samples, batch)):
+                wanted = share(order, batch, step, world.rank, world.size)
+                found = [sample.tobytes() for sample in memory.samples(wanted)]
+                assert found == [contents[number] for number in wanted.tolist()]
+            held.append(memory.numbers.tolist())
+            assert held[-1] == sorted(held[-1])
+            found = [sample.tobytes() for sample in memory.samples(memory.numbers)]
+            assert found == [contents[number] for number in held[-1]]
+            assert memory.nbytes == sum(map(len, found))
+        memory.close()
+        assert memory.nbytes == 0
+        return held
+
+    members = ranks // groups
+    for held in zip(*on_ranks(ranks, work), strict=True):
+        for first in range(0, ranks, members):
+            together = [number for rank in held[first : first + members] for number in rank]
+            assert sorted(together) == list(range(samples))
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (4, 2), (7, 1), (9, 3)])
+def test_nothing_is_lost_in_100_shuffles(on_ranks: OnRanks, sounds: Any, ranks: int, groups: int) -> None:
+    index, contents = sounds
+
+    def work(world: Any) -> int:
+        memory = Partitioned(index, world, groups, 500)
+        for epoch in range(100):
+            memory.epoch(permutation(len(index), 1, epoch), 13)
+        return sum(zlib.crc32(sample) for sample in memory.samples(memory.numbers))
+
+    assert sum(on_ranks(ranks, work)) == groups * sum(map(zlib.crc32, contents))
+
+
+@pytest.mark.parametrize("ranks", [4, 5])
+def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation(
+    on_ranks: OnRanks, many: Any, ranks: int
+) -> None:
+    index, batch = many.index, 40
+    steps = range(steps_of(len(index), batch))
+
+    def work(world: Any) -> tuple[list[list[int]], list[list[int]]]:
+        memory = Partitioned(index, world)
+        dice = np.random.default_rng(world.rank)
+        without = np.array_split(dice.permutation(memory.numbers), len(steps))  # random, but of its own stretch alone
+        order = permutation(len(index), 0, 0)
+        memory.epoch(order, batch)
+        found = (memory.samples(share(order, batch, step, world.rank, world.size)) for step in steps)
+        seen = [[int.from_bytes(sample.tobytes(), "little") for sample in samples] for samples in found]
+        return seen, [numbers.tolist() for numbers in without]
+
+    shuffled, stretches = (
+        np.array([number for step in zip(*everyone, strict=True) for part in step for number in part])
+        for everyone in zip(*on_ranks(ranks, work), strict=True)
+    )
+    assert sorted(shuffled) == sorted(stretches) == list(range(len(index)))
+    assert beside_permutations(shuffled, index.label).off < 4
+    assert beside_permutations(stretches, index.label).off > 20
+
+
+def test_groups_that_cannot_be_formed_are_refused_on_every_rank(on_ranks: OnRanks, tiny: Any) -> None:
+    def work(world: Any) -> str:
+        with pytest.raises(PackError) as caught:
+            Partitioned(tiny.index, world, 4)
+        return str(caught.value)
+
+    assert set(on_ranks(6, work)) == {"6 ranks cannot form 4 groups of one size; [1, 2, 3, 6] can be formed"}

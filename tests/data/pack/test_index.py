@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
+from unisono.data.pack.layout import INDEX
+from unisono.errors import PackError
+
+ABOUT = About(
+    kind="picture",
+    classes=("cat", "dog"),
+    mean=(0.1, 1 / 3, 0.7),
+    deviation=(0.25, 0.5, 0.125),
+    skipped=(("dog/ö.jpg", "it is empty"),),
+    stripes=(("stripe-00000.arrow", 1_234), ("stripe-00002.arrow", 777)),
+)
+
+
+def an_index(about: About = ABOUT) -> Index:
+    """Seven samples in two stripes."""
+    columns = [0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 1], [0, 1, 0, 1, 0, 1, 0], [9, 8, 7, 6, 5, 4, 3], [0, 1] * 3 + [1]
+    return Index(about, *(np.array(column, np.int32) for column in columns))
+
+
+def same(one: Index, other: Index) -> bool:
+    return one.about == other.about and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) and getattr(one, name).dtype == np.int32
+        for name in COLUMNS
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a whole index."""
+    made = tmp_path_factory.mktemp("pack")
+    write_index(an_index(), made / INDEX)
+    return made
+
+
+@pytest.fixture(scope="module")
+def harm(folder: Path) -> Callable[[bytes], Path]:
+    """Writes a harmed index into a folder of its own."""
+    (folder / "harmed").mkdir()
+
+    def write(content: bytes) -> Path:
+        (folder / "harmed" / INDEX).write_bytes(content)
+        return folder / "harmed"
+
+    return write
+
+
+def test_an_index_comes_back_as_it_was(folder: Path) -> None:
+    found = read_index(folder)
+    assert same(found, an_index())
+    assert (found.folder, len(found), found.nbytes) == (folder, 7, 42)
+
+
+@pytest.mark.parametrize("about", [About("raw", ("0",), (8, 8, 3), (0.5,), (0.5,)), About("sound", ())])
+def test_whatever_a_pack_is_comes_back(about: About, tmp_path: Path) -> None:
+    write_index(an_index(about), tmp_path / INDEX)
+    assert read_index(tmp_path).about == about
+
+
+def test_lengths_are_added_without_overflow() -> None:
+    assert replace(an_index(), length=np.full(3, (1 << 31) - 1, np.int32)).nbytes == 3 * ((1 << 31) - 1)
+
+
+def test_an_index_opens_in_arrow(folder: Path) -> None:
+    with pa.OSFile(str(folder / INDEX)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert table.schema.names == ["stripe", "batch", "row", "length", "label"]
+    assert table["length"].to_pylist() == [9, 8, 7, 6, 5, 4, 3]
+
+
+def test_what_is_no_pack_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"empty is no pack: it has no index\.arrow; unisono pack makes one"):
+        (tmp_path / "empty").mkdir()
+        read_index(tmp_path / "empty")
+    with pytest.raises(PackError, match=r"nowhere is no pack: there is no such folder; unisono pack makes one"):
+        read_index(tmp_path / "nowhere")
+
+
+def test_another_arrow_file_is_no_index(tmp_path: Path) -> None:
+    table = pa.table({"stripe": [1]})
+    with pa.OSFile(str(tmp_path / INDEX), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(PackError, match=r"index\.arrow is no index of a pack"):
+        read_index(tmp_path)
+
+
+def test_an_index_of_another_version_is_told(tmp_path: Path) -> None:
+    write_index(an_index(replace(ABOUT, version=2)), tmp_path / INDEX)
+    with pytest.raises(PackError, match=r"index\.arrow is of version 2; this Unisono reads version 1"):
+        read_index(tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(choose=st.data())
+def test_a_truncated_index_is_told(folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject) -> None:
+    whole = (folder / INDEX).read_bytes()
+    with pytest.raises(PackError, match=r"index\.arrow is not whole \(.*\); pack the data again"):
+        read_index(harm(whole[: choose.draw(st.integers(0, len(whole) - 1))]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(choose=st.data())
+def test_an_index_with_any_byte_flipped_is_refused_or_still_right(
+    folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject
+) -> None:
+    content = bytearray((folder / INDEX).read_bytes())
+    content[choose.draw(st.integers(0, len(content) - 1))] ^= choose.draw(st.integers(1, 255))
+    try:
+        found = read_index(harm(bytes(content)))
+    except PackError as error:
+        assert INDEX in str(error)
+    else:
+        assert same(found, an_index())
+
+
+@pytest.mark.parametrize("what", [*COLUMNS, "about"])
+@settings(max_examples=30, deadline=None)
+@given(choose=st.data())
+def test_a_flipped_byte_in_numbers_or_words_is_refused(
+    folder: Path, harm: Callable[[bytes], Path], what: str, choose: st.DataObject
+) -> None:
+    content = bytearray((folder / INDEX).read_bytes())
+    about = json.dumps(asdict(ABOUT)).encode()
+    part = about if what == "about" else getattr(an_index(), what).tobytes()
+    begins = [place for place in range(len(content)) if content.startswith(part, place)]
+    assert begins
+    within, mask = choose.draw(st.integers(0, len(part) - 1)), choose.draw(st.integers(1, 255))
+    for begin in begins:  # Arrow writes what is beside the columns twice, and reads one of them
+        content[begin + within] ^= mask
+    with pytest.raises(PackError, match=r"index\.arrow is damaged: its checksum is not the one that was written"):
+        read_index(harm(bytes(content)))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from unisono.data.pack import statistics as module
+from unisono.data.pack.index import Index
+from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.statistics import statistics
+from unisono.data.sources.source import PICTURE, RAW, SOUND, Source
+from unisono.errors import PackError
+
+
+def packed(folder: Path, kind: str, samples: list[bytes], shape: tuple[int, ...] | None = None) -> Index:
+    """The index of a pack, without mean and deviation."""
+    keys = [str(number) for number in range(len(samples))]
+    sizes = np.array([len(sample) for sample in samples])
+    source = Source(kind, ("a",), keys, np.zeros(len(samples), np.int64), sizes, samples.__getitem__, shape)
+    index = pack(source, folder, Way(short_side=0, stripes=3), 1, lambda: None)
+    return replace(index, about=replace(index.about, mean=(), deviation=()))
+
+
+def naive(pictures: list[NDArray[np.uint8]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and deviation of each colour, where every picture counts the same."""
+    colors = [picture.reshape(-1, picture.shape[-1]) / 255 for picture in pictures]
+    mean = np.mean([each.mean(axis=0) for each in colors], axis=0)
+    squares = np.mean([(each**2).mean(axis=0) for each in colors], axis=0)
+    return mean, np.sqrt(squares - mean**2)
+
+
+def noise(count: int, shape: tuple[int, ...]) -> list[NDArray[np.uint8]]:
+    dice = np.random.default_rng(0)
+    return [dice.integers(0, 40 + 5 * number, shape).astype(np.uint8) for number in range(count)]
+
+
+def encode(picture: Image.Image, kind: str) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, kind, quality=95)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 3), (6, 5), (4, 4, 1)])
+def test_mean_and_deviation_of_raw_pictures_are_those_of_the_formula(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    pictures = noise(23, shape)
+    found = statistics(packed(tmp_path / "pack", RAW, [picture.tobytes() for picture in pictures], shape)).about
+    mean, deviation = naive([picture.reshape(*shape[:2], -1) for picture in pictures])
+    assert found.mean == pytest.approx(mean)
+    assert found.deviation == pytest.approx(deviation)
+
+
+def test_each_picture_counts_the_same_whatever_its_size(tmp_path: Path) -> None:
+    pictures = [Image.new("RGB", (40, 40), (255, 0, 0)), Image.new("RGB", (10, 10), (0, 0, 51))]
+    found = statistics(packed(tmp_path / "pack", PICTURE, [encode(picture, "PNG") for picture in pictures])).about
+    assert found.mean == pytest.approx((0.5, 0, 0.1))
+    assert found.deviation == pytest.approx((0.5, 1e-4, 0.1))
+
+
+def test_large_jpegs_are_looked_at_smaller(tmp_path: Path) -> None:
+    y, x = np.mgrid[:300, :400]
+    pictures = [np.stack([np.sin(x / 30 + n) * 100 + 128, y / 2 + n, x / 2], -1).astype(np.uint8) for n in range(3)]
+    files = [encode(Image.fromarray(picture), "JPEG") for picture in pictures]
+    found = statistics(packed(tmp_path / "pack", PICTURE, files)).about
+    mean, deviation = naive(pictures)
+    assert found.mean == pytest.approx(mean, abs=0.005)
+    assert found.deviation == pytest.approx(deviation, abs=0.005)
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_grey_pictures_have_one_colour(tmp_path: Path, mode: str) -> None:
+    pictures = [Image.fromarray(picture).convert(mode) for picture in noise(3, (8, 8))]
+    found = statistics(packed(tmp_path / "pack", PICTURE, [encode(picture, "PNG") for picture in pictures])).about
+    mean, deviation = naive([np.asarray(picture.convert("L"))[..., None] for picture in pictures])
+    assert found.mean == pytest.approx(mean)
+    assert found.deviation == pytest.approx(deviation)
+    assert len(found.mean) == 1
+
+
+@pytest.mark.parametrize("grey", [0, 1])
+def test_where_a_picture_has_colours_all_have(tmp_path: Path, grey: int) -> None:
+    pictures = [Image.new("RGB", (4, 4), (255, 51, 0))]
+    pictures.insert(grey, Image.new("L", (4, 4), 102))
+    found = statistics(packed(tmp_path / "pack", PICTURE, [encode(picture, "PNG") for picture in pictures])).about
+    assert found.mean == pytest.approx((0.7, 0.3, 0.2))
+    assert found.deviation == pytest.approx((0.3, 0.1, 0.2))
+
+
+def test_pictures_of_one_shade_still_can_be_divided_by_their_deviation(tmp_path: Path) -> None:
+    found = statistics(packed(tmp_path / "pack", RAW, [bytes([51] * 4)] * 3, (2, 2))).about
+    assert found.mean == pytest.approx((0.2,))
+    assert found.deviation == pytest.approx((1e-4,))
+
+
+def test_of_many_pictures_stretches_are_looked_at_that_are_evenly_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 of 100: 10 from each half."""
+    monkeypatch.setattr(module, "PICTURES", 20)
+    index = packed(tmp_path / "pack", RAW, [bytes([number]) for number in range(100)], (1, 1))
+    looked_at = [*range(10), *range(50, 60)]
+    assert statistics(index).about.mean == pytest.approx((np.mean(looked_at) / 255,))
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 99, 101, 995, 1001])
+def test_pictures_to_the_last_are_looked_at_where_there_are_few(tmp_path: Path, count: int) -> None:
+    index = packed(tmp_path / "pack", RAW, [bytes([number % 251]) for number in range(count)], (1, 1))
+    looked_at = np.arange(count if count < 1001 else 1000) % 251
+    assert statistics(index).about.mean == pytest.approx((np.mean(looked_at) / 255,), rel=0.02)
+
+
+def test_sounds_have_no_colours(tmp_path: Path) -> None:
+    import wave
+
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(100))
+    index = packed(tmp_path / "pack", SOUND, [out.getvalue()])
+    assert statistics(index) is index
+
+
+def test_notes_of_a_camera_that_cannot_be_read_do_no_harm(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (255, 51, 0)).save(out, "JPEG", exif=b"Exif\0\0these are words", dpi=(72, 72))
+    assert statistics(packed(tmp_path / "pack", PICTURE, [out.getvalue()])).about.mean[0] == pytest.approx(1, abs=0.02)
+
+
+def test_a_damaged_pack_is_told(tmp_path: Path) -> None:
+    index = packed(tmp_path / "pack", RAW, [bytes([number]) for number in range(30)], (1, 1))
+    (tmp_path / "pack" / "stripe-00001.arrow").unlink()
+    with pytest.raises(PackError, match="stripe-00001.arrow is missing"):
+        statistics(index)

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import wave
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data.pack import stripe
+from unisono.data.pack.index import Index, read_index
+from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.stripe import finished, forget_notes, read_stretch, whole_or_nothing, write_stripe
+from unisono.data.sources.source import SOUND, Source
+from unisono.errors import PackError, PictureError
+
+SAMPLES, STRIPES = 40, 3
+
+
+def sound(content: bytes) -> bytes:
+    """A wav file."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setparams((1, 2, 8_000, 0, "NONE", ""))
+        file.writeframes(content)
+    return out.getvalue()
+
+
+def source_of(files: Sequence[bytes]) -> Source:
+    """Sounds of two classes, one after the other."""
+    keys, labels = [f"{number}.wav" for number in range(len(files))], np.arange(len(files)) % 2
+    sizes = np.array([len(file) for file in files], np.int64)
+    return Source(SOUND, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
+
+
+def files_of(count: int) -> list[bytes]:
+    dice = np.random.default_rng(5)
+    return [sound(dice.bytes(2 * int(dice.integers(1, 100)))) for _ in range(count)]
+
+
+FILES = files_of(SAMPLES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_batches() -> Iterator[None]:
+    """Batches of a few samples, so that stripes have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stripe, "BATCH_BYTES", 600)
+        yield
+
+
+@pytest.fixture(scope="module")
+def packed(small_batches: None, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """A pack that nobody changes."""
+    folder = tmp_path_factory.mktemp("packed") / "pack"
+    return pack(source_of(FILES), folder, Way(stripes=STRIPES), 1, lambda: None)
+
+
+@pytest.fixture
+def own(packed: Index, tmp_path: Path) -> Index:
+    """A pack of one's own."""
+    return read_index(shutil.copytree(packed.folder, tmp_path / "pack"))
+
+
+@pytest.fixture(scope="module")
+def spare(packed: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """A pack that is changed and mended again."""
+    return read_index(shutil.copytree(packed.folder, tmp_path_factory.mktemp("spare") / "pack"))
+
+
+def read(index: Index, first: int, last: int) -> list[bytes]:
+    """Samples, each by itself."""
+    return [
+        data[begin:end].tobytes()
+        for data, offsets in read_stretch(index, first, last)
+        for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
+
+
+def path_of(index: Index, number: int) -> Path:
+    return index.folder / index.about.stripes[number][0]
+
+
+def content_of(path: Path) -> list[int]:
+    """The places in a file of all bytes that columns have: samples, labels, keys and where each begins."""
+    with pa.memory_map(str(path)) as file:
+        begin = file.read_buffer().address
+        reader = pa.ipc.open_file(file)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        buffers = [buffer for batch in batches for column in batch.columns for buffer in column.buffers() if buffer]
+        return [buffer.address - begin + place for buffer in buffers for place in range(buffer.size)]
+
+
+def test_a_pack_has_several_stripes_of_several_batches(packed: Index) -> None:
+    assert np.unique(packed.stripe).tolist() == [0, 1, 2]
+    assert all(packed.batch[packed.stripe == number].max() >= 2 for number in range(STRIPES))
+    assert packed.length.tolist() == [len(file) for file in FILES]
+    assert packed.label.tolist() == [number % 2 for number in range(SAMPLES)]
+
+
+@settings(deadline=None)
+@given(choose=st.data())
+def test_a_stretch_has_exactly_its_samples(packed: Index, choose: st.DataObject) -> None:
+    first = choose.draw(st.integers(0, SAMPLES))
+    last = choose.draw(st.integers(first, SAMPLES))
+    assert read(packed, first, last) == FILES[first:last]
+
+
+def test_a_stretch_opens_no_stripe_that_it_does_not_need(own: Index) -> None:
+    path_of(own, 0).unlink()
+    path_of(own, 2).unlink()
+    first, last = np.flatnonzero(own.stripe == 1)[[0, -1]].tolist()
+    assert read(own, first, last + 1) == FILES[first : last + 1]
+    with pytest.raises(PackError):
+        read(own, first - 1, last)
+
+
+def test_samples_that_were_read_outlive_the_file(own: Index) -> None:
+    (data, _), *_ = read_stretch(own, 0, 1)
+    path_of(own, 0).write_bytes(b"")
+    assert data.tobytes() == FILES[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(choose=st.data())
+def test_any_flipped_byte_of_samples_labels_and_keys_is_noticed(spare: Index, choose: st.DataObject) -> None:
+    path = path_of(spare, 1)
+    whole = path.read_bytes()
+    place = choose.draw(st.sampled_from(content_of(path)))
+    harmed = bytearray(whole)
+    harmed[place] ^= choose.draw(st.integers(1, 255))
+    path.write_bytes(harmed)
+    try:
+        with pytest.raises(PackError, match=r"stripe-00001\.arrow is damaged"):
+            read(spare, 0, SAMPLES)
+    finally:
+        path.write_bytes(whole)
+
+
+@settings(max_examples=400, deadline=None)
+@given(choose=st.data())
+def test_any_flipped_byte_at_all_is_noticed_or_changes_no_sample(spare: Index, choose: st.DataObject) -> None:
+    path = path_of(spare, 1)
+    whole = path.read_bytes()
+    harmed = bytearray(whole)
+    harmed[choose.draw(st.integers(0, len(whole) - 1))] ^= choose.draw(st.integers(1, 255))
+    path.write_bytes(harmed)
+    try:
+        found = read(spare, 0, SAMPLES)
+    except PackError as error:
+        assert "stripe-00001.arrow" in str(error)
+    else:
+        assert found == FILES
+    finally:
+        path.write_bytes(whole)
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (missing, r"pack is not whole: stripe-00001\.arrow is missing"),
+        (longer, r"stripe-00001\.arrow has \d+ bytes, but \d+ were written"),
+        (shorter, r"stripe-00001\.arrow has \d+ bytes, but \d+ were written"),
+        (empty, r"stripe-00001\.arrow has 0 bytes, but \d+ were written"),
+        (zeros, r"stripe-00001\.arrow is damaged: "),
+    ],
+)
+def test_a_stripe_that_is_not_as_it_was_written_is_told(own: Index, harm: Callable[[Path], None], words: str) -> None:
+    harm(path_of(own, 1))
+    with pytest.raises(PackError, match=words):
+        read(own, 0, SAMPLES)
+
+
+@pytest.mark.parametrize("column", ["length", "row", "batch"])
+def test_a_stripe_of_another_pack_is_told(packed: Index, column: str) -> None:
+    strange = replace(packed, **{column: getattr(packed, column) + 100})
+    with pytest.raises(PackError, match=r"stripe-00000\.arrow: batch \d+ is not what the index says"):
+        read(strange, 0, SAMPLES)
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with whole_or_nothing(path) as partial:
+        partial.write_text("old")
+        assert not path.exists()
+    assert path.read_text() == "old"
+    with pytest.raises(OSError, match="full"), whole_or_nothing(path) as partial:
+        partial.write_text("ne")
+        raise OSError("full")
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_a_finished_stripe_is_known_by_its_note(tmp_path: Path) -> None:
+    def make() -> stripe.Done:
+        return write_stripe(source_of(FILES), 3, 9, lambda sample: sample, tmp_path, 4, "mark", lambda: None)
+
+    assert finished(tmp_path, 4, "mark") is None
+    done = make()
+    assert finished(tmp_path, 4, "mark") == done
+    assert (finished(tmp_path, 4, "another"), finished(tmp_path, 3, "mark")) == (None, None)
+    path, note = tmp_path / "stripe-00004.arrow", tmp_path / "stripe-00004.json"
+    for harm in (missing, longer, empty):
+        harm(path)
+        assert finished(tmp_path, 4, "mark") is None
+        make()
+    note.write_text(note.read_text()[:-5])
+    assert finished(tmp_path, 4, "mark") is None
+    make()
+    forget_notes(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["stripe-00004.arrow"]
+
+
+def test_what_cannot_be_made_is_left_out_and_counted(tmp_path: Path) -> None:
+    def make(sample: bytes) -> bytes:
+        if sample in (FILES[4], FILES[6]):
+            raise PictureError("it is ugly")
+        if sample == FILES[5]:
+            raise FileNotFoundError(2, "No such file or directory", "5.wav")
+        return sample
+
+    calls: list[None] = []
+    done = write_stripe(source_of(FILES), 3, 8, make, tmp_path, 0, "mark", lambda: calls.append(None))
+    assert done.skipped == [("4.wav", "it is ugly"), ("5.wav", "No such file or directory"), ("6.wav", "it is ugly")]
+    assert (done.lengths, done.labels, done.batches[-1]) == ([len(FILES[3]), len(FILES[7])], [1, 1], 2)
+    assert len(calls) == 5
+    assert finished(tmp_path, 0, "mark") == done
+
+
+def test_a_stripe_of_nothing_but_broken_samples_is_a_note_alone(tmp_path: Path) -> None:
+    def make(sample: bytes) -> bytes:
+        raise PictureError("it is ugly")
+
+    done = write_stripe(source_of(FILES), 0, 2, make, tmp_path, 0, "mark", lambda: None)
+    assert (done.nbytes, len(done.skipped)) == (0, 2)
+    assert [each.name for each in tmp_path.iterdir()] == ["stripe-00000.json"]
+    assert finished(tmp_path, 0, "mark") == done
+
+
+def test_batches_stay_small_and_a_large_sample_has_one_alone(tmp_path: Path) -> None:
+    files = [bytes(length) for length in (100, 500, 1, 599, 2_000, 3)]
+    done = write_stripe(source_of(files), 0, 6, lambda sample: sample, tmp_path, 0, "mark", lambda: None)
+    assert done.batches == [2, 4, 5, 6]
+    with pa.OSFile(str(tmp_path / "stripe-00000.arrow")) as file:
+        reader = pa.ipc.open_file(file)
+        assert [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)] == [2, 2, 1, 1]
+
+
+def test_a_stripe_tells_its_classes_and_its_kind(packed: Index) -> None:
+    with pa.OSFile(str(path_of(packed, 0))) as file:
+        opened = pa.ipc.open_file(file).schema
+    assert opened.names == ["audio", "label", "key"]
+    assert json.loads(opened.metadata[b"unisono"]) == {"classes": ["no", "yes"], "kind": "sound", "shape": None}

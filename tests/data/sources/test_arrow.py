@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from unisono.data.sources.arrow import find
+from unisono.data.sources.source import PICTURE, SOUND
+from unisono.errors import PackError
+
+NAMES = ("dog", "cat", "ant")
+SAMPLES = [b"\xff\xd8one", b"two", b"three"]
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write(path: Path, table: pa.Table, form: str = "stream", rows: int = 2) -> Path:
+    """An Arrow file, in batches of a few rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def table(samples: list[bytes | None] = SAMPLES, labels: list[Any] = [2, 0, 2], **names: str) -> pa.Table:
+    columns = {names.get("sample", "image"): pa.array(samples, pa.binary()), names.get("label", "label"): pa.array(labels)}
+    return pa.table(columns)
+
+
+def as_saved(folder: Path, labels: list[int], names: tuple[str, ...] = NAMES, shards: int = 1) -> None:
+    """A part as Hugging Face's `datasets` saves it."""
+    for shard in range(shards):
+        samples = [{"bytes": f"{shard} {row}".encode(), "path": None} for row in range(len(labels))]
+        content = pa.table({"image": pa.array(samples, STRUCT), "label": pa.array(labels, pa.int64())})
+        write(folder / f"data-{shard:05d}-of-{shards:05d}.arrow", content)
+    features = {"image": {"_type": "Image"}, "label": {"names": list(names), "_type": "ClassLabel"}}
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+
+
+@pytest.mark.parametrize("form", ["stream", "file"])
+def test_both_forms_of_arrow_files_are_read(tmp_path: Path, form: str) -> None:
+    found = find(write(tmp_path / "a.arrow", table(), form))
+    assert found is not None
+    assert list(found) == [""]
+    source = found[""]
+    assert source.kind == PICTURE
+    assert source.classes == ("0", "2")
+    assert source.labels.tolist() == [1, 0, 1]
+    assert source.sizes.tolist() == [5, 3, 5]
+    assert [source.read(number) for number in range(3)] == SAMPLES
+    assert len(set(source.keys)) == 3
+
+
+def test_a_data_set_as_it_was_saved_is_read_with_the_names_of_its_classes(tmp_path: Path) -> None:
+    as_saved(tmp_path / "train", [2, 0, 1], shards=2)
+    as_saved(tmp_path / "test", [1])
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    found = find(tmp_path)
+    assert found is not None
+    assert sorted(found) == ["test", "train"]
+    train = found["train"]
+    assert train.classes == found["test"].classes == NAMES
+    assert train.labels.tolist() == [2, 0, 1, 2, 0, 1]
+    assert [train.read(number) for number in range(6)] == [f"{shard} {row}".encode() for shard in (0, 1) for row in range(3)]
+    assert train.sizes.tolist() == [3] * 6
+
+
+def test_parts_of_any_name_are_parts_where_the_data_set_says_it_has_some(tmp_path: Path) -> None:
+    as_saved(tmp_path / "fold 1", [0])
+    assert find(tmp_path) is None
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["fold 1"]}')
+    found = find(tmp_path)
+    assert found is not None
+    assert list(found) == ["fold 1"]
+
+
+def test_one_part_can_be_named(tmp_path: Path) -> None:
+    as_saved(tmp_path / "train", [2, 0, 1])
+    found = find(tmp_path / "train")
+    assert found is not None
+    assert list(found) == [""]
+    assert found[""].classes == NAMES
+
+
+@pytest.mark.parametrize("label", ["label", "labels", "fine_label"])
+def test_labels_have_one_of_three_names(tmp_path: Path, label: str) -> None:
+    found = find(write(tmp_path / "a.arrow", table(label=label)))
+    assert found is not None
+    assert found[""].labels.tolist() == [1, 0, 1]
+
+
+def test_labels_can_be_words(tmp_path: Path) -> None:
+    found = find(write(tmp_path / "a.arrow", table(labels=["b", "a", "b"])))
+    assert found is not None
+    assert found[""].classes == ("a", "b")
+    assert found[""].labels.tolist() == [1, 0, 1]
+
+
+def test_large_binary_columns_are_read(tmp_path: Path) -> None:
+    content = pa.table({"x": pa.array(SAMPLES, pa.large_binary()), "label": [2, 0, 2]})
+    found = find(write(tmp_path / "a.arrow", content))
+    assert found is not None
+    assert found[""].sizes.tolist() == [5, 3, 5]
+    assert found[""].read(2) == b"three"
+
+
+def test_sounds_are_known_by_their_first_bytes(tmp_path: Path) -> None:
+    found = find(write(tmp_path / "a.arrow", table([b"RIFF....", b"RIFF", b"RIFF"], sample="audio")))
+    assert found is not None
+    assert found[""].kind == SOUND
+
+
+def test_a_part_without_samples_is_empty(tmp_path: Path) -> None:
+    as_saved(tmp_path, [])
+    found = find(tmp_path)
+    assert found is not None
+    assert len(found[""]) == 0
+
+
+def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
+    assert find(tmp_path) is None
+    (tmp_path / "cat.jpg").write_bytes(b"x")
+    (tmp_path / "index.arrow").write_bytes(b"x")
+    assert find(tmp_path) is None
+    assert find(tmp_path / "cat.jpg") is None
+
+
+@pytest.mark.parametrize("columns", [{"image": SAMPLES, "size": [1, 2, 3]}, {"text": ["a", "b", "c"], "label": [1, 2, 3]}])
+def test_a_table_without_samples_or_labels_is_refused_with_its_columns(tmp_path: Path, columns: dict[str, Any]) -> None:
+    with pytest.raises(PackError, match=f"has the columns {', '.join(columns)}; one of bytes and a label are needed"):
+        find(write(tmp_path / "a.arrow", pa.table(columns)))
+
+
+def test_samples_that_are_mere_paths_are_refused_with_their_number(tmp_path: Path) -> None:
+    samples = [{"bytes": None, "path": "a.jpg"}, {"bytes": b"x", "path": None}, {"bytes": None, "path": "b.jpg"}]
+    content = pa.table({"image": pa.array(samples, STRUCT), "label": [0, 1, 2]})
+    with pytest.raises(PackError, match="2 of 3 samples in 'image' are empty or mere paths"):
+        find(write(tmp_path / "a.arrow", content))
+
+
+@pytest.mark.parametrize("labels", [[0, None, 1], ["a", None, "b"]])
+def test_labels_that_are_missing_are_refused_with_their_number(tmp_path: Path, labels: list[Any]) -> None:
+    with pytest.raises(PackError, match="1 of 3 samples have no label"):
+        find(write(tmp_path / "a.arrow", table(labels=labels)))
+
+
+def test_labels_that_are_not_told_are_refused_with_their_number(tmp_path: Path) -> None:
+    """As data sets are saved whose held out labels are kept secret."""
+    as_saved(tmp_path, [-1, 2, -1])
+    with pytest.raises(PackError, match="2 of 3 samples have no label"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["stream", "file"])
+@pytest.mark.parametrize("share", [0, 0.02, 0.3, 0.6, 0.9])
+def test_a_file_that_is_not_all_there_is_refused_with_its_name(tmp_path: Path, form: str, share: float) -> None:
+    path = write(tmp_path / "a.arrow", table(SAMPLES * 50, [1, 2, 3] * 50), form, rows=30)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(PackError, match=r"a\.arrow is no Arrow file, or not all of it is there"):
+        find(path)
+
+
+def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"these are words, and no table at all")
+    with pytest.raises(PackError, match=r"a\.arrow is no Arrow file"):
+        find(tmp_path)
+
+
+def test_files_of_different_tables_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", table())
+    write(tmp_path / "b.arrow", table(label="labels"))
+    with pytest.raises(PackError, match="have different columns"):
+        find(tmp_path)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from unisono.data.sources.cifar import find
+from unisono.data.sources.source import RAW
+from unisono.errors import PackError
+
+NAMES = tuple(f"class {number}".replace(" ", "_") for number in range(10))
+
+
+def rows(count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Pictures as the files have them: 1,024 red, then green, then blue values."""
+    return np.random.default_rng(seed).integers(0, 256, (count, 3072), np.uint8)
+
+
+def picture(row: NDArray[np.uint8]) -> bytes:
+    """One pixel after the other: height, width, colours."""
+    return bytes(int(row[1024 * color + pixel]) for pixel in range(1024) for color in range(3))
+
+
+def binary(path: Path, pixels: NDArray[np.uint8], *labels: list[int]) -> None:
+    path.write_bytes(np.concatenate([np.array(labels, np.uint8).T, pixels], axis=1).tobytes())
+
+
+def pickled(path: Path, **content: Any) -> None:
+    """As the files for Python are: an old format, with keys that are bytes."""
+    path.write_bytes(pickle.dumps({key.encode(): value for key, value in content.items()}, protocol=2))
+
+
+def test_cifar_10_in_binary(tmp_path: Path) -> None:
+    for number in (1, 2, 3, 4, 5):
+        binary(tmp_path / f"data_batch_{number}.bin", rows(2, number), [number, 0])
+    binary(tmp_path / "test_batch.bin", rows(3), [9, 8, 7])
+    (tmp_path / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
+    found = find(tmp_path)
+    assert found is not None
+    assert sorted(found) == ["test", "train"]
+    train, test = found["train"], found["test"]
+    assert train.kind == RAW
+    assert train.shape == (32, 32, 3)
+    assert train.classes == test.classes == NAMES
+    assert train.labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
+    assert test.labels.tolist() == [9, 8, 7]
+    assert train.sizes.tolist() == [3072] * 10
+    assert train.read(4) == picture(rows(2, 3)[0])
+    assert test.read(2) == picture(rows(3)[2])
+    assert len(set(train.keys)) == 10
+
+
+def test_cifar_10_for_python(tmp_path: Path) -> None:
+    for number in (1, 2, 3, 4, 5):
+        pickled(tmp_path / f"data_batch_{number}", data=rows(2, number), labels=[number, 0], batch_label=b"training")
+    pickled(tmp_path / "test_batch", data=rows(3), labels=[9, 8, 7])
+    pickled(tmp_path / "batches.meta", label_names=[name.encode() for name in NAMES])
+    found = find(tmp_path)
+    assert found is not None
+    assert found["train"].classes == NAMES
+    assert found["train"].labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
+    assert found["train"].read(4) == picture(rows(2, 3)[0])
+    assert found["test"].labels.tolist() == [9, 8, 7]
+
+
+def test_arrays_pickled_by_an_older_numpy_are_read(tmp_path: Path) -> None:
+    pickled(tmp_path / "data_batch_1", data=rows(2), labels=[3, 4])
+    path = tmp_path / "data_batch_1"
+    content = path.read_bytes()
+    assert b"numpy._core" in content
+    path.write_bytes(content.replace(b"numpy._core", b"numpy.core"))
+    found = find(tmp_path)
+    assert found is not None
+    assert found["train"].read(1) == picture(rows(2)[1])
+
+
+def test_cifar_100_in_binary(tmp_path: Path) -> None:
+    """The fine label is the second one."""
+    binary(tmp_path / "train.bin", rows(2), [1, 2], [99, 50])
+    binary(tmp_path / "test.bin", rows(1), [3], [7])
+    (tmp_path / "fine_label_names.txt").write_text("\n".join(f"c{number}" for number in range(100)))
+    found = find(tmp_path)
+    assert found is not None
+    assert found["train"].labels.tolist() == [99, 50]
+    assert found["test"].labels.tolist() == [7]
+    assert found["test"].classes[7] == "c7"
+    assert found["train"].read(1) == picture(rows(2)[1])
+
+
+def test_cifar_100_for_python(tmp_path: Path) -> None:
+    pickled(tmp_path / "train", data=rows(2), fine_labels=[99, 50], coarse_labels=[1, 2])
+    pickled(tmp_path / "test", data=rows(1), fine_labels=[7], coarse_labels=[3])
+    pickled(tmp_path / "meta", fine_label_names=[f"c{number}".encode() for number in range(100)])
+    found = find(tmp_path)
+    assert found is not None
+    assert found["train"].labels.tolist() == [99, 50]
+    assert found["test"].classes[7] == "c7"
+
+
+def test_without_names_classes_are_numbers(tmp_path: Path) -> None:
+    binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
+    found = find(tmp_path)
+    assert found is not None
+    assert list(found) == ["train"]
+    assert found["train"].classes == ("0", "1", "2", "3")
+
+
+def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
+    assert find(tmp_path) is None
+    (tmp_path / "train").mkdir()
+    (tmp_path / "test").write_bytes(b"these are words")
+    assert find(tmp_path) is None
+    assert find(tmp_path / "test") is None
+
+
+def test_a_file_that_ends_too_early_is_refused_with_its_bytes(tmp_path: Path) -> None:
+    binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
+    path = tmp_path / "data_batch_1.bin"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(PackError, match=r"data_batch_1.bin has 6136 bytes, which are no rows of 3073"):
+        find(tmp_path)
+
+
+class Evil:
+    """What a pickle can do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.mkdir, (self._folder,)
+
+
+@pytest.mark.parametrize("name", ["data_batch_1", "test_batch", "batches.meta"])
+def test_a_pickle_of_anything_but_arrays_is_refused_and_does_nothing(tmp_path: Path, name: str) -> None:
+    pickled(tmp_path / "data_batch_1", data=rows(1), labels=[1])
+    pickled(tmp_path / name, data=rows(1), labels=[1], label_names=Evil(tmp_path / "made"))
+    with pytest.raises(PackError, match=rf"{name} is none of CIFAR's files: it holds a "):
+        find(tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["data_batch_1", "batches.meta"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"these are words", pickle.dumps([1, 2]), pickle.dumps({b"data": 1}), pickle.dumps({b"x": b"y" * 99})[:-40]],
+)
+def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path, name: str, content: bytes) -> None:
+    pickled(tmp_path / "data_batch_1", data=rows(1), labels=[1])
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PackError, match=f"{name} is none of CIFAR's files"):
+        find(tmp_path)
+
+
+def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:
+    pickled(tmp_path / "data_batch_1", data=rows(2)[:, :100], labels=[1, 2])
+    with pytest.raises(PackError, match="data_batch_1 is none of CIFAR's files"):
+        find(tmp_path)
+
+
+def test_more_pictures_than_labels_are_refused(tmp_path: Path) -> None:
+    pickled(tmp_path / "data_batch_1", data=rows(3), labels=[1, 2])
+    with pytest.raises(PackError, match="data_batch_1 is none of CIFAR's files: 3 pictures, but 2 labels"):
+        find(tmp_path)
+
+
+def test_labels_without_a_name_are_refused(tmp_path: Path) -> None:
+    binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
+    (tmp_path / "batches.meta.txt").write_text("cat\ndog\n")
+    with pytest.raises(PackError, match="label 3, but 2 classes"):
+        find(tmp_path)

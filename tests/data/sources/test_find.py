@@ -1,0 +1,101 @@
+"""Each kind of data set is found for what it is."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from unisono.data.sources import KINDS, find
+from unisono.data.sources.source import PICTURE, RAW, SOUND
+from unisono.errors import PackError
+
+
+def folders(path: Path) -> Path:
+    for name in ("train/cat", "train/dog", "test/dog"):
+        (path / name).mkdir(parents=True)
+        (path / name / "1.jpg").write_bytes(b"x")
+    return path
+
+
+def sounds(path: Path) -> Path:
+    (path / "0_anna_1.wav").write_bytes(b"x")
+    return path
+
+
+def idx(path: Path) -> Path:
+    (path / "train-images-idx3-ubyte").write_bytes(bytes((0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 7)))
+    (path / "train-labels-idx1-ubyte").write_bytes(bytes((0, 0, 8, 1, 0, 0, 0, 1, 0)))
+    return path
+
+
+def cifar(path: Path) -> Path:
+    (path / "data_batch_1.bin").write_bytes(bytes(3073))
+    return path
+
+
+def shard(path: Path) -> Path:
+    with tarfile.open(path / "0.tar", "w") as tar:
+        entry = tarfile.TarInfo("cat/1.jpg")
+        entry.size = 1
+        tar.addfile(entry, io.BytesIO(b"x"))
+    return path
+
+
+def arrow(path: Path) -> Path:
+    table = pa.table({"image": [b"x"], "label": [0]})
+    with pa.OSFile(str(path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+def table(path: Path) -> Path:
+    folders(path)
+    (path / "some.csv").write_text("path,label\ntrain/cat/1.jpg,0\n")
+    return path / "some.csv"
+
+
+@pytest.mark.parametrize(
+    ("lay", "kind", "parts"),
+    [
+        (folders, PICTURE, ["test", "train"]),
+        (sounds, SOUND, [""]),
+        (idx, RAW, ["train"]),
+        (cifar, RAW, ["train"]),
+        (shard, PICTURE, [""]),
+        (arrow, PICTURE, [""]),
+        (table, PICTURE, [""]),
+    ],
+)
+def test_every_kind_is_found_by_one_reader_alone(
+    tmp_path: Path, lay: Callable[[Path], Path], kind: str, parts: list[str]
+) -> None:
+    path = lay(tmp_path)
+    found = find(path)
+    assert sorted(found) == parts
+    assert {source.kind for source in found.values()} == {kind}
+    assert sum(reader(path) is not None for reader in KINDS) == 1
+
+
+def test_a_class_has_the_same_number_in_every_part(tmp_path: Path) -> None:
+    """The dog is the second class, though no cat is in the test."""
+    found = find(folders(tmp_path))
+    assert found["train"].classes == found["test"].classes == ("cat", "dog")
+    np.testing.assert_array_equal(found["test"].labels, [1])
+
+
+def test_a_path_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="nowhere: there is no such file or folder"):
+        find(tmp_path / "nowhere")
+
+
+def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("words")
+    for path in (tmp_path, tmp_path / "words.txt"):
+        with pytest.raises(PackError, match="is none of: folders of classes .* a table"):
+            find(path)

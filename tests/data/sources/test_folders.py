@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unisono.data.sources.folders import find
+from unisono.data.sources.source import PICTURE, SOUND
+from unisono.errors import PackError
+
+
+def lay(folder: Path, *names: str) -> Path:
+    """Files whose bytes are their own names."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return folder
+
+
+def test_a_folder_is_a_class(tmp_path: Path) -> None:
+    found = find(lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "cat/3.png", "dog/more/4.webp"))
+    assert found is not None
+    assert list(found) == [""]
+    source = found[""]
+    assert source.kind == PICTURE
+    assert source.shape is None
+    assert source.classes == ("cat", "dog")
+    assert list(source.keys) == ["cat/1.jpg", "cat/3.png", "dog/2.jpg", "dog/more/4.webp"]
+    assert source.labels.tolist() == [0, 0, 1, 1]
+    assert source.sizes.tolist() == [len(key) for key in source.keys]
+    assert [source.read(number) for number in range(4)] == [key.encode() for key in source.keys]
+
+
+def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
+    found = find(lay(tmp_path, "10/a.jpg", "9/b.jpg", "2/c.jpg"))
+    assert found is not None
+    assert found[""].classes == ("2", "9", "10")
+    assert found[""].labels.tolist() == [2, 0, 1]
+
+
+def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
+    found = find(lay(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "test/cat/3.jpg", "notes/x.txt"))
+    assert found is not None
+    assert sorted(found) == ["test", "train"]
+    assert found["train"].classes == ("cat", "dog")
+    assert list(found["test"].keys) == ["cat/3.jpg"]
+
+
+def test_a_part_without_samples_is_none(tmp_path: Path) -> None:
+    (tmp_path / "val").mkdir()
+    found = find(lay(tmp_path, "train/cat/1.jpg", "test/read.me"))
+    assert found is not None
+    assert list(found) == ["train"]
+
+
+def test_sounds_side_by_side_begin_with_their_class(tmp_path: Path) -> None:
+    found = find(lay(tmp_path, "7_paul_4.wav", "3_anna_0.wav", "10_anna_1.wav"))
+    assert found is not None
+    source = found[""]
+    assert source.kind == SOUND
+    assert source.classes == ("3", "7", "10")
+    assert dict(zip(source.keys, source.labels.tolist(), strict=True)) == {
+        "7_paul_4.wav": 1,
+        "3_anna_0.wav": 0,
+        "10_anna_1.wav": 2,
+    }
+
+
+def test_pictures_side_by_side_have_no_class(tmp_path: Path) -> None:
+    assert find(lay(tmp_path, "1.jpg", "2.jpg")) is None
+
+
+@pytest.mark.parametrize("stray", ["overview.png", "._overview.jpg", "cat/._1.jpg", ".thumbs/1.jpg"])
+def test_a_stray_picture_beside_the_classes_is_none_of_them(tmp_path: Path, stray: str) -> None:
+    found = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg", stray))
+    assert found is not None
+    assert found[""].classes == ("cat", "dog")
+    assert list(found[""].keys) == ["cat/1.jpg", "dog/2.jpg"]
+
+
+def test_pictures_and_sounds_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="pack them one by one"):
+        find(lay(tmp_path, "cat/1.jpg", "dog/2.wav"))
+
+
+def test_folders_of_nothing_known_are_none(tmp_path: Path) -> None:
+    assert find(tmp_path) is None
+    assert find(lay(tmp_path, "cat/1.txt", "dog.csv")) is None
+    assert find(tmp_path / "dog.csv") is None
+
+
+def test_a_file_that_is_gone_is_told_when_it_is_read(tmp_path: Path) -> None:
+    found = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg"))
+    assert found is not None
+    (tmp_path / "dog" / "2.jpg").unlink()
+    with pytest.raises(FileNotFoundError):
+        found[""].read(1)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from unisono.data.sources.shards import find
+from unisono.data.sources.source import PICTURE, SOUND
+from unisono.errors import PackError
+
+
+def lay(path: Path, **members: bytes) -> Path:
+    """A tar file; the names are given as keys."""
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def test_labels_lie_beside_the_pictures(tmp_path: Path) -> None:
+    members = {"0001.jpg": b"one", "0001.cls": b"10\n", "0002.cls": b"9", "0002.jpg": b"twotwo", "read.me": b"words"}
+    found = find(lay(tmp_path / "shard.tar", **members))
+    assert found is not None
+    assert list(found) == [""]
+    source = found[""]
+    assert source.kind == PICTURE
+    assert source.classes == ("9", "10")
+    assert source.labels.tolist() == [1, 0]
+    assert list(source.keys) == ["shard.tar/0001.jpg", "shard.tar/0002.jpg"]
+    assert source.sizes.tolist() == [3, 6]
+    assert [source.read(number) for number in range(2)] == [b"one", b"twotwo"]
+
+
+def test_a_label_can_be_a_name(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"1.wav": b"x", "1.cls": b"no\n", "2.wav": b"y", "2.cls": b"go"}))
+    assert found is not None
+    assert found[""].kind == SOUND
+    assert found[""].classes == ("go", "no")
+
+
+@pytest.mark.parametrize("key", ["label", "cls", "class"])
+def test_a_label_can_be_in_json(tmp_path: Path, key: str) -> None:
+    text = f'{{"width": 3, "{key}": 7}}'.encode()
+    found = find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", "1.json": text, "0.jpg": b"y", "0.cls": b"12"}))
+    assert found is not None
+    assert found[""].classes == ("7", "12")
+    assert found[""].labels.tolist() == [0, 1]
+
+
+def test_a_name_ends_at_its_first_dot(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"b.c/1.left.jpg": b"x", "b.c/1.cls": b"7"}))
+    assert found is not None
+    assert found[""].classes == ("7",)
+
+
+def test_a_label_can_be_the_folder(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"data/dog/1.jpg": b"x", "data/cat/1.jpg": b"y", "data/cat/1.json": b"{}"}))
+    assert found is not None
+    assert found[""].classes == ("cat", "dog")
+    assert found[""].labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("start", ["./", "./data/"])
+def test_names_may_begin_at_the_folder_that_was_packed(tmp_path: Path, start: str) -> None:
+    """As `tar -cf a.tar .` writes them."""
+    found = find(lay(tmp_path / "a.tar", **{f"{start}1.jpg": b"x", f"{start}1.cls": b"7"}))
+    assert found is not None
+    assert found[""].classes == ("7",)
+
+
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    """As macOS puts them beside each file."""
+    found = find(lay(tmp_path / "a.tar", **{"cat/._1.jpg": b"notes", "cat/1.jpg": b"x"}))
+    assert found is not None
+    assert list(found[""].keys) == ["a.tar/cat/1.jpg"]
+
+
+def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
+    members = {"d/train/cat/1.jpg": b"x", "d/test/cat/2.jpg": b"y", "d/train/dog/3.jpg": b"z"}
+    found = find(lay(tmp_path / "a.tar", **members))
+    assert found is not None
+    assert {name: list(source.keys) for name, source in found.items()} == {
+        "train": ["a.tar/d/train/cat/1.jpg", "a.tar/d/train/dog/3.jpg"],
+        "test": ["a.tar/d/test/cat/2.jpg"],
+    }
+
+
+def test_all_shards_of_a_folder_are_one_data_set(tmp_path: Path) -> None:
+    for shard in (1, 0, 2):
+        lay(tmp_path / f"shard-{shard}.tar", **{"1.jpg": b"x" * shard, "1.cls": str(shard).encode()})
+    found = find(tmp_path)
+    assert found is not None
+    source = found[""]
+    assert list(source.keys) == [f"shard-{shard}.tar/1.jpg" for shard in range(3)]
+    assert source.labels.tolist() == [0, 1, 2]
+    assert [source.read(number) for number in range(3)] == [b"", b"x", b"xx"]
+
+
+def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").write_bytes(b"x")
+    assert find(tmp_path) is None
+    assert find(tmp_path / "cat.jpg") is None
+
+
+def test_a_sample_without_a_label_is_refused_with_the_names_that_were_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"a\.tar: 12\.jpg has no label: neither 12\.cls, nor 12\.json, nor a folder"):
+        find(lay(tmp_path / "a.tar", **{"12.jpg": b"x", "13.cls": b"1"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("1.cls", b"\xff\xfe"),
+        ("1.cls", b" \n"),
+        ("1.json", b"\xff\xfe"),
+        ("1.json", b"{"),
+        ("1.json", b"[7]"),
+        ("1.json", b"7"),
+        ("1.json", b""),
+        ("1.json", b"{\"label\": null}"),
+    ],
+)
+def test_a_label_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, name: str, content: bytes) -> None:
+    with pytest.raises(PackError, match=rf"a\.tar: .*no label.*{name}|a\.tar: {name} holds no label"):
+        find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", name: content}))
+
+
+def test_a_tar_file_without_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="a.tar holds no picture or sound"):
+        find(lay(tmp_path / "a.tar", **{"1.txt": b"x"}))
+
+
+def test_pictures_and_sounds_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="pack them one by one"):
+        find(lay(tmp_path / "a.tar", **{"cat/1.jpg": b"x", "cat/1.wav": b"x"}))
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar"])
+def test_a_compressed_tar_file_is_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(lay(tmp_path / "b", **{"cat/1.jpg": b"x"}).read_bytes()))
+    with pytest.raises(PackError, match="if it is compressed, unpack it first"):
+        find(path)
+
+
+@pytest.mark.parametrize("left", [0, 100, 700, 1500])
+def test_a_tar_file_that_is_not_all_there_is_refused(tmp_path: Path, left: int) -> None:
+    path = lay(tmp_path / "a.tar", **{"cat/1.jpg": b"x" * 3000})
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(PackError, match=r"cannot read .*a\.tar"):
+        find(path)

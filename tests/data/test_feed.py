@@ -1,0 +1,165 @@
+"""In one process: each rank a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data.dataset import Dataset, Samples
+from unisono.data.feed import Hold, InMemory, Packed, view_of
+from unisono.data.loading import Batch
+from unisono.data.order import permutation, steps_of
+from unisono.data.pack.index import About, Index, read_index
+from unisono.data.sources.source import PICTURE
+from unisono.errors import PackError
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+BATCH, SEED = 16, 4
+
+
+def kept(batches: Any) -> list[Batch]:
+    return [(inputs.clone(), labels) for inputs, labels in batches]
+
+
+def whole(everyone: list[list[Batch]]) -> list[Batch]:
+    """The batches of each step, of all ranks together."""
+    return [
+        (torch.cat([inputs for inputs, _ in step]), torch.cat([labels for _, labels in step]))
+        for step in zip(*everyone, strict=True)
+    ]
+
+
+def numbers_in(batches: list[Batch], folder: Path) -> list[list[int]]:
+    """What the first two pixels say."""
+    about = read_index(folder).about
+    pixels = [((inputs[:, 0, 0, :2] * about.deviation[0] + about.mean[0]) * 255).round() for inputs, _ in batches]
+    return [(each[:, 0] + 256 * each[:, 1]).int().tolist() for each in pixels]
+
+
+def epoch_on(
+    on_ranks: OnRanks, ranks: int, hold: Hold, epoch: int, first: int = 0, last: int | None = None
+) -> list[Batch]:
+    """The whole batches of an epoch's steps from `first` to `last` - 1, with everything made anew."""
+
+    def work(world: Any) -> list[Batch]:
+        feed = Packed(hold, world, SEED)
+        steps = (steps_of(feed.samples, BATCH) if last is None else last) - first
+        batches = feed.epoch(epoch, BATCH, first)
+        found = kept(next(batches) for _ in range(steps))
+        assert last is not None or next(batches, None) is None
+        batches.close()
+        feed.close()
+        return found
+
+    return whole(on_ranks(ranks, work))
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 80), st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.integers(0, 3))
+def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
+    train: int, test: int, batch: int, ranks: int, done: int
+) -> None:
+    def samples(count: int) -> Samples:
+        return Samples(torch.arange(count).float().reshape(-1, 1, 1, 1), torch.arange(count))
+
+    data = Dataset(samples(train), samples(test), 7)
+    feeds = [InMemory(data, SimpleNamespace(rank=rank, size=ranks), 3) for rank in range(ranks)]
+    steps = whole([list(feed.epoch(1, batch, done)) for feed in feeds])
+    seen = [number for _, labels in steps for number in labels.tolist()]
+    assert seen == permutation(train, 3, 1)[done * batch :].tolist()
+    assert all(torch.equal(inputs.flatten(), labels.float()) for inputs, labels in steps)
+    held_out = [labels.tolist() for feed in feeds for _, labels in feed.held_out(batch)]
+    assert max(map(len, held_out)) <= batch
+    assert [number for numbers in held_out for number in numbers] == list(range(test))
+    assert (feeds[0].samples, feeds[0].tested, feeds[0].classes, feeds[0].colors) == (train, test, 7, 1)
+
+
+@pytest.mark.parametrize("augment", ["none", "shift"])
+def test_any_number_of_ranks_sees_the_batches_that_one_sees(on_ranks: OnRanks, numbered: Path, augment: str) -> None:
+    hold = Hold(numbered, augment=augment)
+    alone = epoch_on(on_ranks, 1, hold, 2)
+    for ranks, groups in ((2, 1), (3, 1), (6, 2), (9, 1)):
+        together = epoch_on(on_ranks, ranks, replace(hold, groups=groups), 2)
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+
+
+def test_an_epoch_follows_its_order_with_the_labels_of_the_pack(on_ranks: OnRanks, numbered: Path) -> None:
+    batches = epoch_on(on_ranks, 3, Hold(numbered), 1)
+    seen = [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
+    assert seen == permutation(151, SEED, 1).tolist()
+    labels = [label for _, labels in batches for label in labels.tolist()]
+    assert labels == read_index(numbered / "train").label[seen].tolist()
+
+
+@pytest.mark.parametrize("legs", [((1, 3), (1, 6), (2, None)), ((4, 1), (4, 2), (9, None)), ((6, 4), (6, 5), (1, None))])
+def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once(
+    on_ranks: OnRanks, numbered: Path, legs: tuple[tuple[int, int | None], ...]
+) -> None:
+    first, seen = 0, list[int]()
+    for ranks, last in legs:
+        batches = epoch_on(on_ranks, ranks, Hold(numbered), 1, first, last)
+        seen += [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
+        first = last or first
+    assert sorted(seen) == list(range(151))
+    assert seen == permutation(151, SEED, 1).tolist()
+
+
+def test_what_is_held_out_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -> None:
+    hold = Hold(numbered, augment="shift", threads=2)
+
+    def work(world: Any) -> list[list[Batch]]:
+        feed = Packed(hold, world, SEED)
+        assert (feed.samples, feed.tested, feed.classes, feed.colors) == (151, 37, 5, 1)
+        looks = [kept(feed.held_out(7)) for _ in range(2)]
+        assert all(len(labels) <= 7 for _, labels in looks[0])
+        next(feed.epoch(0, BATCH, 0))  # loading to train changes nothing of it
+        looks.append(kept(feed.held_out(7)))
+        feed.close()
+        return looks
+
+    for looks in on_ranks(4, work):
+        for look in looks[1:]:
+            assert all(torch.equal(one[0], other[0]) for one, other in zip(looks[0], look, strict=True))
+    everyone = [batch for looks in on_ranks(4, work) for batch in looks[0]]
+    # mean and deviation of what is held out are those of what is trained on
+    assert [n for numbers in numbers_in(everyone, numbered / "train") for n in numbers] == list(range(37))
+
+
+def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, sounds: Any, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).symlink_to(sounds.index.folder)
+    with pytest.raises(PackError, match="holds sounds; pictures can be trained on"):
+        on_ranks(1, lambda world: Packed(Hold(tmp_path), world, 0))
+    with pytest.raises(PackError, match="rank 0: .* has no pack named train or training"):
+        on_ranks(2, lambda world: Packed(Hold(numbered / "train"), world, 0))
+    with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
+        on_ranks(2, lambda world: Packed(Hold(numbered, groups=3), world, 0))
+
+
+@pytest.mark.parametrize("shape", [None, (8, 6), (8, 6, 3)])
+def test_pictures_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -> None:
+    nothing = np.zeros(0, np.int32)
+    about = About(PICTURE, ("a",), shape, (0.5,) * 3, (0.25,) * 3)
+    index = Index(about, nothing, nothing, nothing, nothing, nothing)
+    with pytest.raises(PackError, match=r"pictures of any size; data\.size says how large they are to be shown"):
+        view_of(index, Hold(Path("pack")))
+    view = view_of(index, Hold(Path("pack"), size=5, augment="scale"))
+    assert (view.size, view.colors, view.mean, view.deviation, view.augment) == (
+        5,
+        3,
+        about.mean,
+        about.deviation,
+        "scale",
+    )

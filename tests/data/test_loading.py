@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from unisono.data import loading
+from unisono.data.loading import AHEAD, Loader, Mode
+from unisono.data.pack.index import About, Index
+from unisono.data.pictures.showing import Show
+from unisono.data.pictures.view import View
+from unisono.data.sources.source import PICTURE, RAW
+from unisono.errors import PictureError
+
+COUNT = 300
+SHAPE = (8, 8, 3)
+PICTURES = [np.random.default_rng(number).bytes(8 * 8 * 3) for number in range(COUNT)]
+VIEW = View(8, 3, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "shift")
+
+
+class Listed:
+    """Samples in a list, and what was asked for."""
+
+    def __init__(self, samples: list[bytes]) -> None:
+        self.held, self.asked = samples, list[list[int]]()
+
+    def samples(self, numbers: np.ndarray) -> list[np.ndarray]:
+        self.asked.append(numbers.tolist())
+        return [np.frombuffer(self.held[number], np.uint8) for number in numbers.tolist()]
+
+
+@contextmanager
+def loader_of(
+    samples: list[bytes], view: View = VIEW, threads: int = 2, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Loader, Listed]]:
+    raw = samples is PICTURES
+    about = About(RAW if raw else PICTURE, ("a", "b", "c"), SHAPE if raw else None, view.mean, view.deviation)
+    nothing = np.zeros(len(samples), np.int32)
+    lengths = np.array([len(sample) for sample in samples], np.int32)
+    labels = (np.arange(len(samples)) % 3).astype(np.int32)
+    memory = Listed(samples)
+    loader = Loader(Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")), memory, view, threads, dtype)
+    yield loader, memory
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
+
+
+def shown(number: int, dice: Random | None, view: View = VIEW) -> torch.Tensor:
+    """A picture as one thread shows it."""
+    out = torch.empty(8, 8, 3)
+    Show(view, SHAPE).into(out, memoryview(PICTURES[number]), dice)
+    return out.permute(2, 0, 1)
+
+
+def numbers_of(*batches: list[int]) -> list[np.ndarray]:
+    return [np.array(batch, np.int64) for batch in batches]
+
+
+def test_batches_come_in_order_and_right_under_many_threads() -> None:
+    dice = np.random.default_rng(0)
+    wanted = [dice.permutation(COUNT)[: dice.integers(0, 40)] for _ in range(60)]
+    wanted[5] = wanted[5][:0]
+    expected = {number: shown(number, Random(f"3 2 {number}")) for number in range(COUNT)}
+    with loader_of(PICTURES, threads=16) as (loader, memory):
+        came = 0
+        for numbers, (inputs, labels) in zip(wanted, loader.batches(wanted, Mode.TRAIN, 3, 2), strict=True):
+            assert inputs.shape == (len(numbers), 3, 8, 8)
+            assert labels.tolist() == [number % 3 for number in numbers]
+            assert labels.dtype == torch.int64
+            for found, number in zip(inputs, numbers.tolist(), strict=True):
+                assert torch.equal(found, expected[number])
+            came += 1
+        assert came == 60
+        assert memory.asked == [numbers.tolist() for numbers in wanted]
+
+
+def test_what_is_random_follows_from_seed_epoch_and_number_alone() -> None:
+    everything = np.arange(COUNT)
+    pictures: dict[tuple[int, int], list[torch.Tensor]] = {}
+    for threads, batch in ((1, 300), (3, 7)):
+        with loader_of(PICTURES, threads=threads) as (loader, _):
+            for seed, epoch in ((0, 0), (0, 1), (1, 0)):
+                backwards = [everything[::-1][first : first + batch] for first in range(0, COUNT, batch)]
+                batches = loader.batches(backwards if threads > 1 else [everything], Mode.TRAIN, seed, epoch)
+                came = torch.cat([inputs.clone() for inputs, _ in batches])
+                pictures.setdefault((seed, epoch), []).append(came.flip(0) if threads > 1 else came)
+    assert all(torch.equal(one, other) for one, other in pictures.values())
+    first = pictures[0, 0][0]
+    assert all((first != pictures[key][0]).flatten(1).any(dim=1).float().mean() > 0.5 for key in ((0, 1), (1, 0)))
+
+
+def test_validation_throws_no_dice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def thrown(_: str) -> Random:
+        raise AssertionError("a dice was thrown")
+
+    monkeypatch.setattr(loading, "Random", thrown)
+    with loader_of(PICTURES) as (loader, _):
+        (inputs, _labels), *_ = loader.batches([np.arange(20)], Mode.VALIDATE, 1, 1)
+        for number in range(20):
+            assert torch.equal(inputs[number], shown(number, None))
+        with pytest.raises(AssertionError, match="a dice was thrown"):
+            next(loader.batches([np.arange(20)], Mode.TRAIN, 1, 1))
+
+
+def test_a_batch_keeps_its_memory_until_the_next_one_is_asked_for_and_then_gives_it_on() -> None:
+    wanted = [np.arange(first, first + 10) for first in range(0, COUNT, 10)]
+    with loader_of(PICTURES) as (loader, _):
+        for _ in range(2):
+            held = [(inputs, inputs.data_ptr()) for inputs, _ in loader.batches(wanted, Mode.VALIDATE)]
+            places = [place for _, place in held]
+            for number, place in enumerate(places):
+                assert place not in places[number + 1 : number + 1 + AHEAD], "made while this one was shown"
+            assert len(set(places)) <= AHEAD + 2
+
+
+def test_what_is_shown_stays_while_the_next_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = threading.Semaphore(0)
+
+    class Spy(Show):
+        def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+            super().into(out, file, random)
+            made.release()
+
+    monkeypatch.setattr(loading, "Show", Spy)
+    wanted = [np.arange(first, first + 10) for first in range(0, COUNT, 10)]
+    with loader_of(PICTURES) as (loader, memory):
+        begun = 0
+        for numbers, (inputs, _) in zip(wanted, loader.batches(wanted, Mode.VALIDATE), strict=True):
+            for _ in range(10 * (len(memory.asked) - begun)):
+                assert made.acquire(timeout=60)
+            begun = len(memory.asked)
+            assert torch.equal(inputs[9], shown(int(numbers[9]), None))
+        assert begun == len(wanted)
+
+
+def test_closing_the_iterator_stops_the_loading() -> None:
+    source = iter([np.arange(first, first + 10) for first in range(0, COUNT, 10)])
+    with loader_of(PICTURES) as (loader, memory):
+        batches = loader.batches(source, Mode.TRAIN)
+        next(batches)
+        batches.close()
+        assert len(memory.asked) == 1 + AHEAD
+        assert next(source).tolist() == list(range(10 * (1 + AHEAD), 10 * (2 + AHEAD))), "no more was taken"
+        (inputs, _), *rest = loader.batches(numbers_of([4]), Mode.VALIDATE)
+        assert torch.equal(inputs[0], shown(4, None))
+        assert rest == []
+
+
+@pytest.mark.parametrize("broken", [b"no picture", b"\xff\xd8 begins like a JPEG", b""])
+def test_a_sample_that_is_no_picture_is_named_and_the_loader_goes_on(broken: bytes) -> None:
+    def png(number: int) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(file, "PNG")
+        return file.getvalue()
+
+    samples = [png(number) for number in range(12)]
+    samples[7] = broken
+    with loader_of(samples, View(8, 1, (0.0,), (1.0,))) as (loader, _):
+        batches = loader.batches(numbers_of([0, 1, 2], [3, 4], [6, 7, 8], [9]), Mode.TRAIN)
+        assert [labels.tolist() for _, labels in (next(batches), next(batches))] == [[0, 1, 2], [0, 1]]
+        with pytest.raises(PictureError, match=r"^sample 7 of pack: \S"):
+            next(batches)
+        assert next(batches, None) is None
+        ((inputs, _),) = loader.batches(numbers_of([8, 11]), Mode.VALIDATE)
+        assert (inputs[:, 0, 3, 3] * 255).round().tolist() == [160, 220]
+
+
+def test_numbers_lie_as_channels_last_in_the_wanted_format() -> None:
+    with loader_of(PICTURES, dtype=torch.bfloat16) as (loader, _):
+        ((inputs, _),) = loader.batches([np.arange(6)], Mode.VALIDATE)
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+        assert inputs.dtype == torch.bfloat16
+        assert torch.equal(inputs[5], shown(5, None).bfloat16())
+
+
+def test_each_thread_works_alone_and_leaves_the_others_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set[int]()
+
+    class Spy(Show):
+        def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+            seen.add(torch.get_num_threads())
+            super().into(out, file, random)
+
+    monkeypatch.setattr(loading, "Show", Spy)
+    mine = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with loader_of(PICTURES) as (loader, _):
+            list(loader.batches([np.arange(50)], Mode.TRAIN))
+            assert torch.get_num_threads() == 2
+        assert seen == {1}
+    finally:
+        torch.set_num_threads(mine)

@@ -1,0 +1,95 @@
+"""A pack that is broken, or does not fit the ranks, ends all of them, soon, with one clear line and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources import find
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """
+[data]
+pack = "pack"
+[training]
+epochs = 1
+batch = 8
+"""
+
+
+def write(folder: Path, part: str, count: int) -> None:
+    """IDX files of 8 x 8 pictures."""
+    dice = np.random.default_rng(count)
+    for name, shape, below in (("images-idx3", (count, 8, 8), 256), ("labels-idx1", (count,), 2)):
+        head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">i4").tobytes()
+        (folder / f"{part}-{name}-ubyte").write_bytes(head + dice.integers(0, below, shape, np.uint8).tobytes())
+
+
+@pytest.fixture
+def packs(tmp_path: Path) -> Path:
+    """A data set of 16 samples to train on and 4 that are held out, in stripes of 4, with a recipe."""
+    (tmp_path / "idx").mkdir()
+    write(tmp_path / "idx", "train", 16)
+    write(tmp_path / "idx", "t10k", 4)
+    for name, part in find(tmp_path / "idx").items():
+        pack(part, tmp_path / "pack" / name, Way(stripes=len(part) // 4), 1, lambda: None)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path / "pack"
+
+
+def flip(path: Path) -> None:
+    """Flip a byte of a stripe's first sample."""
+    content, pixels = bytearray(path.read_bytes()), path.parents[2] / "idx/train-images-idx3-ubyte"
+    content[content.index(pixels.read_bytes()[16 + 12 * 64 : 16 + 13 * 64]) + 5] ^= 1
+    path.write_bytes(content)
+
+
+def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("unisono: ")
+    assert words in lines[0]
+
+
+@pytest.mark.parametrize("hold", ["even", "whole"])
+def test_a_flipped_byte_that_one_rank_reads(unisono: Run, packs: Path, hold: str) -> None:
+    flip(packs / "train/stripe-00003.arrow")
+    done = unisono("train", "recipe.toml", "--ranks", "2", "--set", f"data.hold={hold}", timeout=60)
+    one_line(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
+
+
+def test_a_stripe_that_one_rank_misses(unisono: Run, packs: Path) -> None:
+    (packs / "train/stripe-00000.arrow").unlink()
+    done = unisono("train", "recipe.toml", "--ranks", "2", timeout=60)
+    one_line(done, "rank 0: pack/train is not whole: stripe-00000.arrow is missing")
+
+
+def test_an_index_that_the_ranks_find_truncated(unisono: Run, packs: Path) -> None:
+    index = packs / "test/index.arrow"
+    index.write_bytes(index.read_bytes()[:-100])
+    done = unisono("train", "recipe.toml", "--ranks", "2", timeout=60)
+    one_line(done, "rank 0: pack/test/index.arrow is not whole (")
+
+
+def test_more_ranks_than_samples_are_held_out(unisono: Run, packs: Path) -> None:
+    done = unisono("train", "recipe.toml", "--ranks", "5", timeout=60)
+    one_line(done, "5 ranks share 4 samples, so some would hold none; start at most 4")
+
+
+def test_what_is_known_before_a_rank_is_started(unisono: Run, packs: Path) -> None:
+    def train(*changes: str) -> subprocess.CompletedProcess[str]:
+        return unisono("train", "recipe.toml", *(f"--set={change}" for change in changes), timeout=60)
+
+    one_line(train("ranks=9"), "9 ranks share batches of 8 samples, so some would have none")
+    one_line(train("training.batch=17"), "training.batch = 17, but pack has 16 samples to train on")
+    one_line(train("data.pack=packs"), "packs has no pack named train or training: there is no such folder")
+    index = packs / "train/index.arrow"
+    index.write_bytes(index.read_bytes()[:-100])
+    one_line(train("ranks=2"), "pack/train/index.arrow is not whole (")

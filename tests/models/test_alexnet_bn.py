@@ -1,0 +1,23 @@
+import torch
+
+from unisono.models.alexnet_bn import AlexNetBN
+
+CONVOLUTIONS = 96 * 3 * 11**2 + 256 * 48 * 5**2 + (384 * 256 + 384 * 192 + 256 * 192) * 3**2
+NORMS = 2 * (96 + 256 + 384 + 384 + 256 + 4096 + 4096)
+WIDE = 256 * 6 * 6 * 4096 + 4096 * 4096
+
+
+def test_size_and_shape() -> None:
+    with torch.device("meta"):
+        model = AlexNetBN(1000)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        assert size == CONVOLUTIONS + NORMS + WIDE + 4096 * 1000 + 1000 == 60_974_792
+        assert model(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+
+
+def test_it_is_alexnet_with_norms_in_place_of_biases() -> None:
+    with torch.device("meta"):
+        model = AlexNetBN(1000)
+    biases = 96 + 256 + 384 + 384 + 256 + 4096 + 4096
+    size = sum(parameter.numel() for parameter in model.parameters())
+    assert size - NORMS + biases == 60_965_224, "AlexNet's"

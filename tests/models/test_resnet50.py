@@ -1,0 +1,29 @@
+import torch
+
+from unisono.models.resnet50 import Bottleneck, ResNet50
+
+
+def test_size_and_shape() -> None:
+    with torch.device("meta"):
+        model = ResNet50(1000)
+        assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+        assert model(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+        features = model.blocks(model.pool(model.first(torch.zeros(2, 3, 224, 224))))
+    assert features.shape == (2, 2048, 7, 7)
+
+
+def test_it_has_50_layers() -> None:
+    with torch.device("meta"):
+        model = ResNet50(10)
+    layers = (torch.nn.Conv2d, torch.nn.Linear)
+    names = [name for name, module in model.named_modules() if isinstance(module, layers) and "short" not in name]
+    assert len(names) == 50
+    assert len([name for name, module in model.named_modules() if isinstance(module, layers)]) == 54
+
+
+def test_a_block_without_its_convolutions_is_its_short_cut() -> None:
+    block = Bottleneck(8, 2, 1).eval()
+    torch.nn.init.zeros_(block.convolution3.weight)
+    inputs = torch.rand(1, 8, 5, 5)
+    assert torch.equal(block(inputs), inputs)
+    assert Bottleneck(8, 2, 2)(inputs).shape == (1, 8, 3, 3)

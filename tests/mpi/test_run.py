@@ -1,0 +1,68 @@
+"""A run on a pack follows the same path on any number of ranks, however they hold it and wherever it is resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.training.checkpoint import load_newest
+from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.run import train
+from unisono.world import World
+
+
+def recipe_of(packs: Path, hold: str = "even", groups: int = 1) -> Recipe:
+    """Two epochs of 7 steps, with a checkpoint after every third."""
+    content = {
+        "data": {"pack": str(packs), "hold": hold, "groups": groups, "augment": "mirror", "threads": 1},
+        "model": {"name": "small_convnet", "dtype": "float64"},
+        "optimizer": {"learning_rate": 0.1},
+        "exchange": {"embedding": "none", "bucket_megabytes": 1},
+        "training": {"epochs": 2, "batch": 16, "checkpoint_every": 3},
+    }
+    return parse_recipe(content, "a test")
+
+
+def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """The metrics of the epochs, and the weights at the end."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    checkpoint, torn = load_newest(run / "checkpoints")
+    assert (checkpoint.step, torn) == (14, [])
+    return lines, checkpoint.weights
+
+
+def assert_alike(run: Path, serial: Path) -> None:
+    lines, weights = outcome(run)
+    expected, others = outcome(serial)
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in expected], rel=1e-9)
+    assert [line["test_accuracy"] for line in lines] == [line["test_accuracy"] for line in expected]
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=1e-9, atol=1e-10)
+
+
+def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_path: Path) -> None:
+    home = group.on_root(lambda: tmp_path)
+    alone = group.split(group.rank)
+    group.on_root(lambda: train(recipe_of(packs), alone, home / "serial", None))
+    lines, _ = outcome(home / "serial")
+    assert lines[-1]["loss"] < lines[0]["loss"], "a run that learns nothing is like any other"
+    for hold, groups in sorted({("even", 1), ("even", group.size), ("whole", 1)}):
+        run = home / f"{hold}-{groups}"
+        train(recipe_of(packs, hold, groups), group, run, None)
+        group.on_root(lambda run=run: assert_alike(run, home / "serial"))
+    group.on_root(lambda: stopped(home / "serial", home / "resumed"))
+    train(recipe_of(packs), group, None, home / "resumed")
+    group.on_root(lambda: assert_alike(home / "resumed", home / "serial"))
+    alone.free()
+
+
+def stopped(run: Path, copy: Path) -> None:
+    """A copy of a run as if it had stopped five steps into the second epoch."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(max((copy / "checkpoints").iterdir()))
+    assert max((copy / "checkpoints").iterdir()).name.endswith("12")
