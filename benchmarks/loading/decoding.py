@@ -17,6 +17,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -29,7 +30,7 @@ from unisono.data.pictures.crops import part_of
 from unisono.data.pictures.turbojpeg import Decoder
 from unisono.data.pictures.view import Look, View, look
 
-BATCH, ROUNDS = 32, 7
+BATCH, ROUNDS = 32, 3
 
 
 class OneProcess:
@@ -46,7 +47,9 @@ class OneProcess:
 class Files(Dataset[tuple[torch.Tensor, int]]):
     """The same pictures as files, cut and scaled alike."""
 
-    def __init__(self, files: list[Path], labels: list[int], view: View, read: Callable[[Path, Files, int], Any]) -> None:
+    def __init__(
+        self, files: list[Path], labels: list[int], view: View, read: Callable[[Path, Files, int], Any]
+    ) -> None:
         self.files, self.labels, self.view, self.read, self.round = files, labels, view, read, 0
         self.mean = torch.tensor(view.mean).view(3, 1, 1)
         self.deviation = torch.tensor(view.deviation).view(3, 1, 1)
@@ -152,8 +155,6 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
 
 def keys_of(index: Index) -> list[str]:
     """The files that the samples come from."""
-    import pyarrow as pa
-
     keys: list[str] = []
     for name, _ in index.about.stripes:
         with pa.memory_map(str(index.folder / name)) as file:

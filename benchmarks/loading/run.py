@@ -65,7 +65,13 @@ def joined(one: Source, other: Source) -> Source:
 def decoding(data: Path, room: Path) -> None:
     """Pictures a second of a core."""
     folder = packed(data / "clothing", room / "clothing")
-    command = [sys.executable, HERE / "decoding.py", HERE / "decoding.json", folder / "train", data / "clothing" / "train"]
+    command = [
+        sys.executable,
+        HERE / "decoding.py",
+        HERE / "decoding.json",
+        folder / "train",
+        data / "clothing" / "train",
+    ]
     subprocess.run([*map(str, command), "224"], check=True)
 
 
@@ -108,7 +114,10 @@ def summary() -> str:
     if (path := HERE / "decoding.json").exists():
         found = json.loads(path.read_text())
         speed = found["pictures_a_second"]
-        lines += [f"## {found['pictures']} photographs, parts of any scale to {found['size']} x {found['size']}, one core", ""]
+        lines += [
+            f"## {found['pictures']} photographs, parts of any scale to {found['size']} x {found['size']}, one core",
+            "",
+        ]
         lines += ["| | pictures a second | spread | ours is |", "| --- | ---: | ---: | ---: |"]
         for name, each in speed.items():
             low, high = found["spread"][name]
@@ -117,8 +126,9 @@ def summary() -> str:
     rows = [path for name in ("cifar", "small", "lab") if (path := HERE / f"shuffle_{name}.json").exists()]
     if rows:
         lines += ["## The shuffle", ""]
-        lines += ["| samples | ranks | MB in all | shuffle | MPI_Alltoallv | of Alltoallv | of the link | memory above the share | epoch |"]
-        lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+        heads = ["samples", "ranks", "MB", "shuffle", "MPI_Alltoallv", "of Alltoallv", "of the link"]
+        heads += ["memory above the share", "epoch"]
+        lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for path in rows:
         found = json.loads(path.read_text())
         ours, peer, link = found["shuffle_s"], found["alltoallv_s"], found["link_s"]
@@ -130,7 +140,12 @@ def summary() -> str:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     if (path := HERE / "epochs.json").exists():
         found = json.loads(path.read_text())
-        lines += ["", f"## CIFAR-10, ResNet-20, {found['ranks']} ranks", "", "| | seconds of an epoch | waits for data |"]
+        lines += [
+            "",
+            f"## CIFAR-10, ResNet-20, {found['ranks']} ranks",
+            "",
+            "| | seconds of an epoch | waits for data |",
+        ]
         lines += ["| --- | ---: | ---: |"]
         for name, each in found["epoch_s"].items():
             lines.append(f"| {name} | {each:.1f} | {found['waited_for_data'][name]:.1%} |")

@@ -1,6 +1,7 @@
 """Times the shuffle beside a bare MPI_Alltoallv of the same bytes, and measures the memory it takes.
 
-`shuffle` moves the samples to holders that are known; `epoch` also finds out who they are, and where everything lies then.
+`shuffle` moves the samples to holders that are known; `epoch` also finds out who they are and where
+everything lies then.
 
 Started on the ranks by run.py:  shuffling.py OUTPUT PACK SEGMENT_BYTES [RATE_BITS]
 """
@@ -42,7 +43,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         base = clear_peak()
         world.barrier()
         begun = time.perf_counter()
-        shuffle(memory._group, memory._segments, holders, index.length)
+        memory._shelf = shuffle(memory._group, memory._segments, holders, index.length, memory._shelf)
         ours.append(max(world.gather(time.perf_counter() - begun)))
         extra = max(extra, peak() - base)
         bare.append(max(world.gather(alltoallv(world.comm, counts))))

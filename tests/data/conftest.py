@@ -38,7 +38,7 @@ class ThreadWorld:
     """A rank of a world whose ranks are threads: as much of a World as data asks for."""
 
     def __init__(self, rank: int, board: Board, boards: list[Board]) -> None:
-        self.rank, self.size, self.node, self.nodes = rank, len(board.values), 0, 1
+        self.rank, self.size, self.node, self.nodes = rank, len(board.values), 0, len(board.values)
         self._board, self._boards = board, boards
 
     on_all = World.on_all
@@ -147,7 +147,7 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> Known:
 
 @pytest.fixture(scope="session")
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of grey pictures of 8 x 8, 151 to train on and 37 held out, whose first two pixels are their number."""
+    """Grey pictures of 8 x 8, 151 to train on and 37 held out, whose first two pixels are their number."""
     folder = tmp_path_factory.mktemp("packs") / "numbered"
     for part, count in (("train", 151), ("test", 37)):
         pictures = [

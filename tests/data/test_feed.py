@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.dataset import Dataset, Samples
-from unisono.data.feed import Hold, InMemory, Packed, view_of
+from unisono.data.feed import Hold, InMemory, Packed, check_parts, view_of
 from unisono.data.loading import Batch
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.sources.source import PICTURE
+from unisono.data.sources.source import PICTURE, RAW, SOUND
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -79,7 +79,7 @@ def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
     assert seen == permutation(train, 3, 1)[done * batch :].tolist()
     assert all(torch.equal(inputs.flatten(), labels.float()) for inputs, labels in steps)
     held_out = [labels.tolist() for feed in feeds for _, labels in feed.held_out(batch)]
-    assert max(map(len, held_out)) <= batch
+    assert max(map(len, held_out)) <= -(-batch // ranks), "together at most as many as in training, about"
     assert [number for numbers in held_out for number in numbers] == list(range(test))
     assert (feeds[0].samples, feeds[0].tested, feeds[0].classes, feeds[0].colors) == (train, test, 7, 1)
 
@@ -103,7 +103,9 @@ def test_an_epoch_follows_its_order_with_the_labels_of_the_pack(on_ranks: OnRank
     assert labels == read_index(numbered / "train").label[seen].tolist()
 
 
-@pytest.mark.parametrize("legs", [((1, 3), (1, 6), (2, None)), ((4, 1), (4, 2), (9, None)), ((6, 4), (6, 5), (1, None))])
+@pytest.mark.parametrize(
+    "legs", [((1, 3), (1, 6), (2, None)), ((4, 1), (4, 2), (9, None)), ((6, 4), (6, 5), (1, None))]
+)
 def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once(
     on_ranks: OnRanks, numbered: Path, legs: tuple[tuple[int, int | None], ...]
 ) -> None:
@@ -123,7 +125,7 @@ def test_what_is_held_out_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Pat
         feed = Packed(hold, world, SEED)
         assert (feed.samples, feed.tested, feed.classes, feed.colors) == (151, 37, 5, 1)
         looks = [kept(feed.held_out(7)) for _ in range(2)]
-        assert all(len(labels) <= 7 for _, labels in looks[0])
+        assert all(len(labels) <= 2 for _, labels in looks[0])
         next(feed.epoch(0, BATCH, 0))  # loading to train changes nothing of it
         looks.append(kept(feed.held_out(7)))
         feed.close()
@@ -137,12 +139,61 @@ def test_what_is_held_out_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Pat
     assert [n for numbers in numbers_in(everyone, numbered / "train") for n in numbers] == list(range(37))
 
 
+def test_an_epoch_that_is_over_gives_nothing_of_the_next_one(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        feed = Packed(Hold(numbered), world, SEED)
+        old = feed.epoch(0, BATCH, 0)
+        next(old)
+        new = feed.epoch(1, BATCH, 0)
+        with pytest.raises(PackError, match="another epoch has begun"):
+            kept(old)
+        assert len(kept(new)) == steps_of(151, BATCH)
+        feed.close()
+
+    on_ranks(4, work)
+
+
+def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_path: Path) -> None:
+    (tmp_path / "train").symlink_to(numbered / "test")
+    (tmp_path / "test").symlink_to(numbered / "train")
+
+    def work(world: Any) -> str:
+        with pytest.raises(PackError) as caught:
+            Packed(Hold(tmp_path if world.rank == 2 else numbered), world, SEED)
+        return str(caught.value)
+
+    words = on_ranks(3, work)
+    assert [line.partition(" is ")[2] for line in words] == [
+        f"not the same on rank {one} as on rank {other}; copy it anew" for one, other in ((2, 0), (2, 1), (0, 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"kind": SOUND}, "holds sounds; pictures can be trained on"),
+        ({"classes": ("a", "c")}, "has 2 classes and test 2, which differ in b, so"),
+        ({"classes": ("b", "a")}, "which differ in their order, so"),
+        ({"kind": RAW, "shape": (8, 8)}, r"holds picture samples , test raw \(8, 8\); pack both alike"),
+    ],
+)
+def test_both_parts_are_of_one_data_set(other: dict[str, Any], words: str) -> None:
+    about, nothing = About(PICTURE, ("a", "b")), np.zeros(0, np.int32)
+    train, test = (
+        Index(each, nothing, nothing, nothing, nothing, nothing, Path(name))
+        for each, name in ((about, "train"), (replace(about, **other), "test"))
+    )
+    check_parts(train, train)
+    with pytest.raises(PackError, match=words):
+        check_parts(train, test)
+
+
 def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, sounds: Any, tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / part).symlink_to(sounds.index.folder)
     with pytest.raises(PackError, match="holds sounds; pictures can be trained on"):
         on_ranks(1, lambda world: Packed(Hold(tmp_path), world, 0))
-    with pytest.raises(PackError, match="rank 0: .* has no pack named train or training"):
+    with pytest.raises(PackError, match=r"rank 0: .* has no pack named train or training"):
         on_ranks(2, lambda world: Packed(Hold(numbered / "train"), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
         on_ranks(2, lambda world: Packed(Hold(numbered, groups=3), world, 0))

@@ -34,7 +34,7 @@ class Listed:
 
     def samples(self, numbers: np.ndarray) -> list[np.ndarray]:
         self.asked.append(numbers.tolist())
-        return [np.frombuffer(self.held[number], np.uint8) for number in numbers.tolist()]
+        return [np.frombuffer(bytearray(self.held[number]), np.uint8) for number in numbers.tolist()]
 
 
 @contextmanager
@@ -47,16 +47,20 @@ def loader_of(
     lengths = np.array([len(sample) for sample in samples], np.int32)
     labels = (np.arange(len(samples)) % 3).astype(np.int32)
     memory = Listed(samples)
-    loader = Loader(Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")), memory, view, threads, dtype)
-    yield loader, memory
-    loader.close()
+    loader = Loader(
+        Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")), memory, view, threads, dtype
+    )
+    try:
+        yield loader, memory
+    finally:
+        loader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
 
 
 def shown(number: int, dice: Random | None, view: View = VIEW) -> torch.Tensor:
     """A picture as one thread shows it."""
     out = torch.empty(8, 8, 3)
-    Show(view, SHAPE).into(out, memoryview(PICTURES[number]), dice)
+    Show(view, SHAPE).into(out, memoryview(bytearray(PICTURES[number])), dice)
     return out.permute(2, 0, 1)
 
 
@@ -88,7 +92,7 @@ def test_what_is_random_follows_from_seed_epoch_and_number_alone() -> None:
     for threads, batch in ((1, 300), (3, 7)):
         with loader_of(PICTURES, threads=threads) as (loader, _):
             for seed, epoch in ((0, 0), (0, 1), (1, 0)):
-                backwards = [everything[::-1][first : first + batch] for first in range(0, COUNT, batch)]
+                backwards = [everything[::-1][first : first + batch].copy() for first in range(0, COUNT, batch)]
                 batches = loader.batches(backwards if threads > 1 else [everything], Mode.TRAIN, seed, epoch)
                 came = torch.cat([inputs.clone() for inputs, _ in batches])
                 pictures.setdefault((seed, epoch), []).append(came.flip(0) if threads > 1 else came)

@@ -14,7 +14,9 @@ def drawn_from_stretches(samples: int, ranks: int, batch: int) -> np.ndarray:
     holders = at_first(samples, ranks)
     own = [np.random.default_rng(rank).permutation(np.flatnonzero(holders == rank)) for rank in range(ranks)]
     steps = -(-samples // batch)
-    return np.concatenate([part for step in zip(*(np.array_split(each, steps) for each in own), strict=True) for part in step])
+    return np.concatenate(
+        [part for step in zip(*(np.array_split(each, steps) for each in own), strict=True) for part in step]
+    )
 
 
 def test_what_is_seen_as_it_was_packed() -> None:

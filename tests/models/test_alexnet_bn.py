@@ -1,6 +1,6 @@
 import torch
 
-from unisono.models.alexnet_bn import AlexNetBN
+from unisono.models.alexnet_bn import AlexNetBN, _Norm
 
 CONVOLUTIONS = 96 * 3 * 11**2 + 256 * 48 * 5**2 + (384 * 256 + 384 * 192 + 256 * 192) * 3**2
 NORMS = 2 * (96 + 256 + 384 + 384 + 256 + 4096 + 4096)
@@ -21,3 +21,13 @@ def test_it_is_alexnet_with_norms_in_place_of_biases() -> None:
     biases = 96 + 256 + 384 + 384 + 256 + 4096 + 4096
     size = sum(parameter.numel() for parameter in model.parameters())
     assert size - NORMS + biases == 60_965_224, "AlexNet's"
+
+
+def test_of_a_single_sample_the_norm_takes_the_statistics_of_those_before() -> None:
+    norm = _Norm(3)
+    norm(torch.rand(8, 3))
+    mean, variance = norm.running_mean.clone(), norm.running_var.clone()
+    sample = torch.rand(1, 3)
+    torch.testing.assert_close(norm(sample), (sample - mean) / (variance + norm.eps).sqrt())
+    assert torch.equal(norm.running_mean, mean)
+    assert torch.equal(norm.running_var, variance)

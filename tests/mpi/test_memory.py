@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def contents(index: Index) -> list[bytes]:
     return [
         data[begin:end].tobytes()
         for data, offsets in read_stretch(index, 0, len(index))
-        for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+        for begin, end in pairwise(offsets)
     ]
 
 
@@ -68,7 +69,8 @@ def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, p
                 everyone = world.gather(one)
                 assert sorted(sample for seen in everyone for sample in seen) == sorted(written)
                 assert len(one) == sum(
-                    len(share(order, BATCH, step, world.rank, world.size)) for step in range(steps_of(len(index), BATCH))
+                    len(share(order, BATCH, step, world.rank, world.size))
+                    for step in range(steps_of(len(index), BATCH))
                 )
             for memory in memories:
                 memory.close()
@@ -123,10 +125,10 @@ def test_what_does_not_fit_is_refused_on_every_rank(
 ) -> None:
     index = read_index(packs / "train")
     last = spread.size - 1
-    monkeypatch.setattr(room, "free_bytes", lambda: 100 if spread.rank == last else 1 << 40)
+    monkeypatch.setattr(room, "free_bytes", lambda shared: 100 if spread.rank == last else 1 << 40)
     words = wrong(spread, lambda: WAYS[way](index, spread))
-    assert words.startswith(f"node {spread.placement.node_of(last)} has 0.0 GB of memory free")
-    monkeypatch.setattr(room, "free_bytes", lambda: 1 << 20)
+    assert words.startswith(f"node {spread.placement.node_of(last)} has 0.0 GB of ")
+    monkeypatch.setattr(room, "free_bytes", lambda shared: 1 << 20)
     WAYS[way](index, spread).close()
 
 
@@ -134,9 +136,9 @@ def test_room_is_counted_for_all_ranks_of_a_node_together(
     group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = read_index(packs / "train")
-    monkeypatch.setattr(room, "free_bytes", lambda: index.nbytes)
+    monkeypatch.setattr(room, "free_bytes", lambda shared: index.nbytes)
     Whole(index, group).close()
-    monkeypatch.setattr(room, "free_bytes", lambda: index.nbytes - 1)
+    monkeypatch.setattr(room, "free_bytes", lambda shared: index.nbytes - 1)
     assert "node 0" in wrong(group, lambda: Whole(index, group))
 
 

@@ -39,26 +39,31 @@ def check(world: World, segments: list[Segment], holders: np.ndarray) -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_after_100_shuffles_every_sample_is_there_once(group: World, count: int) -> None:
-    segments = begin(group, count)
+    segments, shelf = begin(group, count), None
     for epoch in range(100):
         holders = np.random.default_rng(epoch).integers(0, group.size, SAMPLES).astype(np.int32)
-        shuffle(group, segments, holders, LENGTHS)
+        shelf = shuffle(group, segments, holders, LENGTHS, shelf)
         check(group, segments, holders)
+    shelf.free()
     everywhere = group.gather([number for segment in segments for number in segment.numbers.tolist()])
     assert sorted(number for numbers in everywhere for number in numbers) == list(range(SAMPLES))
 
 
 @pytest.mark.parametrize("count", [1, 3, SAMPLES])
 def test_between_nodes(spread: World, count: int) -> None:
-    segments = begin(spread, count)
+    segments, shelf = begin(spread, count), None
     for epoch in range(4 if count < SAMPLES else 1):
         holders = np.random.default_rng(epoch).integers(0, spread.size, SAMPLES).astype(np.int32)
-        shuffle(spread, segments, holders, LENGTHS)
+        shelf = shuffle(spread, segments, holders, LENGTHS, shelf)
         check(spread, segments, holders)
+    shelf.free()
 
 
-def test_all_to_one_rank_and_back(group: World) -> None:
-    segments = begin(group, 2)
-    for holders in (np.full(SAMPLES, group.size - 1, np.int32), at_first(SAMPLES, group.size)):
-        shuffle(group, segments, holders, LENGTHS)
-        check(group, segments, holders)
+@pytest.mark.parametrize("where", ["group", "spread"])
+def test_all_to_one_rank_and_back(request: pytest.FixtureRequest, where: str) -> None:
+    world = request.getfixturevalue(where)
+    segments, shelf = begin(world, 2), None
+    for holders in (np.full(SAMPLES, world.size - 1, np.int32), at_first(SAMPLES, world.size)) * 2:
+        shelf = shuffle(world, segments, holders, LENGTHS, shelf)
+        check(world, segments, holders)
+    shelf.free()

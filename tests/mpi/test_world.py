@@ -77,7 +77,7 @@ def test_where_several_fail_all_raise_what_the_first_of_them_raised(world: World
 
     with pytest.raises(PackError, match=f"^rank {first}: on {first}$"):
         world.on_all(fail)
-    with pytest.raises(UsageError, match="^rank 0: .*No such file") as caught:
+    with pytest.raises(UsageError, match=r"^rank 0: .*No such file") as caught:
         world.on_all(Path("/nowhere/at/all").read_text)
     assert caught.type is UsageError
 

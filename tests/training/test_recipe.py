@@ -121,6 +121,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         ([], 65, "65 ranks share batches of 64 samples"),
         (["training.batch=1438"], 1, "digits has 1437 samples"),
         (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
+        (["data.hold=whole", "data.groups=2"], 2, 'data.groups = 2, but with data.hold = "whole" each node has a copy'),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),

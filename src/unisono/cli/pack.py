@@ -22,12 +22,16 @@ def pack(
             help="Folders of classes, IDX or CIFAR files, tar shards, an Arrow data set, a table of paths and labels."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Argument(help="The folder of the pack; a data set in parts gets one each.")] = None,
+    out: Annotated[
+        Path | None, typer.Argument(help="The folder of the pack; a data set in parts gets one each.")
+    ] = None,
     short_side: Annotated[
         int, typer.Option(min=0, help="Pictures with a longer short side are made so large; 0: none is.")
     ] = 256,
     stripes: Annotated[int, typer.Option(min=1, help="Files at least.")] = 32,
-    stripe_size: Annotated[str, typer.Option(help="Bytes of a file at most: 256MB, 1GiB.")] = "256MB",
+    stripe_size: Annotated[
+        str, typer.Option(help="Bytes of a file at most, as the samples are found: 256MB, 1GiB.")
+    ] = "256MB",
     quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEGs that are made.")] = 90,
     describe: Annotated[Path | None, typer.Option(help="Tell what this pack holds, and make none.")] = None,
 ) -> None:

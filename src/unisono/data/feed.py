@@ -37,7 +37,7 @@ class Feed(Protocol):
     """Tells what is trained on from other data, for a run that goes on."""
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
-        """This rank's share of each step of an epoch, from step `done` on; all ranks ask together, one epoch at a time."""
+        """This rank's share of an epoch, from step `done` on; all ranks ask together, one epoch at a time."""
         ...
 
     def held_out(self, batch: int) -> Iterator[Batch]:
@@ -98,7 +98,7 @@ class Packed:
     def __init__(self, hold: Hold, world: World, seed: int) -> None:
         """Read both into memory, all ranks together. Raises PackError on every rank."""
         self._world, self._seed = world, seed
-        train, test = (world.on_all(lambda names=names: read_index(part_of(hold.folder, names))) for names in PARTS)
+        train, test = world.on_all(lambda: [read_index(part_of(hold.folder, names)) for names in (TRAIN, HELD_OUT)])
         check_parts(train, test)
         self.mark = f"{train.mark}, {test.mark}"
         for rank, mark in enumerate(world.gather(self.mark)):
@@ -135,9 +135,6 @@ class Packed:
         self._test.close()
 
 
-PARTS = (TRAIN, HELD_OUT)
-
-
 def check_parts(train: Index, test: Index) -> None:
     """Raise PackError unless one network can be trained on one and tested with the other."""
     one, other = train.about, test.about
@@ -151,8 +148,8 @@ def check_parts(train: Index, test: Index) -> None:
         )
     if one.kind != other.kind or one.shape != other.shape:
         raise PackError(
-            f"{train.folder} holds {one.kind} samples {one.shape or ''}, {test.folder} {other.kind} {other.shape or ''}; "
-            "pack both alike"
+            f"{train.folder} holds {one.kind} samples {one.shape or ''}, {test.folder} {other.kind} "
+            f"{other.shape or ''}; pack both alike"
         )
 
 

@@ -1,8 +1,8 @@
 """How good a shuffle is, as numbers beside a true permutation's.
 
-    class runs      neighbours in the order that have one class, as a share: high where classes stay together
-    neighbours      neighbours in the order that were neighbours before it, as a share: high where stretches stay whole
-    distance        how far samples moved, over how many there are: a third for a true permutation
+class runs      neighbours in the order that have one class, as a share: high where classes stay together
+neighbours      neighbours in the order that were neighbours before it, as a share: high where stretches stay whole
+distance        how far samples moved, over how many there are: a third for a true permutation
 """
 
 from __future__ import annotations

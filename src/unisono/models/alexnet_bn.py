@@ -19,7 +19,9 @@ class _Norm(nn.BatchNorm1d):
         """(samples, features) to the same."""
         if len(inputs) > 1:
             return super().forward(inputs)
-        return nn.functional.batch_norm(inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return nn.functional.batch_norm(
+            inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 def _convolution(before: int, after: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> nn.Module:

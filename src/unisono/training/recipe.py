@@ -146,9 +146,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
         )
     samples = samples_of(data, recipe.data.pack)
     if batch > samples:
-        raise RecipeError(
-            f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on"
-        )
+        raise RecipeError(f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on")
     if ranks > batch:
         raise RecipeError(
             f"{ranks} ranks share batches of {batch} samples, so some would have none; "

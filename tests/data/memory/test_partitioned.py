@@ -26,8 +26,8 @@ SEATS = st.integers(1, 9).flatmap(
 """Ranks, and groups that they can form."""
 
 
-@settings(max_examples=40, deadline=None)
-@given(SEATS, st.booleans(), st.sampled_from([1, 9, 40, 400, 1 << 20]), st.integers(1, 70), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+@given(SEATS, st.booleans(), st.sampled_from([15, 40, 400, 1 << 20]), st.integers(1, 70), st.integers(0, 99))
 def test_each_rank_has_what_it_sees_and_each_group_has_all(
     on_ranks: OnRanks,
     tiny: Any,
@@ -39,7 +39,7 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
     seed: int,
 ) -> None:
     index, contents = tiny if small else sounds
-    segment_bytes = segment_bytes if small else max(50, segment_bytes)
+    segment_bytes = segment_bytes if small else max(200, segment_bytes)
     ranks, groups = seats
     samples = len(index)
 
@@ -69,12 +69,12 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
             assert sorted(together) == list(range(samples))
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (4, 2), (7, 1), (9, 3)])
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (3, 1), (4, 2), (9, 3)])
 def test_nothing_is_lost_in_100_shuffles(on_ranks: OnRanks, sounds: Any, ranks: int, groups: int) -> None:
     index, contents = sounds
 
     def work(world: Any) -> int:
-        memory = Partitioned(index, world, groups, 500)
+        memory = Partitioned(index, world, groups, 2000)
         for epoch in range(100):
             memory.epoch(permutation(len(index), 1, epoch), 13)
         return sum(zlib.crc32(sample) for sample in memory.samples(memory.numbers))
@@ -106,6 +106,35 @@ def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation
     assert sorted(shuffled) == sorted(stretches) == list(range(len(index)))
     assert beside_permutations(shuffled, index.label).off < 4
     assert beside_permutations(stretches, index.label).off > 20
+
+
+def test_segments_of_a_byte_are_samples(on_ranks: OnRanks, tiny: Any) -> None:
+    def work(world: Any) -> list[int]:
+        memory = Partitioned(tiny.index, world, 1, 1)
+        memory.epoch(permutation(61, 0, 0), 7)
+        assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
+            tiny.samples[number] for number in memory.numbers
+        ]
+        return memory.numbers.tolist()
+
+    assert sorted(number for numbers in on_ranks(3, work) for number in numbers) == list(range(61))
+
+
+def test_what_a_rank_does_not_hold_it_does_not_give(on_ranks: OnRanks, tiny: Any) -> None:
+    def work(world: Any) -> None:
+        memory = Partitioned(tiny.index, world)
+        for number in range(61):
+            if number in memory.numbers:
+                assert memory.samples(np.array([number]))[0].tobytes() == tiny.samples[number]
+            else:
+                with pytest.raises(PackError, match=f"rank {world.rank} does not hold all of the samples"):
+                    memory.samples(np.array([number]))
+        memory.close()
+        with pytest.raises(PackError, match="does not hold"):
+            memory.samples(np.array([0]))
+        assert memory.samples(np.empty(0, np.int64)) == []
+
+    on_ranks(3, work)
 
 
 def test_groups_that_cannot_be_formed_are_refused_on_every_rank(on_ranks: OnRanks, tiny: Any) -> None:

@@ -1,5 +1,6 @@
 import gc
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,10 +37,23 @@ def test_what_is_taken_is_what_a_list_gives(data: st.DataObject, samples: list[b
     assert taken.nbytes == len(taken.data) == sum(len(samples[row]) for row in rows)
 
 
+@given(st.data(), SAMPLES, st.integers(0, 9))
+def test_what_is_taken_into_a_room_lies_at_its_beginning(data: st.DataObject, samples: list[bytes], more: int) -> None:
+    rows = data.draw(st.permutations(range(len(samples))))
+    nbytes = sum(map(len, samples))
+    room = np.full(nbytes + more, 7, np.uint8)
+    segment = Segment.of(0, [stretch_of(samples)])
+    segment.data = np.append(segment.data, np.uint8(9))  # a segment may have room after its last sample
+    taken = segment.take(np.array(rows, np.int64), room)
+    assert samples_of(taken) == [samples[row] for row in rows]
+    assert room[:nbytes].tobytes() == b"".join(samples[row] for row in rows)
+    assert (room[nbytes:] == 7).all()
+
+
 @given(SAMPLES, st.lists(st.integers(0, 30)))
 def test_stretches_lie_side_by_side(samples: list[bytes], cuts: list[int]) -> None:
     ends = [0, *sorted(cuts), len(samples)]
-    stretches = [stretch_of(samples[begin:end]) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    stretches = [stretch_of(samples[begin:end]) for begin, end in pairwise(ends)]
     segment = Segment.of(7, stretches)
     assert samples_of(segment) == samples
     assert segment.numbers.tolist() == list(range(7, 7 + len(samples)))

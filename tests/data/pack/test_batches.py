@@ -13,9 +13,7 @@ from unisono.data.sources.source import PICTURE, RAW, SOUND
 from unisono.errors import PackError
 
 Row = tuple[bytes, int, str]
-ROWS = st.lists(
-    st.tuples(st.binary(max_size=12), st.integers(0, 1 << 31), st.text(max_size=5)), min_size=1, max_size=6
-)
+ROWS = st.lists(st.tuples(st.binary(max_size=12), st.integers(0, 1 << 31), st.text(max_size=5)), min_size=1, max_size=6)
 STRIPE = Path("pack/stripe-00007.arrow")
 
 
@@ -25,14 +23,15 @@ def batch_of(rows: list[Row]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
 
 
 def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: int) -> pa.RecordBatch:
-    """The batch with a byte of one of its buffers changed."""
+    """The batch with a byte of one of its buffers changed, behind Arrow's back."""
     arrays = batch.columns
     array = arrays[column]
     buffers = [None if each is None else bytearray(each) for each in array.buffers()]
-    buffers[buffer][place] ^= mask
     whole = [None if each is None else pa.py_buffer(each) for each in buffers]
     arrays[column] = pa.Array.from_buffers(array.type, len(array), whole)
-    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+    made = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+    buffers[buffer][place] ^= mask
+    return made
 
 
 @given(rows=ROWS)

@@ -21,7 +21,9 @@ def an_index(folder: Path, about: About, labels: list[int]) -> None:
 
 def test_what_a_pack_holds(tmp_path: Path) -> None:
     skipped = ("cat/1.jpg", "it is empty"), ("dog [2].jpg", "cannot identify image file")
-    about = About("picture", ("cat", "hippopotamus"), None, (0.5,), (0.25,), skipped, (("stripe-00000.arrow", 700),) * 2)
+    about = About(
+        "picture", ("cat", "hippopotamus"), None, (0.5,), (0.25,), skipped, (("stripe-00000.arrow", 700),) * 2
+    )
     an_index(tmp_path / "pack", about, [0, 1, 1])
     head, sizes, colors, classes, *rest = describe(tmp_path / "pack")
     assert head == f"{tmp_path / 'pack'}: 3 samples (picture), 0.0 MB in 2 stripes"

@@ -27,7 +27,13 @@ ABOUT = About(
 
 def an_index(about: About = ABOUT) -> Index:
     """Seven samples in two stripes."""
-    columns = [0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 1], [0, 1, 0, 1, 0, 1, 0], [9, 8, 7, 6, 5, 4, 3], [0, 1] * 3 + [1]
+    columns = (
+        [0, 0, 0, 0, 1, 1, 1],
+        [0, 0, 1, 1, 0, 0, 1],
+        [0, 1, 0, 1, 0, 1, 0],
+        [9, 8, 7, 6, 5, 4, 3],
+        [0, 1] * 3 + [1],
+    )
     return Index(about, *(np.array(column, np.int32) for column in columns))
 
 

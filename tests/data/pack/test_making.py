@@ -19,13 +19,19 @@ from unisono.data.sources.source import PICTURE, RAW, SOUND
 from unisono.errors import PictureError
 
 ORIENTATION = 0x0112
-BROKEN = {"empty": b"", "words": b"these are words", "zeros": bytes(2000), "start": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
+BROKEN = {
+    "empty": b"",
+    "words": b"these are words",
+    "zeros": bytes(2000),
+    "start": b"\xff\xd8",
+    "png": b"\x89PNG\r\n\x1a\n",
+}
 FORMATS = ["JPEG", "PNG", "GIF", "WEBP", "BMP", "PPM", "TIFF"]
 
 
 def photo(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """A smooth picture."""
-    y, x = np.mgrid[:height, :width] / 9
+    """A smooth picture, of two waves across."""
+    y, x = np.mgrid[:height, :width] * (4 * np.pi / max(width, height))
     waves = np.stack([np.sin(x + y / 3), np.cos(x / 3 - y / 2), np.sin((x + y) / 2)], axis=-1)
     return Image.fromarray((127.5 + 110 * waves).astype(np.uint8)).convert(mode)
 
@@ -47,10 +53,8 @@ def sound(frames: int = 100, width: int = 2, channels: int = 1) -> bytes:
         file.setnchannels(channels)
         file.setsampwidth(width)
         file.setframerate(8000)
-        file.writeframes(bytes(range(250)) * (1 + frames * width * channels // 250))
-        file.setnframes(frames)
-    data = out.getvalue()
-    return data[: 44 + frames * width * channels]
+        file.writeframes(np.random.default_rng(0).bytes(frames * width * channels))
+    return out.getvalue()
 
 
 def off(found: Image.Image, expected: Image.Image) -> float:
@@ -130,6 +134,7 @@ def test_an_upright_picture_with_notes_of_a_camera_stays_as_it_is(orientation: i
     assert make(PICTURE, file, 40, 90) == file
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("notes", [b"Exif\0\0these are words", b"Exif\0\0II*\0\xff\xff\xff\0", b"Exif\0\0MM"])
 def test_notes_of_a_camera_that_cannot_be_read_do_no_harm(notes: bytes) -> None:
     file = encode(photo(60, 40), exif=notes, dpi=(72, 72))
@@ -179,10 +184,16 @@ def test_what_was_grey_stays_grey_when_it_is_made_smaller(mode: str) -> None:
     assert opened(make(PICTURE, encode(photo(60, 40, "L").convert(mode), "PNG"), 20, 90)).mode == "L"
 
 
+def test_what_is_too_wide_for_a_jpeg_is_refused_with_its_size() -> None:
+    file = encode(Image.new("LA", (65_501, 1)), "PNG")
+    with pytest.raises(PictureError, match="65501 x 1 pixels"):
+        make(PICTURE, file, 0, 90)
+
+
 @pytest.mark.parametrize("file", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("kind", [PICTURE, SOUND])
 def test_what_is_empty_or_nothing_known_is_refused(kind: str, file: bytes) -> None:
-    with pytest.raises(PictureError, match="" if file else "empty"):
+    with pytest.raises(PictureError, match=None if file else "empty"):
         make(kind, file, 40, 90)
 
 
@@ -247,6 +258,7 @@ FILES = {kind: encode(photo(60, 40), kind) for kind in FORMATS} | {
 damage = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(FILES)), damage, st.booleans(), st.sampled_from([0, 20, 100]))
 def test_a_damaged_picture_is_refused_or_can_be_shown(

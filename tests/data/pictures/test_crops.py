@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.pictures.crops import LARGEST, NARROWEST, SMALLEST, TRIES, WIDEST, Box, middle, part_of, scale_and_aspect
+from unisono.data.pictures.crops import (
+    LARGEST,
+    NARROWEST,
+    SMALLEST,
+    TRIES,
+    WIDEST,
+    Box,
+    middle,
+    part_of,
+    scale_and_aspect,
+)
 from unisono.data.pictures.turbojpeg import Part
 
 ALMOST = 1 - 2**-53
@@ -86,7 +96,12 @@ def test_what_does_not_fit_is_thrown_again() -> None:
 
 @pytest.mark.parametrize(
     ("width", "height", "box"),
-    [(100, 100, (0, 0, 100, 100)), (1000, 90, (440, 0, 120, 90)), (90, 1000, (0, 440, 90, 120)), (1, 50, (0, 24, 1, 1))],
+    [
+        (100, 100, (0, 0, 100, 100)),
+        (1000, 90, (440, 0, 120, 90)),
+        (90, 1000, (0, 440, 90, 120)),
+        (1, 50, (0, 24, 1, 1)),
+    ],
 )
 def test_where_nothing_fits_it_is_the_largest_part_in_the_middle(
     width: int, height: int, box: tuple[int, int, int, int]
@@ -133,9 +148,7 @@ def test_a_part_lies_in_the_smaller_picture_from_a_block_on_and_the_box_in_it(
 
 
 @given(cases(), st.sampled_from([8, 16, 32]), st.integers(1, 400))
-def test_a_part_is_as_small_as_may_be_for_what_is_wanted(
-    case: tuple[Box, int, int], block: int, size: int
-) -> None:
+def test_a_part_is_as_small_as_may_be_for_what_is_wanted(case: tuple[Box, int, int], block: int, size: int) -> None:
     box, width, height = case
     part, within = part_of(box, width, height, block, size)
     short = min(box.width, box.height)

@@ -30,7 +30,13 @@ STORED = {
 }
 """How a camera that was held so lays down what it saw."""
 
-BROKEN = {"empty": b"", "words": b"these are words", "zeros": bytes(2000), "start": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
+BROKEN = {
+    "empty": b"",
+    "words": b"these are words",
+    "zeros": bytes(2000),
+    "start": b"\xff\xd8",
+    "png": b"\x89PNG\r\n\x1a\n",
+}
 
 
 def turned(picture: Image.Image, orientation: int, encode: Encode, kind: str) -> bytes:
@@ -59,7 +65,7 @@ def test_a_picture_is_turned_as_its_camera_says(photo: Photo, encode: Encode, or
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 400), st.sampled_from(["4:2:0", "grey"]))
 def test_a_jpeg_comes_smaller_where_enough_of_it_is_left(photo: Photo, encode: Encode, enough: int, kind: str) -> None:
-    file = encode(photo(301, 203), kind)
+    file = encode(photo(301, 203, 600), kind)
     found = read_any(file, enough=enough)
     shrink = max(each for each in (1, 2, 4, 8) if each == 1 or 203 >= each * enough)
     assert found.size == (-(-301 // shrink), -(-203 // shrink))
@@ -193,6 +199,16 @@ def test_a_reader_decodes_printers_colours(photo: Photo, encode: Encode) -> None
     pixels, box = Reader(3).read(encode(picture.convert("CMYK"), "JPEG", quality=95), middle, 16)
     assert box == middle(64, 48)
     assert np.abs(pixels.astype(int) - np.asarray(picture)).mean() < 4
+
+
+def test_a_reader_lives_with_a_header_that_libjpeg_turbo_warns_of(photo: Photo, encode: Encode) -> None:
+    """A version of JFIF that is not known."""
+    file = bytearray(encode(photo(64, 48)))
+    assert file[6:11] == b"JFIF\0"
+    file[11] = 3
+    pixels, box = Reader(3).read(bytes(file), middle, 16)
+    assert box == middle(64, 48)
+    np.testing.assert_array_equal(pixels, read_any(bytes(file)))
 
 
 def test_a_reader_decodes_blocks_of_an_unusual_shape(encode: Encode) -> None:

@@ -43,6 +43,12 @@ def agree(found: NDArray[np.uint8], expected: NDArray[np.int64]) -> bool:
     return found.shape == expected.shape and off[:, 1:-1].max(initial=0) <= 1 and off.max(initial=0) <= 24
 
 
+def version_3(file: bytes) -> bytes:
+    """Says that it is of JFIF 3, which there is not."""
+    assert file[6:11] == b"JFIF\0"
+    return file[:11] + b"\3" + file[12:]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, int, int, Part]:
     """Colours and size of a picture, and a part of it that can be decoded."""
@@ -70,7 +76,7 @@ def test_a_part_is_what_pillow_decodes_there_at_that_scale(
     photo: Photo, encode: Encode, case: tuple[str, int, int, Part], progressive: bool
 ) -> None:
     colors, width, height, part = case
-    file = encode(photo(width, height), colors, progressive=progressive)
+    file = encode(photo(width, height, 100), colors, progressive=progressive)
     decoder = Decoder()
     decoder.header(file)
     assert agree(decoder.decode(file, part, False), cut(by_pillow(file, part.shrink), part))
@@ -106,7 +112,7 @@ def test_a_part_can_be_wanted_in_grey(photo: Photo, encode: Encode, colors: str,
 @needs_library
 def test_a_decoder_keeps_nothing_of_the_picture_before(photo: Photo, encode: Encode) -> None:
     files = [
-        (encode(photo(300, 200), "4:2:0"), Part(16, 20, 30, 40, 4), False),
+        (encode(photo(300, 200), "4:2:0"), Part(16, 5, 30, 40, 4), False),
         (encode(photo(40, 30), "4:4:4"), Part(0, 0, 40, 30, 1), False),
         (encode(photo(500, 90), "grey"), Part(8, 1, 9, 9, 8), True),
         (encode(photo(90, 500), "4:2:2"), Part(16, 100, 20, 150, 2), False),
@@ -129,26 +135,21 @@ def test_a_file_of_unusual_blocks_has_no_header_here(photo: Photo, encode: Encod
     file = bytearray(encode(photo(40, 30), "4:4:4"))
     frame = file.index(b"\xff\xc0")
     assert file[frame + 11] == 0x11
-    file[frame + 11] = 0x14
+    file[frame + 11] = 0x31
     assert Decoder().header(bytes(file)) is None
 
 
 @needs_library
-@pytest.mark.parametrize("file", [b"", b"\xff\xd8", b"no picture at all", b"\x89PNG\r\n\x1a\n", bytes(1000)])
+@pytest.mark.parametrize("file", [b"", b"no picture at all", b"\x89PNG\r\n\x1a\n", bytes(1000)])
 def test_what_is_no_jpeg_is_refused(file: bytes) -> None:
     with pytest.raises(PictureError):
         Decoder().header(file)
 
 
 @needs_library
-def test_an_oddity_in_the_header_is_lived_with(photo: Photo, encode: Encode) -> None:
-    """A version of JFIF that is not known: a warning of the library."""
-    file = bytearray(encode(photo(40, 30)))
-    assert file[6:11] == b"JFIF\0"
-    file[11] = 3
-    decoder = Decoder()
-    assert decoder.header(bytes(file)) == Header(40, 30, False, 8)
-    assert agree(decoder.decode(bytes(file), Part(8, 0, 20, 30, 1), False), np.int64(by_pillow(bytes(file), 1))[:, 8:28])
+def test_a_file_with_an_oddity_in_its_header_has_no_header_here(photo: Photo, encode: Encode) -> None:
+    """A version of JFIF that is not known."""
+    assert Decoder().header(version_3(encode(photo(40, 30)))) is None
 
 
 @needs_library
@@ -161,17 +162,6 @@ def test_of_a_file_that_ends_too_early_is_shown_what_there_is(photo: Photo, enco
     found = decoder.decode(file[: len(file) // 2], part, False)
     np.testing.assert_array_equal(found[:200], whole[:200])
     assert np.abs(found[-100:].astype(int) - whole[-100:]).mean() > 20
-
-
-@needs_library
-def test_a_strict_decoder_refuses_a_file_that_ends_too_early(photo: Photo, encode: Encode) -> None:
-    file = encode(photo(64, 512))
-    decoder, part = Decoder(strict=True), Part(0, 0, 64, 512, 1)
-    decoder.header(file)
-    decoder.decode(file, part, False)
-    decoder.header(file[: len(file) // 2])
-    with pytest.raises(PictureError, match="end"):
-        decoder.decode(file[: len(file) // 2], part, False)
 
 
 @needs_library

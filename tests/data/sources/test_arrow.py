@@ -26,7 +26,10 @@ def write(path: Path, table: pa.Table, form: str = "stream", rows: int = 2) -> P
 
 
 def table(samples: list[bytes | None] = SAMPLES, labels: list[Any] = [2, 0, 2], **names: str) -> pa.Table:
-    columns = {names.get("sample", "image"): pa.array(samples, pa.binary()), names.get("label", "label"): pa.array(labels)}
+    columns = {
+        names.get("sample", "image"): pa.array(samples, pa.binary()),
+        names.get("label", "label"): pa.array(labels),
+    }
     return pa.table(columns)
 
 
@@ -64,7 +67,9 @@ def test_a_data_set_as_it_was_saved_is_read_with_the_names_of_its_classes(tmp_pa
     train = found["train"]
     assert train.classes == found["test"].classes == NAMES
     assert train.labels.tolist() == [2, 0, 1, 2, 0, 1]
-    assert [train.read(number) for number in range(6)] == [f"{shard} {row}".encode() for shard in (0, 1) for row in range(3)]
+    assert [train.read(number) for number in range(6)] == [
+        f"{shard} {row}".encode() for shard in (0, 1) for row in range(3)
+    ]
     assert train.sizes.tolist() == [3] * 6
 
 
@@ -128,7 +133,9 @@ def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
     assert find(tmp_path / "cat.jpg") is None
 
 
-@pytest.mark.parametrize("columns", [{"image": SAMPLES, "size": [1, 2, 3]}, {"text": ["a", "b", "c"], "label": [1, 2, 3]}])
+@pytest.mark.parametrize(
+    "columns", [{"image": SAMPLES, "size": [1, 2, 3]}, {"text": ["a", "b", "c"], "label": [1, 2, 3]}]
+)
 def test_a_table_without_samples_or_labels_is_refused_with_its_columns(tmp_path: Path, columns: dict[str, Any]) -> None:
     with pytest.raises(PackError, match=f"has the columns {', '.join(columns)}; one of bytes and a label are needed"):
         find(write(tmp_path / "a.arrow", pa.table(columns)))

@@ -84,6 +84,31 @@ def test_pictures_and_sounds_together_are_refused(tmp_path: Path) -> None:
         find(lay(tmp_path, "cat/1.jpg", "dog/2.wav"))
 
 
+def test_a_class_beside_parts_is_refused_with_both_names(tmp_path: Path) -> None:
+    """It may be a class that is called as parts are, like train."""
+    with pytest.raises(PackError, match="has train, which is a part of a data set, beside bus, which is none"):
+        find(lay(tmp_path, "train/1.jpg", "bus/2.jpg"))
+
+
+def test_links_are_followed_unless_they_lead_in_a_circle(tmp_path: Path) -> None:
+    lay(tmp_path, "elsewhere/1.jpg", "elsewhere/more/2.jpg", "data/dog/3.jpg")
+    (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "dog" / "4.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
+    for number in range(3):
+        (tmp_path / "data" / "dog" / f"all {number}").symlink_to(tmp_path / "data")
+    found = find(tmp_path / "data")
+    assert found is not None
+    assert list(found[""].keys) == ["cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg", "dog/4.jpg"]
+
+
+def test_a_link_to_nothing_is_left_out(tmp_path: Path) -> None:
+    lay(tmp_path, "cat/1.jpg")
+    (tmp_path / "cat" / "2.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    found = find(tmp_path)
+    assert found is not None
+    assert list(found[""].keys) == ["cat/1.jpg"]
+
+
 def test_folders_of_nothing_known_are_none(tmp_path: Path) -> None:
     assert find(tmp_path) is None
     assert find(lay(tmp_path, "cat/1.txt", "dog.csv")) is None

@@ -90,6 +90,41 @@ def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
     }
 
 
+def test_within_a_part_the_outer_folder_is_the_class(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"train/cat/young/1.jpg": b"x", "train/dog/2.jpg": b"y"}))
+    assert found is not None
+    assert found["train"].classes == ("cat", "dog")
+
+
+def test_a_part_can_be_a_word_of_the_name(tmp_path: Path) -> None:
+    for name in ("flowers-train-000", "flowers-train-001", "flowers_val.0"):
+        lay(tmp_path / f"{name}.tar", **{"1.jpg": b"x", "1.cls": b"7"})
+    found = find(tmp_path)
+    assert found is not None
+    assert {name: len(source) for name, source in found.items()} == {"train": 2, "val": 1}
+
+
+def test_a_part_can_be_the_folder_of_the_tar_files(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        lay(tmp_path / part / "0.tar", **{"1.jpg": b"x", "1.cls": b"7"})
+    found = find(tmp_path)
+    assert found is not None
+    assert sorted(found) == ["test", "train"]
+
+
+def test_one_tar_file_is_no_part_whatever_its_name(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "flowers-train.tar", **{"1.jpg": b"x", "1.cls": b"7"}))
+    assert found is not None
+    assert list(found) == [""]
+
+
+def test_a_sample_in_no_part_is_refused_where_others_are_in_some(tmp_path: Path) -> None:
+    members = {"train/cat/1.jpg": b"x", "stray/2.jpg": b"y", "test/cat/3.jpg": b"z"}
+    with pytest.raises(PackError, match=r"stray/2\.jpg in a\.tar is in no part, but others are in test, train"):
+        find(lay(tmp_path / "a.tar", **members))
+
+
 def test_all_shards_of_a_folder_are_one_data_set(tmp_path: Path) -> None:
     for shard in (1, 0, 2):
         lay(tmp_path / f"shard-{shard}.tar", **{"1.jpg": b"x" * shard, "1.cls": str(shard).encode()})
@@ -122,7 +157,7 @@ def test_a_sample_without_a_label_is_refused_with_the_names_that_were_looked_for
         ("1.json", b"[7]"),
         ("1.json", b"7"),
         ("1.json", b""),
-        ("1.json", b"{\"label\": null}"),
+        ("1.json", b'{"label": null}'),
     ],
 )
 def test_a_label_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, name: str, content: bytes) -> None:

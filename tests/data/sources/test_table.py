@@ -19,15 +19,15 @@ def lay(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(name.encode())
 
 
-def write(path: Path, **columns: list[Any]) -> Path:
+def write(table: Path, **columns: list[Any]) -> Path:
     """A table in the format that its name tells."""
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.table(columns), path)
+    if table.suffix == ".parquet":
+        parquet.write_table(pa.table(columns), table)
     else:
-        between = "\t" if path.suffix == ".tsv" else ","
+        between = "\t" if table.suffix == ".tsv" else ","
         rows = [list(columns), *zip(*columns.values(), strict=True)]
-        path.write_text("".join(between.join(str(value) for value in row) + "\n" for row in rows))
-    return path
+        table.write_text("".join(between.join(str(value) for value in row) + "\n" for row in rows))
+    return table
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
@@ -103,8 +103,12 @@ def test_a_table_that_holds_the_samples_themselves_is_refused_with_the_remedy(tm
     assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("columns", [{"path": ["1.jpg", None], "label": [1, 2]}, {"path": ["1.jpg", "2.jpg"], "label": [1, None]}])
-def test_rows_without_path_or_label_are_refused_with_their_number(tmp_path: Path, columns: dict[str, list[Any]]) -> None:
+@pytest.mark.parametrize(
+    "columns", [{"path": ["1.jpg", None], "label": [1, 2]}, {"path": ["1.jpg", "2.jpg"], "label": [1, None]}]
+)
+def test_rows_without_path_or_label_are_refused_with_their_number(
+    tmp_path: Path, columns: dict[str, list[Any]]
+) -> None:
     with pytest.raises(PackError, match="1 of 2 rows are empty in path or label"):
         find(write(tmp_path / "t.parquet", **columns))
     empty = {name: ["" if value is None else value for value in column] for name, column in columns.items()}

@@ -1,11 +1,13 @@
 """Each rank holds a share of a pack, all ranks (or each group of them) together hold it once: DIMD's three calls.
 
-    load     a stretch each, from few stripes
-    epoch    shuffle, so that each rank holds what it will see
-    samples  any of those, from memory
+load     a stretch each, from few stripes
+epoch    shuffle, so that each rank holds what it will see
+samples  any of those, from memory
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from unisono.data.memory.holding import at_first, check_groups, in_epoch
 from unisono.data.memory.room import check_room
 from unisono.data.memory.segment import Segment
+from unisono.data.memory.shelf import Shelf
 from unisono.data.memory.shuffle import shuffle
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
@@ -43,17 +46,15 @@ class Partitioned:
         cuts = np.searchsorted(ends, wanted).clip(first, last)
         check_room(world, int(ends[last] - ends[first]) + largest // count)
         self._segments = world.on_all(
-            lambda: [
-                Segment.of(int(begin), read_stretch(index, int(begin), int(end)))
-                for begin, end in zip(cuts[:-1], cuts[1:], strict=True)
-            ]
+            lambda: [Segment.of(int(begin), read_stretch(index, int(begin), int(end))) for begin, end in pairwise(cuts)]
         )
+        self._shelf: Shelf | None = None
         self._find()
 
     def epoch(self, order: NDArray[np.int64], batch: int) -> None:
         """Shuffle: from here on each rank holds what it will see of `order` in steps of `batch` samples."""
         holders = in_epoch(order, batch, self._world.size, self.members)
-        shuffle(self._group, self._segments, holders, self._index.length)
+        self._shelf = shuffle(self._group, self._segments, holders, self._index.length, self._shelf)
         self._find()
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
@@ -62,7 +63,8 @@ class Partitioned:
         found = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
         if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[found], wanted)):
             raise PackError(
-                f"rank {self._world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has begun"
+                f"rank {self._world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has "
+                "begun"
             )
         places = self._rows[found]
         which = np.searchsorted(self._begins, places, side="right") - 1
@@ -85,6 +87,8 @@ class Partitioned:
         """Forget all samples."""
         self._segments = []
         self._find()
+        if self._shelf is not None:
+            self._shelf.free()
         if self._group is not self._world:
             self._group.free()
 

@@ -50,7 +50,8 @@ def check_room(world: World, nbytes: int, shared: bool = False) -> None:
         need = sum(each for at, each, _ in seats if at == node)
         least = min((each for at, _, each in seats if at == node and each is not None), default=need)
         if need > least:
+            what = "shared memory" if shared else "memory"
             raise PackError(
-                f"node {node} has {least / 1e9:.1f} GB of {'shared ' * shared}memory free, but its ranks would hold {need / 1e9:.1f} GB of "
+                f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {need / 1e9:.1f} GB of "
                 'the pack; start on more nodes, or hold a share alone (hold = "even", groups = 1)'
             )

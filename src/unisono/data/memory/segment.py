@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from unisono.data.pack.batches import Samples
 
 
 class Segment:
-    """Samples by number: sample numbers[i] is data[offsets[i] : offsets[i + 1]]."""
+    """Samples by number: sample numbers[i] is data[offsets[i] : offsets[i + 1]]; there may be room after the last."""
 
     def __init__(self, numbers: NDArray[np.int32], data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
         self.numbers, self.data, self.offsets = numbers, data, offsets
@@ -44,26 +42,18 @@ class Segment:
         """The bytes of a sample."""
         return self.data[self.offsets[row] : self.offsets[row + 1]]
 
-    def take(self, rows: NDArray[np.int64]) -> Segment:
-        """These samples in this order, side by side in new memory."""
+    def take(self, rows: NDArray[np.int64], room: NDArray[np.uint8] | None = None) -> Segment:
+        """These samples in this order, side by side in `room`, or in new memory."""
         lengths = np.diff(self.offsets)
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(lengths[rows], out=offsets[1:])
-        if len(lengths) and lengths.min() == lengths.max():
-            data = self.data[: self.nbytes].reshape(len(lengths), -1).take(rows, axis=0).reshape(-1)
+        data = np.empty(offsets[-1], np.uint8) if room is None else room[: offsets[-1]]
+        if not len(data):
+            return Segment(self.numbers[rows], data, offsets)
+        if lengths.min() == lengths.max():
+            shape = len(lengths), int(lengths[0])
+            self.data[: self.nbytes].reshape(shape).take(rows, 0, data.reshape(len(rows), shape[1]), "clip")
         else:
-            column = pa.LargeBinaryArray.from_buffers(
-                pa.large_binary(), len(lengths), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
-            )
-            taken = column.take(pa.array(rows)).buffers()[2]
-            data = _writable(taken, int(offsets[-1]))
+            begins, ends = self.offsets[rows].tolist(), self.offsets[rows + 1].tolist()
+            np.concatenate([self.data[begin:end] for begin, end in zip(begins, ends, strict=True)], out=data)
         return Segment(self.numbers[rows], data, offsets)
-
-
-def _writable(buffer: pa.Buffer, nbytes: int) -> NDArray[np.uint8]:
-    """Memory that Arrow has just made for us alone; it calls it constant, and PyTorch would warn of that."""
-    if not nbytes:
-        return np.empty(0, np.uint8)
-    memory = (ctypes.c_uint8 * nbytes).from_address(buffer.address)
-    memory.owner = buffer  # type: ignore[attr-defined]  # it lives as long as the view of it
-    return np.frombuffer(memory, np.uint8)

@@ -1,7 +1,7 @@
 """A stretch of samples as an Arrow record batch with a checksum, and back.
 
-    image (or audio)   label   key          beside the batch: crc32 of all of it
-    binary             int64   string
+image (or audio)   label   key          beside the batch: crc32 of all of it
+binary             int64   string
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ CHECKSUM = b"crc32"
 UNISONO = b"unisono"
 """The key in a schema's metadata under which a pack describes itself, in JSON."""
 
+TYPES = (pa.binary(), pa.int64(), pa.string())
+
+DAMAGES = (pa.ArrowException, ValueError, OSError)
+"""What Arrow raises where a file is not what it was; ValueError: for names that are no text any more."""
+
 
 class Samples(NamedTuple):
     """Samples side by side in memory: sample i is data[offsets[i] : offsets[i + 1]]."""
@@ -33,15 +38,15 @@ class Samples(NamedTuple):
 
 def schema(kind: str, about: dict[str, object]) -> pa.Schema:
     """The columns of a stripe; `about` describes the pack."""
-    fields = [("audio" if kind == SOUND else "image", pa.binary()), ("label", pa.int64()), ("key", pa.string())]
-    return pa.schema(fields, {UNISONO: json.dumps(about).encode()})
+    names = "audio" if kind == SOUND else "image", "label", "key"
+    return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
 
 
 def to_batch(
     columns: pa.Schema, samples: Sequence[bytes], labels: Sequence[int], keys: Sequence[str]
 ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
     """A record batch, and what is written beside it."""
-    arrays = [pa.array(samples, pa.binary()), pa.array(labels, pa.int64()), pa.array(keys, pa.string())]
+    arrays = [pa.array(values, kind) for values, kind in zip((samples, labels, keys), TYPES, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
     return batch, {CHECKSUM: f"{checksum(batch):08x}".encode()}
 
@@ -51,13 +56,13 @@ def checksum(batch: pa.RecordBatch) -> int:
     found = 0
     for column in (batch.column(0), batch.column(2)):
         data, offsets = _content(column)
-        found = zlib.crc32(np.diff(offsets), zlib.crc32(data, found))
-    return zlib.crc32(np.ascontiguousarray(batch.column(1).to_numpy()), found)
+        found = zlib.crc32(np.diff(offsets).data, zlib.crc32(data.data, found))
+    return zlib.crc32(np.ascontiguousarray(batch.column(1).to_numpy()).data, found)
 
 
 def samples_of(path: Path, number: int, batch: pa.RecordBatch, beside: dict[bytes, bytes]) -> Samples:
     """The samples of a batch that was read. Raises PackError, naming file and batch, where it has been changed."""
-    written = (beside or {}).get(CHECKSUM, b"none").decode()
+    written = (beside or {}).get(CHECKSUM, b"none").decode(errors="replace")
     found = f"{checksum(batch):08x}"
     if found != written:
         raise PackError(f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written")

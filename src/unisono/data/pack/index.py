@@ -40,6 +40,8 @@ class About:
     """What was left out, and why."""
     stripes: tuple[tuple[str, int], ...] = ()
     """The files, and how many bytes each has."""
+    made_from: str = ""
+    """Tells what was packed, and how, from all else."""
     version: int = VERSION
 
 
@@ -87,19 +89,18 @@ def read_index(folder: Path) -> Index:
         raise PackError(f"{folder} is no pack{there or f': it has no {INDEX}'}; unisono pack makes one")
     try:
         with pa.OSFile(str(path)) as file:
-            opened = pa.ipc.open_file(file)
-            table = opened.read_all().combine_chunks()
+            table = pa.ipc.open_file(file).read_all().combine_chunks()
     except (pa.ArrowInvalid, OSError) as error:
         raise PackError(f"{path} is not whole ({str(error).splitlines()[0]}); pack the data again") from error
-    beside = opened.schema.metadata or {}
-    if UNISONO not in beside or table.schema.names != list(COLUMNS):
+    beside = table.schema.metadata or {}
+    if UNISONO not in beside or not table.schema.equals(pa.schema(list(COLUMNS.items()))):
         raise PackError(f"{path} is no index of a pack")
     arrays = [table[name].combine_chunks() for name in COLUMNS]
     arrays = [array.chunk(0) if isinstance(array, pa.ChunkedArray) else array for array in arrays]
     if beside.get(CHECKSUM) != _checksum(arrays, beside[UNISONO]):
         raise PackError(f"{path} is damaged: its checksum is not the one that was written; pack the data again")
     about = _about(json.loads(beside[UNISONO]), path)
-    return Index(about, *(array.to_numpy() for array in arrays), folder=folder)
+    return Index(about, **{name: array.to_numpy() for name, array in zip(COLUMNS, arrays, strict=True)}, folder=folder)
 
 
 def _about(content: dict[str, object], path: Path) -> About:
@@ -114,14 +115,15 @@ def _about(content: dict[str, object], path: Path) -> About:
         deviation=tuple(content["deviation"]),  # type: ignore[arg-type]
         skipped=tuple(tuple(entry) for entry in content["skipped"]),  # type: ignore[attr-defined]
         stripes=tuple(tuple(entry) for entry in content["stripes"]),  # type: ignore[attr-defined]
+        made_from=str(content.get("made_from", "")),
     )
 
 
 def _checksum(arrays: list[pa.Array], about: bytes) -> bytes:
-    return f"{_crc([array.to_numpy() for array in arrays], zlib.crc32(about)):08x}".encode()
+    return f"{_crc([array.to_numpy(zero_copy_only=False) for array in arrays], zlib.crc32(about)):08x}".encode()
 
 
 def _crc(arrays: Iterable[NDArray[np.int32]], found: int = 0) -> int:
     for array in arrays:
-        found = zlib.crc32(np.ascontiguousarray(array), found)
+        found = zlib.crc32(np.ascontiguousarray(array).data, found)
     return found

@@ -1,7 +1,7 @@
 """Which samples go into which stripe: a plan.
 
-    32 stripes of at most 256 MB; 8 samples of 90 MB:       stripe 0   0 1       stripe 2   4 5
-                                                            stripe 1   2 3       stripe 3   6 7
+    2 stripes at least, of at most 256 MB; 8 samples of 90 MB:      stripe 0   0 1       stripe 2   4 5
+                                                                    stripe 1   2 3       stripe 3   6 7
 
 Samples keep their order, so a rank that reads a stretch of them touches few stripes, and all ranks together read from
 many at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 MB, so that a batch touches two at most).
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+import itertools
 
 INDEX = "index.arrow"
 BATCH_BYTES = 4 << 20
@@ -28,24 +29,26 @@ def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_
     """Where stripes begin and end: stripe s has the samples bounds[s] to bounds[s + 1] - 1.
 
     There are `stripes` of about equal bytes, as `sizes` has them, or as many as none needs to be above `stripe_bytes`;
-    never more than samples. Only a sample that is larger alone makes a larger stripe.
+    never more than samples. Only a sample that is larger alone makes a larger stripe, of which it is all.
     """
     samples = len(sizes)
     if samples == 0:
         return [0]
-    ends = np.cumsum(np.maximum(np.asarray(sizes, np.int64), 1))
+    counted = np.clip(np.asarray(sizes, np.int64), 1, stripe_bytes)
+    ends = np.cumsum(counted)
+    full = np.flatnonzero(counted == stripe_bytes)
+    alone = {*full.tolist(), *(full + 1).tolist()}
     count = min(samples, max(stripes, -(-int(ends[-1]) // stripe_bytes)))
     while True:
-        bounds = _cut(ends, count)
-        largest = max(int(ends[stop - 1] - (ends[start - 1] if start else 0)) for start, stop in pairs(bounds))
-        if largest <= stripe_bytes or count == samples:
+        bounds = sorted(alone.union(_cut(ends, count)))
+        if all(ends[stop - 1] - ends[start] + counted[start] <= stripe_bytes for start, stop in pairs(bounds)):
             return bounds
         count = min(samples, count + max(1, count // 8))
 
 
 def pairs(bounds: Sequence[int]) -> list[tuple[int, int]]:
     """Beginning and end of each stretch."""
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))
 
 
 def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
@@ -57,14 +60,3 @@ def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
     inner = np.clip(np.maximum.accumulate(inner), least, samples - count + least)
     inner = np.maximum.accumulate(inner - least) + least  # so that each has one at least
     return [0, *inner.tolist(), samples]
-
-
-def plan_batches(sizes: Sequence[int], batch_bytes: int = BATCH_BYTES) -> list[int]:
-    """Where the batches of a stripe begin and end: each has as many samples as stay below `batch_bytes`, one at least."""
-    bounds, held = [0], 0
-    for number, size in enumerate(sizes):
-        if held and held + size > batch_bytes:
-            bounds.append(number)
-            held = 0
-        held += size
-    return bounds if not len(sizes) else [*bounds, len(sizes)]

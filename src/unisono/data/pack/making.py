@@ -1,9 +1,9 @@
 """Makes of a sample as it is found what is packed.
 
-    a picture   short side above `short_side`, turned by its camera, or in printers' colours   made anew as a JPEG
-                else                                                                          as it is, byte for byte
-    a sound     as it is: a wav file with whole numbers of 16 bits
-    raw         as it is
+a picture   short side above `short_side`, turned by its camera, or in printers' colours   made anew as a JPEG
+            else                                                                          as it is, byte for byte
+a sound     as it is: a wav file with whole numbers of 16 bits
+raw         as it is
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def _picture(sample: bytes, short_side: int, quality: int) -> bytes:
         size = (max(1, round(made.width * scale)), max(1, round(made.height * scale)))
         made = made.resize(size, Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    made.save(out, "JPEG", quality=quality)
+    try:
+        made.save(out, "JPEG", quality=quality)
+    except OSError as error:
+        raise PictureError(f"{made.width} x {made.height} pixels are too many for a JPEG") from error
     return out.getvalue()
 
 
@@ -56,7 +59,7 @@ def _check_sound(sample: bytes) -> None:
             if sound.getsampwidth() != 2:
                 raise PictureError(f"its numbers have {8 * sound.getsampwidth()} bits; 16 are known here")
             found = len(sound.readframes(frames))
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # the last of chunks that end outside the file
         raise PictureError(f"it is no wav file: {error}") from error
     if frames == 0 or found < frames * width:
         raise PictureError(f"it has {found} of {frames * width} bytes of sound")

@@ -11,8 +11,9 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
+from numpy.typing import NDArray
 
-from unisono.data.pack.index import About, Index, write_index
+from unisono.data.pack.index import COLUMNS, About, Index, write_index
 from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
 from unisono.data.pack.making import make
 from unisono.data.pack.statistics import statistics
@@ -46,8 +47,8 @@ def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable
     """
     mark = _mark(source, way)
     bounds = plan_stripes(source.sizes, way.stripes, way.stripe_bytes)
-    _check_folder(folder, mark)
     stretches = pairs(bounds)
+    _check_folder(folder, mark, len(stretches))
     done: dict[int, Done] = {}
     stop = Event()
 
@@ -93,11 +94,12 @@ def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable
     return index
 
 
-def _check_folder(folder: Path, mark: str) -> None:
+def _check_folder(folder: Path, mark: str, stripes: int) -> None:
     """Make the folder, unless it holds something else."""
     if (folder / INDEX).exists():
         raise PackError(f"{folder} holds a pack already; name another folder, or remove it")
-    strange = [path for path in folder.glob("*") if not path.name.startswith("stripe-")] if folder.exists() else []
+    own = {stripe_name(number).removesuffix(".arrow") for number in range(stripes)}
+    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own] if folder.exists() else []
     if strange:
         raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")
     try:
@@ -113,17 +115,18 @@ def _mark(source: Source, way: Way) -> str:
     """Tells one data set and way of packing from another."""
     found = hashlib.sha256(repr((source.kind, source.classes, source.shape, way, len(source))).encode())
     found.update("\n".join(source.keys).encode())
-    found.update(np.ascontiguousarray(source.labels))
-    found.update(np.ascontiguousarray(source.sizes))
+    found.update(np.ascontiguousarray(source.labels).data)
+    found.update(np.ascontiguousarray(source.sizes).data)
+    for file in source.files:
+        if file.exists():
+            found.update(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
     return found.hexdigest()
 
 
 def _index(source: Source, folder: Path, stripes: list[Done]) -> Index:
     skipped = tuple(entry for stripe in stripes for entry in stripe.skipped)
     kept = [stripe for stripe in stripes if stripe.lengths]
-    columns: dict[str, list[np.ndarray[tuple[int], np.dtype[np.int32]]]] = {
-        name: [np.empty(0, np.int32)] for name in ("stripe", "batch", "row", "length", "label")
-    }
+    columns: dict[str, list[NDArray[np.int32]]] = {name: [np.empty(0, np.int32)] for name in COLUMNS}
     for number, stripe in enumerate(kept):
         begins = np.array([0, *stripe.batches[:-1]])
         counts = np.diff([0, *stripe.batches])
@@ -133,8 +136,7 @@ def _index(source: Source, folder: Path, stripes: list[Done]) -> Index:
         columns["row"].append((samples - np.repeat(begins, counts)).astype(np.int32))
         columns["length"].append(np.array(stripe.lengths, np.int32))
         columns["label"].append(np.array(stripe.labels, np.int32))
-    arrays = [np.concatenate(parts) for parts in columns.values()]
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files)
-    index = Index(about, *arrays, folder=folder)
-    return statistics(index)
+    return statistics(Index(about, **arrays, folder=folder))

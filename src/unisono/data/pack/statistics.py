@@ -13,6 +13,7 @@ from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.pictures.picture import Pixels, pixels_of, read_any
 from unisono.data.sources.source import PICTURE, SOUND
+import itertools
 
 PICTURES = 1_000
 """Pictures that are looked at, evenly spread over the pack."""
@@ -50,8 +51,8 @@ def _all_grey(index: Index) -> bool:
     if index.about.kind != PICTURE:
         return True
     for data, offsets in read_stretch(index, 0, len(index)):
-        for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
-            with Image.open(io.BytesIO(data[begin:end])) as picture:
+        for begin, end in itertools.pairwise(offsets):
+            with Image.open(io.BytesIO(data[begin:end].tobytes())) as picture:
                 if picture.mode not in GREY:
                     return False
     return True
@@ -61,7 +62,7 @@ def _some(index: Index) -> Iterator[Pixels]:
     apart = max(1, len(index) * STRETCH // PICTURES)
     for first in range(0, len(index), max(STRETCH, apart)):
         for data, offsets in read_stretch(index, first, min(len(index), first + STRETCH)):
-            for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+            for begin, end in itertools.pairwise(offsets):
                 sample = data[begin:end]
                 if index.about.kind == PICTURE:
                     picture = read_any(sample.tobytes(), turn=False, enough=SMALL)

@@ -9,15 +9,17 @@ on where it stopped:
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from unisono.data.pack.batches import Samples, samples_of, schema, to_batch
+from unisono.data.pack.batches import DAMAGES, TYPES, Samples, samples_of, schema, to_batch
 from unisono.data.pack.index import Index
 from unisono.data.pack.layout import BATCH_BYTES, stripe_name
 from unisono.data.sources.source import Source
@@ -46,6 +48,8 @@ def whole_or_nothing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     try:
         yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # a name that outlives a power cut stands for bytes that did
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -53,12 +57,9 @@ def whole_or_nothing(path: Path) -> Iterator[Path]:
 
 def finished(folder: Path, number: int, mark: str) -> Done | None:
     """The stripe, where an earlier run has finished it from the same samples in the same way (`mark`)."""
-    note = _note(folder, number)
-    if not note.is_file():
-        return None
-    content = json.loads(note.read_text())
+    content = _content(_note(folder, number))
     path = folder / stripe_name(number)
-    if content.pop("mark") != mark or (content["nbytes"] and not path.is_file()):
+    if content.pop("mark", None) != mark or (content["nbytes"] and not path.is_file()):
         return None
     if content["nbytes"] and path.stat().st_size != content["nbytes"]:
         return None
@@ -89,6 +90,11 @@ def write_stripe(
     return done
 
 
+def marks(folder: Path) -> set[str]:
+    """What the stripes that are finished in a folder were made from."""
+    return {content["mark"] for note in folder.glob("stripe-*.json") if (content := _content(note))}
+
+
 def forget_notes(folder: Path) -> None:
     """Take the notes away, when the index tells all that they told."""
     for note in folder.glob("stripe-*.json"):
@@ -117,22 +123,29 @@ def _read(index: Index, number: int, first: int, last: int) -> Iterator[Samples]
         raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written")
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            if tuple(reader.schema.types) != TYPES:
+                raise PackError(f"{path} is no stripe of a pack")
             at = first
             while at < last:
-                batch = int(index.batch[at])
-                rows, beside = reader.get_batch_with_custom_metadata(batch)
-                data, offsets = samples_of(path, batch, rows, beside)
-                begin = int(index.row[at])
-                count = min(last - at, len(offsets) - 1 - begin)
-                if count <= 0 or not np.array_equal(
-                    np.diff(offsets[begin : begin + count + 1]), index.length[at : at + count]
-                ):
+                batch, begin = int(index.batch[at]), int(index.row[at])
+                data, offsets = _samples(path, reader, batch)
+                inside = offsets[begin : begin + last - at + 1]
+                count = len(inside) - 1
+                if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
                     raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
-                inside = offsets[begin : begin + count + 1]
                 yield Samples(data[inside[0] : inside[-1]].copy(), inside - inside[0])
                 at += count
-    except (pa.ArrowInvalid, OSError) as error:
+    except DAMAGES as error:
         raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> Samples:
+    """The samples of a batch; none where there is no such one."""
+    if batch >= reader.num_record_batches:
+        return Samples(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    rows, beside = reader.get_batch_with_custom_metadata(batch)
+    rows.validate()
+    return samples_of(path, batch, rows, beside)
 
 
 def _batches(
@@ -143,7 +156,7 @@ def _batches(
     for number in range(first, last):
         try:
             sample = make(source.read(number))
-        except (PictureError, FileNotFoundError, PermissionError) as error:
+        except (PictureError, OSError) as error:
             done.skipped.append((source.keys[number], getattr(error, "strerror", None) or str(error)))
             advance()
             continue
@@ -160,3 +173,12 @@ def _batches(
 
 def _note(folder: Path, number: int) -> Path:
     return folder / stripe_name(number).replace(".arrow", ".json")
+
+
+def _content(note: Path) -> dict[str, Any]:
+    """What a note says; nothing where it is not there, or not all of it, as after a power cut."""
+    try:
+        content: dict[str, Any] = json.loads(note.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content

@@ -1,7 +1,7 @@
 """Which part of a picture a network is shown: pure functions of the picture's size and of random numbers.
 
-    train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or not
-                (Szegedy et al. 2015, section 6: scale and aspect)
+    train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or
+                not (Szegedy et al. 2015, section 6: scale and aspect)
     validate    the square in the middle with 7/8 of the short side (224 of 256), to size x size
 
 A JPEG's part is decoded at 1/2, 1/4 or 1/8 where that is still as large as what is wanted, so that nothing is made that

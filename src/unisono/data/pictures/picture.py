@@ -10,6 +10,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,14 +53,16 @@ class Reader:
 
         Raises PictureError where the bytes are no picture.
         """
+        box = None
         if self._jpeg is not None and file[:2] == JPEG:
             header = self._jpeg.header(file)
             if header is not None:
                 box = choose(header.width, header.height)
-                part, box = part_of(box, header.width, header.height, header.block, size)
-                return self._jpeg.decode(file, part, self._grey), box
+                part, within = part_of(box, header.width, header.height, header.block, size)
+                with suppress(PictureError):  # of odd files no part can be decoded, but the whole can
+                    return self._jpeg.decode(file, part, self._grey), within
         pixels = pixels_of(read_any(file, turn=False), self._mode)
-        return pixels, choose(pixels.shape[1], pixels.shape[0])
+        return pixels, box or choose(pixels.shape[1], pixels.shape[0])
 
 
 def read_any(file: bytes, turn: bool = True, enough: int = 0) -> Image.Image:
@@ -88,11 +91,13 @@ def upright(picture: Image.Image) -> Image.Image:
 
 def pixels_of(picture: Image.Image, mode: str) -> Pixels:
     """The pixels in colours ("RGB") or grey ("L"); what shines through is laid on white."""
+    if picture.mode in ("I;16", "I;16B", "I"):
+        numbers = np.asarray(picture).astype(np.uint32)
+        clear = numbers == picture.info.get("transparency", -1)
+        picture = Image.fromarray(np.where(clear, 255, numbers >> 8).clip(0, 255).astype(np.uint8))
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         colored = picture.convert("RGBA")
         white = Image.new("RGBA", colored.size, (255, 255, 255, 255))
         picture = Image.alpha_composite(white, colored)
-    if picture.mode in ("I;16", "I;16B", "I"):
-        picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     pixels = np.array(picture.convert(mode))
     return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -1,15 +1,15 @@
 """Shows pictures to a network: decodes, cuts, scales, mirrors and normalises them, in channels-last memory.
 
-    bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / deviation ─▶ float32
+bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / deviation ─▶ float32
 """
 
 from __future__ import annotations
 
 from random import Random
 
+import cv2
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 
 from unisono.data.pictures.crops import Box
 from unisono.data.pictures.picture import Pixels, Reader
@@ -37,18 +37,18 @@ class Show:
         """
         pixels, how = self._cut(file, random)
         size = self._view.size
-        if pixels.shape[:2] != (size, size):
-            picture = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-            resized = interpolate(picture, (size, size), mode="bilinear", antialias=True)
-            pixels = resized[0].permute(1, 2, 0).numpy()
+        height, width = pixels.shape[:2]
+        if (height, width) != (size, size):
+            way = cv2.INTER_AREA if min(height, width) >= 2 * size else cv2.INTER_LINEAR
+            pixels = np.asarray(cv2.resize(pixels, (size, size), interpolation=way), np.uint8)
         if how.mirrored:
-            pixels = pixels[:, ::-1]
+            pixels = np.asarray(cv2.flip(pixels, 1), np.uint8)
         if how.right or how.down:
-            pixels = shifted(pixels, how.right, how.down)
+            pixels = shifted(pixels.reshape(size, size, -1), how.right, how.down)
         rows = out.view(size, -1)
         numbers = rows if out.dtype == torch.float32 else torch.empty(rows.shape)
-        numbers.copy_(torch.from_numpy(np.ascontiguousarray(pixels)).view(size, -1))
-        numbers.mul_(self._scale).add_(self._shift)
+        numbers.copy_(torch.from_numpy(pixels.reshape(size, -1)))
+        torch.addcmul(self._shift, numbers, self._scale, out=numbers)
         if numbers is not rows:
             rows.copy_(numbers)
 

@@ -31,6 +31,6 @@ def find(path: Path) -> Splits:
         if found:
             return same_classes(found)
     raise PackError(
-        f"{path} is none of: folders of classes with pictures or wav files, IDX files, CIFAR's files, tar shards, an Arrow "
-        "data set on disk, a table (CSV, Parquet) of paths and labels"
+        f"{path} is none of: folders of classes with pictures or wav files, IDX files, CIFAR's files, tar shards, an "
+        "Arrow data set on disk, a table (CSV, Parquet) of paths and labels"
     )

@@ -27,7 +27,9 @@ def find(path: Path) -> dict[str, Source] | None:
     """The parts of an Arrow data set."""
     if path.is_file():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
-    parts = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(folder.glob("*.arrow"))}
+    parts = {
+        folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(folder.glob("*.arrow"))
+    }
     if parts and ((path / "dataset_dict.json").exists() or set(parts) <= set(SPLITS)):
         return {name: _read(_tables(folder), folder) for name, folder in parts.items()}
     return {"": _read(tables, path)} if (tables := _tables(path)) else None
@@ -56,7 +58,9 @@ def _read(files: list[Path], where: Path) -> Source:
         inner = samples.type.field("bytes").type
         samples = pa.chunked_array([chunk.field("bytes") for chunk in samples.chunks], inner)
     if samples.null_count:
-        raise PackError(f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or mere paths")
+        raise PackError(
+            f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or mere paths"
+        )
     own = json.loads((table.schema.metadata or {}).get(b"unisono", b"{}"))
     names = _names(where, table.schema, label) or tuple(own.get("classes", ()))
     if pa.types.is_integer(table[label].type) and names:
@@ -66,13 +70,15 @@ def _read(files: list[Path], where: Path) -> Source:
         classes, labels = numbered([str(value) for value in table[label].to_pylist()])
         missing = table[label].null_count
     if missing:
-        raise PackError(f"{where}: {missing} of {len(labels)} samples have no label; pack the parts that have, one by one")
+        raise PackError(
+            f"{where}: {missing} of {len(labels)} samples have no label; pack the parts that have, one by one"
+        )
     sizes = np.concatenate([[0], *(np.asarray(compute.binary_length(chunk)) for chunk in samples.chunks)])[1:]
     keys = [f"{where.name}/{number}" for number in range(len(labels))]
     kind = own.get("kind") or (SOUND if len(samples) and samples[0].as_py()[:4] == RIFF else PICTURE)
     shape = tuple(own["shape"]) if own.get("shape") else None
     return Source(
-        kind, classes, keys, labels, sizes.astype(np.int64), lambda number: bytes(samples[number].as_py()), shape
+        kind, classes, keys, labels, sizes.astype(np.int64), lambda number: bytes(samples[number].as_py()), shape, files
     )
 
 

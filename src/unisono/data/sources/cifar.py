@@ -1,8 +1,8 @@
 """CIFAR-10's and CIFAR-100's files: the binary ones and those for Python.
 
-    data_batch_1.bin ... test_batch.bin      a label, then 1,024 red, green and blue values; 10,000 times
-    train.bin, test.bin                      CIFAR-100: a coarse label before the fine one
-    data_batch_1 ... test_batch, train, test the same as pickled arrays; nothing but arrays is unpickled
+data_batch_1.bin ... test_batch.bin      a label, then 1,024 red, green and blue values; 10,000 times
+train.bin, test.bin                      CIFAR-100: a coarse label before the fine one
+data_batch_1 ... test_batch, train, test the same as pickled arrays; nothing but arrays is unpickled
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ def find(path: Path) -> dict[str, Source] | None:
         present = {name: files for name, files in parts.items() if all(file.is_file() for file in files)}
         if present and (files or any(path.glob("*meta*")) or any(path.glob("*label_names*"))):
             coarse = not files
-            return {name: _source([read(file, coarse) for file in parts], path) for name, parts in present.items()}
+            return {
+                name: _source([read(file, coarse) for file in parts], path, parts) for name, parts in present.items()
+            }
     return None
 
 
-def _source(rows: list[Rows], path: Path) -> Source:
+def _source(rows: list[Rows], path: Path, files: list[Path]) -> Source:
     pictures = np.concatenate([pixels for pixels, _ in rows]).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
     labels = np.concatenate([labels for _, labels in rows])
     most = int(labels.max(initial=-1))
@@ -51,7 +53,11 @@ def _source(rows: list[Rows], path: Path) -> Source:
         raise PackError(f"{path} has the label {most}, but {len(classes)} classes")
     keys = [f"{path.name}/{number}" for number in range(len(labels))]
     sizes = np.full(len(labels), PIXELS, np.int64)
-    return Source(RAW, classes, keys, labels, sizes, lambda number: pictures[number].tobytes(), (SIDE, SIDE, 3))
+
+    def read(number: int) -> bytes:
+        return bytes(pictures[number].tobytes())
+
+    return Source(RAW, classes, keys, labels, sizes, read, (SIDE, SIDE, 3), files)
 
 
 def _binary(path: Path, coarse: bool) -> Rows:

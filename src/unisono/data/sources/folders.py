@@ -1,7 +1,7 @@
 """A folder for each class, or sounds side by side whose names begin with their class; what is hidden is left out.
 
-    data/train/cat/1.jpg      data/cat/1.jpg      data/3_anna_0.wav
-    data/test/dog/2.jpg       data/dog/2.jpg      data/7_paul_4.wav
+data/train/cat/1.jpg      data/cat/1.jpg      data/3_anna_0.wav
+data/test/dog/2.jpg       data/dog/2.jpg      data/7_paul_4.wav
 """
 
 from __future__ import annotations
@@ -44,13 +44,18 @@ def _whole(path: Path) -> Source | None:
     classes, labels = numbered(names)
     keys = [str(file.relative_to(path)) for file in files]
     sizes = np.array([file.stat().st_size for file in files], np.int64)
-    return Source(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes())
+    return Source(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes(), None, files)
 
 
 def _files(path: Path) -> list[Path]:
     """The files in a folder that hold something that is known, but for what is hidden; links are followed."""
     found = list[Path]()
     for folder, folders, names in os.walk(path, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _circle(Path(folder, name))]
         found += [Path(folder, name) for name in names if kind_of(name)]
     return sorted(file for file in found if file.is_file())
+
+
+def _circle(folder: Path) -> bool:
+    """Whether a link leads to a folder that it lies in: to follow it would never end."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())

@@ -41,7 +41,11 @@ def _read(images: Path) -> Source:
     classes = tuple(str(number) for number in range(int(targets.max(initial=-1)) + 1))
     keys = [f"{images.name.split('.')[0]}/{number}" for number in range(len(pictures))]
     sizes = np.full(len(pictures), pictures[:1].nbytes, np.int64)
-    return Source(RAW, classes, keys, targets, sizes, lambda number: pictures[number].tobytes(), pictures.shape[1:])
+
+    def read(number: int) -> bytes:
+        return bytes(pictures[number].tobytes())
+
+    return Source(RAW, classes, keys, targets, sizes, read, pictures.shape[1:], [images, labels])
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -47,7 +47,9 @@ def find(path: Path) -> dict[str, Source] | None:
         raise PackError(f"{path} holds no picture or sound")
     if "" in parts and len(parts) > 1:
         odd = parts.pop("")[0]
-        raise PackError(f"{path}: {odd.name} in {odd.tar.name} is in no part, but others are in {', '.join(sorted(parts))}")
+        raise PackError(
+            f"{path}: {odd.name} in {odd.tar.name} is in no part, but others are in {', '.join(sorted(parts))}"
+        )
     return {name: _source(members, path) for name, members in parts.items()}
 
 
@@ -75,7 +77,8 @@ def _source(members: Sequence[_Member], path: Path) -> Source:
             return file.read(member.size)
 
     keys = [f"{member.tar.name}/{member.name}" for member in members]
-    return Source(kind, classes, keys, labels, sizes, read)
+    tars = list(dict.fromkeys(member.tar for member in members))
+    return Source(kind, classes, keys, labels, sizes, read, None, tars)
 
 
 def _members(path: Path) -> list[_Member]:
@@ -100,7 +103,7 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
             try:
                 label = read(file.read().decode())
             except ValueError as error:
-                raise PackError(f"{tar.name}: {stem}{ending} holds no label: {error}") from error
+                raise PackError(f"{tar.name!s}: {stem}{ending} holds no label: {error}") from error
             if label:
                 return label
     folders = place.parts[:-1]
@@ -108,7 +111,7 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
     inside = folders if part is None else folders[part + 1 :]
     if inside:
         return inside[-1] if part is None else inside[0]
-    raise PackError(f"{tar.name}: {name} has no label: neither {stem}.cls, nor {stem}.json, nor a folder")
+    raise PackError(f"{tar.name!s}: {name} has no label: neither {stem}.cls, nor {stem}.json, nor a folder")
 
 
 def _in_json(text: str) -> str:

@@ -39,6 +39,8 @@ class Source:
     """The bytes of a sample. Raises OSError."""
     shape: tuple[int, ...] | None = None
     """Of raw samples: (height, width) or (height, width, colors)."""
+    files: Sequence[Path] = ()
+    """What it is read from."""
 
     def __len__(self) -> int:
         return len(self.labels)

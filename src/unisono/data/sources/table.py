@@ -60,7 +60,11 @@ def _source(files: list[str], classes: tuple[str, ...], labels: NDArray[np.int64
     places = [path.parent / name for name in files]
     sizes = [place.stat().st_size if place.is_file() else 0 for place in places]
     kind = one_kind(files, path)
-    return Source(kind, classes, files, labels, np.array(sizes, np.int64), lambda number: places[number].read_bytes())
+
+    def read(number: int) -> bytes:
+        return places[number].read_bytes()
+
+    return Source(kind, classes, files, labels, np.array(sizes, np.int64), read, None, places)
 
 
 def _open(path: Path) -> pa.Table:
