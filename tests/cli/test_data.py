@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from unisono.data.order import permutation
 from unisono.data.pack.index import About, Index, write_index
@@ -41,8 +42,8 @@ def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(unisono: Run,
     table = rows(done.stdout)
     assert list(table) == ["neighbours of one class", "neighbours that stayed neighbours", "distance moved"]
     for row, here, mean, off in zip(table.values(), found.found, found.mean, found.deviation, strict=True):
-        assert row[:3] == [round(number, 4) for number in (here, mean, off)]
-    assert [row[3] for row in table.values()] == [round(398 / 399, 4), 1.0, 0.0]
+        assert row[:3] == pytest.approx([here, mean, off], abs=1e-4)
+    assert [row[3] for row in table.values()] == pytest.approx([398 / 399, 1, 0], abs=1e-4)
     assert done.stdout.splitlines()[-1] == f"at most {found.off:.1f} deviations from a true permutation"
     other = unisono("data", "quality", "[a] pack", COLUMNS="120")
     assert "the order of epoch 0" in other.stdout

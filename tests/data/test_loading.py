@@ -121,7 +121,7 @@ def test_a_batch_keeps_its_memory_until_the_next_one_is_asked_for_and_then_gives
             held = [(inputs, inputs.data_ptr()) for inputs, _ in loader.batches(wanted, Mode.VALIDATE)]
             places = [place for _, place in held]
             for number, place in enumerate(places):
-                assert place not in places[number + 1 : number + 1 + AHEAD], "made while this one was shown"
+                assert place not in places[number + 1 : number + 2 + AHEAD], "begun before the next one was shown"
             assert len(set(places)) <= AHEAD + 2
 
 

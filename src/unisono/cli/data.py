@@ -22,26 +22,25 @@ def quality(
     seed: Annotated[int, typer.Option(min=0, help="The seed of the run.")] = 0,
 ) -> None:
     """How good the shuffle is: the order in which an epoch sees the samples, beside true permutations of them."""
+    import numpy as np
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from unisono.data.order import permutation
     from unisono.data.pack.index import read_index
     from unisono.data.quality import PERMUTATIONS, Quality, beside_permutations
+    from unisono.data.quality import quality as measure
 
     index = read_index(pack)
     found = beside_permutations(permutation(len(index), seed, epoch), index.label)
-    table = Table(title=f"{pack}: the order of epoch {epoch} beside {PERMUTATIONS} true permutations")
+    table = Table(title=f"{escape(str(pack))}: the order of epoch {epoch} beside {PERMUTATIONS} true permutations")
     for head in ("", "epoch", "true permutation", "as packed"):
         table.add_column(head, justify="right" if head else "left")
-    import numpy as np
-
-    from unisono.data.quality import quality as measure
-
     packed = measure(np.arange(len(index)), index.label)
     words = ("neighbours of one class", "neighbours that stayed neighbours", "distance moved")
     for name, row in zip(Quality._fields, words, strict=True):
-        true = f"{getattr(found.mean, name):.4f} ± {getattr(found.deviation, name):.4f}"
-        table.add_row(row, f"{getattr(found.found, name):.4f}", true, f"{getattr(packed, name):.4f}")
+        true = f"{getattr(found.mean, name):.5f} ± {getattr(found.deviation, name):.5f}"
+        table.add_row(row, f"{getattr(found.found, name):.5f}", true, f"{getattr(packed, name):.5f}")
     Console().print(table)
     print(f"at most {found.off:.1f} deviations from a true permutation")

@@ -67,7 +67,7 @@ def _pack(source: Path, out: Path, way: object) -> int:
     assert isinstance(way, Way)
     left_out = 0
     console = Console(highlight=False, soft_wrap=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     for name, part in find(source).items():
         folder = out / name if name else out
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

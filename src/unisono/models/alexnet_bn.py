@@ -2,8 +2,8 @@
 
     11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
 
-each convolution and the two wide layers with batch norm and relu; the second, fourth and fifth convolution in two groups,
-as Caffe has them.
+each convolution and the two wide layers with batch norm and relu; the second, fourth and fifth convolution in two
+groups, as Caffe has them.
 """
 
 from __future__ import annotations

@@ -61,4 +61,9 @@ def test_a_shelf_serves_until_it_is_too_small(on_ranks: OnRanks) -> None:
         assert [large[0].sample(row).tobytes() for row in range(100)] == [bytes([number] * 6) for number in range(100)]
         assert shuffle(world, small, holders, lengths, other) is other
 
+        heavy, many = [segment_of(0, [bytes(600)])], [segment_of(0, [b"a"] * 100)]
+        shelf = shuffle(world, heavy, holders, np.full(1, 600, np.int32))
+        assert shuffle(world, many, holders, np.ones(100, np.int32), shelf) is not shelf
+        assert many[0].data[:100].tobytes() == b"a" * 100
+
     on_ranks(1, work)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,9 +39,7 @@ def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: i
 def test_samples_come_back_as_they_were(rows: list[Row]) -> None:
     data, offsets = samples_of(STRIPE, 0, *batch_of(rows))
     assert len(data) == offsets[-1]
-    assert [data[begin:end].tobytes() for begin, end in zip(offsets[:-1], offsets[1:], strict=True)] == [
-        sample for sample, _, _ in rows
-    ]
+    assert [data[begin:end].tobytes() for begin, end in pairwise(offsets)] == [sample for sample, _, _ in rows]
 
 
 @given(rows=ROWS, choose=st.data())

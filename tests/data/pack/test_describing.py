@@ -27,8 +27,8 @@ def test_what_a_pack_holds(tmp_path: Path) -> None:
     an_index(tmp_path / "pack", about, [0, 1, 1])
     head, sizes, colors, classes, *rest = describe(tmp_path / "pack")
     assert head == f"{tmp_path / 'pack'}: 3 samples (picture), 0.0 MB in 2 stripes"
-    assert sizes.split() == "bytes of a sample 10 to 30, mean 20".split()
-    assert colors.split() == "colours 0.500 ± 0.250".split()
+    assert sizes.split() == ["bytes", "of", "a", "sample", "10", "to", "30,", "mean", "20"]
+    assert colors.split() == ["colours", "0.500", "±", "0.250"]
     assert classes.split() == ["classes", "2"]
     assert [line.split() for line in rest[:2]] == [["cat", "1"], ["hippopotamus", "2"]]
     assert rest[2].split() == ["left", "out", "2"]

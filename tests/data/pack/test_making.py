@@ -241,6 +241,13 @@ def test_the_beginning_of_a_sound_is_no_sound(left: int) -> None:
         make(SOUND, sound()[:left], 40, 90)
 
 
+def test_a_sound_whose_parts_end_outside_it_is_refused() -> None:
+    file = bytearray(sound())
+    file[19] = 1
+    with pytest.raises(PictureError, match="no wav file"):
+        make(SOUND, bytes(file), 40, 90)
+
+
 def test_a_sound_of_fractions_is_refused() -> None:
     file = bytearray(sound())
     file[20] = 3
@@ -259,7 +266,7 @@ damage = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 25
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(FILES)), damage, st.booleans(), st.sampled_from([0, 20, 100]))
 def test_a_damaged_picture_is_refused_or_can_be_shown(
     kind: str, damage: list[tuple[float, int]], early: bool, side: int

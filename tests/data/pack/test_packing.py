@@ -7,7 +7,7 @@ import os
 import wave
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +83,7 @@ def samples_of(index: Index) -> list[bytes]:
     return [
         data[begin:end].tobytes()
         for data, offsets in read_stretch(index, 0, len(index))
-        for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+        for begin, end in pairwise(offsets)
     ]
 
 
@@ -312,7 +312,7 @@ def test_nothing_but_broken_files_leaves_nothing(pictures: Pictures, tmp_path: P
 
 def test_no_samples_at_all_are_told(tmp_path: Path) -> None:
     nothing = Source(SOUND, (), [], np.empty(0, np.int64), np.empty(0, np.int64), lambda number: b"")
-    with pytest.raises(PackError, match="there is no sample to pack$"):
+    with pytest.raises(PackError, match=r"there is no sample to pack$"):
         pack(nothing, tmp_path / "pack", WAY, 2, quiet)
 
 

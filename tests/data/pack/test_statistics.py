@@ -147,5 +147,5 @@ def test_notes_of_a_camera_that_cannot_be_read_do_no_harm(tmp_path: Path) -> Non
 def test_a_damaged_pack_is_told(tmp_path: Path) -> None:
     index = packed(tmp_path / "pack", RAW, [bytes([number]) for number in range(30)], (1, 1))
     (tmp_path / "pack" / "stripe-00001.arrow").unlink()
-    with pytest.raises(PackError, match="stripe-00001.arrow is missing"):
+    with pytest.raises(PackError, match=r"stripe-00001\.arrow is missing"):
         statistics(index)

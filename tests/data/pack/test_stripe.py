@@ -6,6 +6,7 @@ import shutil
 import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def read(index: Index, first: int, last: int) -> list[bytes]:
     return [
         data[begin:end].tobytes()
         for data, offsets in read_stretch(index, first, last)
-        for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+        for begin, end in pairwise(offsets)
     ]
 
 

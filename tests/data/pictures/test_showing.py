@@ -77,7 +77,7 @@ def test_what_is_shown_is_what_simple_steps_make(
     np.testing.assert_allclose(levels(view, shown(view, file, seed)), naive(view, pixels_of(file), seed), atol=2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["4:4:4", "4:2:2", "4:2:0", "grey"]),
     st.integers(20, 500),

@@ -70,7 +70,7 @@ def test_the_header_tells_size_and_colours_and_where_parts_can_begin(
 
 
 @needs_library
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(), st.booleans())
 def test_a_part_is_what_pillow_decodes_there_at_that_scale(
     photo: Photo, encode: Encode, case: tuple[str, int, int, Part], progressive: bool

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from unisono.data.pack.packing import Way, pack
 from unisono.data.sources.arrow import find
-from unisono.data.sources.source import PICTURE, SOUND
+from unisono.data.sources.source import PICTURE, RAW, SOUND, Source
 from unisono.errors import PackError
 
 NAMES = ("dog", "cat", "ant")
@@ -25,12 +28,8 @@ def write(path: Path, table: pa.Table, form: str = "stream", rows: int = 2) -> P
     return path
 
 
-def table(samples: list[bytes | None] = SAMPLES, labels: list[Any] = [2, 0, 2], **names: str) -> pa.Table:
-    columns = {
-        names.get("sample", "image"): pa.array(samples, pa.binary()),
-        names.get("label", "label"): pa.array(labels),
-    }
-    return pa.table(columns)
+def table(samples: Sequence[bytes] = SAMPLES, labels: Sequence[Any] = (2, 0, 2), **names: str) -> pa.Table:
+    return pa.table({names.get("sample", "image"): list(samples), names.get("label", "label"): list(labels)})
 
 
 def as_saved(folder: Path, labels: list[int], names: tuple[str, ...] = NAMES, shards: int = 1) -> None:
@@ -104,6 +103,45 @@ def test_labels_can_be_words(tmp_path: Path) -> None:
     assert found[""].labels.tolist() == [1, 0, 1]
 
 
+def test_names_of_classes_can_lie_in_the_metadata_of_the_columns(tmp_path: Path) -> None:
+    """As `datasets` writes them into its cache."""
+    info = {"info": {"features": {"label": {"names": list(NAMES), "_type": "ClassLabel"}}}}
+    found = find(write(tmp_path / "a.arrow", table().replace_schema_metadata({"huggingface": json.dumps(info)})))
+    assert found is not None
+    assert found[""].classes == NAMES
+    assert found[""].labels.tolist() == [2, 0, 2]
+
+
+def test_the_data_set_says_which_files_it_has(tmp_path: Path) -> None:
+    as_saved(tmp_path, [2, 0, 1])
+    write(tmp_path / "older.arrow", table())
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    found = find(tmp_path)
+    assert found is not None
+    assert len(found[""]) == 3
+
+
+def test_what_was_kept_from_earlier_work_is_left_out(tmp_path: Path) -> None:
+    as_saved(tmp_path, [2, 0, 1])
+    write(tmp_path / "cache-0123456789abcdef.arrow", table())
+    found = find(tmp_path)
+    assert found is not None
+    assert len(found[""]) == 3
+
+
+def test_a_pack_can_be_packed_again(tmp_path: Path) -> None:
+    """With all its classes, though one may have no sample."""
+    sizes, labels = np.full(3, 4, np.int64), np.array([2, 0, 2])
+    source = Source(RAW, NAMES, ["a", "b", "c"], labels, sizes, [b"1234", b"5678", b"9012"].__getitem__, (2, 2))
+    pack(source, tmp_path / "pack", Way(stripes=2), 1, lambda: None)
+    found = find(tmp_path / "pack")
+    assert found is not None
+    again = found[""]
+    assert (again.kind, again.classes, again.shape) == (RAW, NAMES, (2, 2))
+    assert again.labels.tolist() == [2, 0, 2]
+    assert [again.read(number) for number in range(3)] == [b"1234", b"5678", b"9012"]
+
+
 def test_large_binary_columns_are_read(tmp_path: Path) -> None:
     content = pa.table({"x": pa.array(SAMPLES, pa.large_binary()), "label": [2, 0, 2]})
     found = find(write(tmp_path / "a.arrow", content))
@@ -154,9 +192,10 @@ def test_labels_that_are_missing_are_refused_with_their_number(tmp_path: Path, l
         find(write(tmp_path / "a.arrow", table(labels=labels)))
 
 
-def test_labels_that_are_not_told_are_refused_with_their_number(tmp_path: Path) -> None:
-    """As data sets are saved whose held out labels are kept secret."""
-    as_saved(tmp_path, [-1, 2, -1])
+@pytest.mark.parametrize("labels", [[-1, 2, -1], [0, 3, -1]])
+def test_labels_of_no_class_are_refused_with_their_number(tmp_path: Path, labels: list[int]) -> None:
+    """Data sets whose held out labels are kept secret are saved with -1 for each."""
+    as_saved(tmp_path, labels)
     with pytest.raises(PackError, match="2 of 3 samples have no label"):
         find(tmp_path)
 
@@ -174,6 +213,23 @@ def test_a_file_that_is_not_all_there_is_refused_with_its_name(tmp_path: Path, f
 def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"these are words, and no table at all")
     with pytest.raises(PackError, match=r"a\.arrow is no Arrow file"):
+        find(tmp_path)
+
+
+def test_a_file_that_is_missing_is_refused_with_its_name(tmp_path: Path) -> None:
+    as_saved(tmp_path, [2, 0, 1], shards=2)
+    files = [{"filename": file.name} for file in sorted(tmp_path.glob("*.arrow"))]
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
+    (tmp_path / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(PackError, match=r"data-00001-of-00002\.arrow is no Arrow file, or not all of it is there"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
+def test_notes_that_cannot_be_read_are_refused_with_their_name(tmp_path: Path, name: str) -> None:
+    as_saved(tmp_path, [2, 0, 1])
+    (tmp_path / name).write_text('{"features": ')
+    with pytest.raises(PackError, match=f"{name} is no JSON"):
         find(tmp_path)
 
 

@@ -79,6 +79,7 @@ def test_every_kind_is_found_by_one_reader_alone(
     found = find(path)
     assert sorted(found) == parts
     assert {source.kind for source in found.values()} == {kind}
+    assert all(source.files and all(file.is_file() for file in source.files) for source in found.values())
     assert sum(reader(path) is not None for reader in KINDS) == 1
 
 
@@ -97,5 +98,5 @@ def test_a_path_of_nothing_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("words")
     for path in (tmp_path, tmp_path / "words.txt"):
-        with pytest.raises(PackError, match="is none of: folders of classes .* a table"):
+        with pytest.raises(PackError, match=r"is none of: folders of classes .* a table"):
             find(path)

@@ -94,8 +94,7 @@ def test_links_are_followed_unless_they_lead_in_a_circle(tmp_path: Path) -> None
     lay(tmp_path, "elsewhere/1.jpg", "elsewhere/more/2.jpg", "data/dog/3.jpg")
     (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data" / "dog" / "4.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
-    for number in range(3):
-        (tmp_path / "data" / "dog" / f"all {number}").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "dog" / "all").symlink_to(tmp_path / "data")
     found = find(tmp_path / "data")
     assert found is not None
     assert list(found[""].keys) == ["cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg", "dog/4.jpg"]

@@ -166,7 +166,7 @@ def test_a_label_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, na
 
 
 def test_a_tar_file_without_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="a.tar holds no picture or sound"):
+    with pytest.raises(PackError, match=r"a\.tar holds no picture or sound"):
         find(lay(tmp_path / "a.tar", **{"1.txt": b"x"}))
 
 

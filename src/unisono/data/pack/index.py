@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.pack.batches import CHECKSUM, UNISONO
+from unisono.data.pack.batches import CHECKSUM, DAMAGES, UNISONO
 from unisono.data.pack.layout import INDEX
 from unisono.errors import PackError
 
@@ -73,10 +73,10 @@ class Index:
 
 def write_index(index: Index, path: Path) -> None:
     """Write the index into a file. Raises OSError."""
-    arrays = [pa.array(getattr(index, name), kind) for name, kind in COLUMNS.items()]
+    columns = {name: getattr(index, name) for name in COLUMNS}
     about = json.dumps(asdict(index.about)).encode()
-    beside = {UNISONO: about, CHECKSUM: _checksum(arrays, about)}
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(COLUMNS.items()), beside))
+    beside = {UNISONO: about, CHECKSUM: _checksum(columns, about)}
+    batch = pa.record_batch(columns, schema=pa.schema(list(COLUMNS.items()), beside))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -89,18 +89,18 @@ def read_index(folder: Path) -> Index:
         raise PackError(f"{folder} is no pack{there or f': it has no {INDEX}'}; unisono pack makes one")
     try:
         with pa.OSFile(str(path)) as file:
-            table = pa.ipc.open_file(file).read_all().combine_chunks()
-    except (pa.ArrowInvalid, OSError) as error:
+            table = pa.ipc.open_file(file).read_all()
+            table.validate()
+            columns = {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
+    except DAMAGES as error:
         raise PackError(f"{path} is not whole ({str(error).splitlines()[0]}); pack the data again") from error
     beside = table.schema.metadata or {}
     if UNISONO not in beside or not table.schema.equals(pa.schema(list(COLUMNS.items()))):
         raise PackError(f"{path} is no index of a pack")
-    arrays = [table[name].combine_chunks() for name in COLUMNS]
-    arrays = [array.chunk(0) if isinstance(array, pa.ChunkedArray) else array for array in arrays]
-    if beside.get(CHECKSUM) != _checksum(arrays, beside[UNISONO]):
+    if beside.get(CHECKSUM) != _checksum(columns, beside[UNISONO]):
         raise PackError(f"{path} is damaged: its checksum is not the one that was written; pack the data again")
     about = _about(json.loads(beside[UNISONO]), path)
-    return Index(about, **{name: array.to_numpy() for name, array in zip(COLUMNS, arrays, strict=True)}, folder=folder)
+    return Index(about, **columns, folder=folder)
 
 
 def _about(content: dict[str, object], path: Path) -> About:
@@ -119,8 +119,8 @@ def _about(content: dict[str, object], path: Path) -> About:
     )
 
 
-def _checksum(arrays: list[pa.Array], about: bytes) -> bytes:
-    return f"{_crc([array.to_numpy(zero_copy_only=False) for array in arrays], zlib.crc32(about)):08x}".encode()
+def _checksum(columns: dict[str, NDArray[np.int32]], about: bytes) -> bytes:
+    return f"{_crc([columns[name] for name in COLUMNS], zlib.crc32(about)):08x}".encode()
 
 
 def _crc(arrays: Iterable[NDArray[np.int32]], found: int = 0) -> int:

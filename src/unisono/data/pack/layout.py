@@ -10,10 +10,10 @@ many at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 MB, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-import itertools
 
 INDEX = "index.arrow"
 BATCH_BYTES = 4 << 20
@@ -48,7 +48,7 @@ def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_
 
 def pairs(bounds: Sequence[int]) -> list[tuple[int, int]]:
     """Beginning and end of each stretch."""
-    return list(itertools.pairwise(bounds))
+    return list(pairwise(bounds))
 
 
 def _cut(ends: NDArray[np.int64], count: int) -> list[int]:

@@ -1,9 +1,11 @@
 """Makes of a sample as it is found what is packed.
 
-a picture   short side above `short_side`, turned by its camera, or in printers' colours   made anew as a JPEG
-            else                                                                          as it is, byte for byte
-a sound     as it is: a wav file with whole numbers of 16 bits
-raw         as it is
+    a picture   short side above `short_side`, turned by its camera, or in printers' colours   made anew as a JPEG
+                else                                                                          as it is, byte for byte
+    a sound     as it is: a wav file with whole numbers of 16 bits
+    raw         as it is
+
+What is empty, broken or not all there is refused.
 """
 
 from __future__ import annotations

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.pack.index import COLUMNS, About, Index, write_index
+from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
 from unisono.data.pack.making import make
 from unisono.data.pack.statistics import statistics
-from unisono.data.pack.stripe import Done, finished, forget_notes, whole_or_nothing, write_stripe
+from unisono.data.pack.stripe import PARTIAL, Done, finished, forget_notes, marks, whole_or_nothing, write_stripe
 from unisono.data.sources.source import Source
 from unisono.errors import PackError
 
@@ -45,7 +46,13 @@ def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable
 
     Raises PackError where the folder holds another pack, the disk is full, or no sample is whole.
     """
+    source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes))
     mark = _mark(source, way)
+    if (whole := _packed(folder, mark)) is not None:
+        for _ in range(len(source)):
+            advance()
+        forget_notes(folder)
+        return whole
     bounds = plan_stripes(source.sizes, way.stripes, way.stripe_bytes)
     stretches = pairs(bounds)
     _check_folder(folder, mark, len(stretches))
@@ -77,14 +84,15 @@ def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable
             for error in failed:
                 if not isinstance(error, _Stopped):
                     raise error
-        index = _index(source, folder, [done[number] for number in sorted(done)])
+        index = _index(source, folder, [done[number] for number in sorted(done)], mark)
         if len(index):
             with whole_or_nothing(folder / INDEX) as partial:
                 write_index(index, partial)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise PackError(
-            f"{folder}: {error.strerror or error}; {len(done)} of {len(stretches)} stripes are finished, and the same "
-            "command goes on from there"
+            f"{folder}: {reason}; {len(done)} of {len(stretches)} stripes are finished, and the same command goes on "
+            "from there"
         ) from error
     if not len(index):
         reasons = "; ".join(f"{key}: {why}" for key, why in index.about.skipped[:3])
@@ -94,21 +102,40 @@ def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable
     return index
 
 
+def _packed(folder: Path, mark: str) -> Index | None:
+    """The pack that is in the folder already, where it is this one, and whole."""
+    if not (folder / INDEX).is_file():
+        return None
+    with suppress(PackError):
+        index = read_index(folder)
+        sizes = {path.name: path.stat().st_size for path in folder.glob("stripe-*.arrow")}
+        if index.about.made_from == mark and all(sizes.get(name) == nbytes for name, nbytes in index.about.stripes):
+            return index
+    return None
+
+
 def _check_folder(folder: Path, mark: str, stripes: int) -> None:
-    """Make the folder, unless it holds something else."""
+    """Make the folder, unless it holds something else; what a killed process was writing goes."""
     if (folder / INDEX).exists():
         raise PackError(f"{folder} holds a pack already; name another folder, or remove it")
+    if marks(folder) - {mark}:
+        raise PackError(f"{folder} holds a part of another pack, or of this one packed otherwise; remove it first")
     own = {stripe_name(number).removesuffix(".arrow") for number in range(stripes)}
-    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own] if folder.exists() else []
+    halves = {folder / (INDEX + PARTIAL), *folder.glob(f"stripe-*{PARTIAL}")}
+    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own and path not in halves]
     if strange:
         raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for half in halves:
+            half.unlink(missing_ok=True)
     except OSError as error:
         raise PackError(f"cannot make {folder}: {error.strerror}") from error
-    for note in folder.glob("stripe-*.json"):
-        if json.loads(note.read_text())["mark"] != mark:
-            raise PackError(f"{folder} holds a part of another pack, or of this one packed otherwise; remove it first")
+
+
+def _texts(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of files as text: a file system's may be any bytes."""
+    return tuple(name.encode(errors="backslashreplace").decode() for name in names)
 
 
 def _mark(source: Source, way: Way) -> str:
@@ -119,11 +146,11 @@ def _mark(source: Source, way: Way) -> str:
     found.update(np.ascontiguousarray(source.sizes).data)
     for file in source.files:
         if file.exists():
-            found.update(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
+            found.update(os.fsencode(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}"))
     return found.hexdigest()
 
 
-def _index(source: Source, folder: Path, stripes: list[Done]) -> Index:
+def _index(source: Source, folder: Path, stripes: list[Done], mark: str) -> Index:
     skipped = tuple(entry for stripe in stripes for entry in stripe.skipped)
     kept = [stripe for stripe in stripes if stripe.lengths]
     columns: dict[str, list[NDArray[np.int32]]] = {name: [np.empty(0, np.int32)] for name in COLUMNS}
@@ -138,5 +165,5 @@ def _index(source: Source, folder: Path, stripes: list[Done]) -> Index:
         columns["label"].append(np.array(stripe.labels, np.int32))
     arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
-    about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files)
+    about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=mark)
     return statistics(Index(about, **arrays, folder=folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,7 +14,6 @@ from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.pictures.picture import Pixels, pixels_of, read_any
 from unisono.data.sources.source import PICTURE, SOUND
-import itertools
 
 PICTURES = 1_000
 """Pictures that are looked at, evenly spread over the pack."""

@@ -1,6 +1,8 @@
 """Shows pictures to a network: decodes, cuts, scales, mirrors and normalises them, in channels-last memory.
 
-bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / deviation ─▶ float32
+    bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / deviation ─▶ float32
+
+A part at least twice as large as wanted is resized by means, any other between the nearest pixels.
 """
 
 from __future__ import annotations

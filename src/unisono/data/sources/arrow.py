@@ -9,6 +9,7 @@ Samples are in the first column of bytes, or of {bytes, path}; labels are in "la
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ def find(path: Path) -> dict[str, Source] | None:
     """The parts of an Arrow data set."""
     if path.is_file():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
-    parts = {
-        folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir() and any(folder.glob("*.arrow"))
-    }
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    parts = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
     if parts and ((path / "dataset_dict.json").exists() or set(parts) <= set(SPLITS)):
         return {name: _read(_tables(folder), folder) for name, folder in parts.items()}
     return {"": _read(tables, path)} if (tables := _tables(path)) else None
@@ -39,7 +39,7 @@ def _tables(folder: Path) -> list[Path]:
     """The data set's own files, without what was computed from them."""
     state = folder / "state.json"
     if state.is_file():
-        return [folder / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
+        return [folder / entry["filename"] for entry in _json(state)["_data_files"]]
     found = [file for file in sorted(folder.glob("*.arrow")) if file.name != "index.arrow"]
     return [file for file in found if not file.name.startswith("cache-")]
 
@@ -83,12 +83,9 @@ def _read(files: list[Path], where: Path) -> Source:
 
 
 def _open(path: Path) -> pa.Table:
-    mapped = pa.memory_map(str(path))
     for opened in (pa.ipc.open_stream, pa.ipc.open_file):
-        try:
-            return opened(mapped).read_all()
-        except (pa.ArrowInvalid, OSError):
-            mapped.seek(0)
+        with suppress(pa.ArrowInvalid, OSError):
+            return opened(pa.memory_map(str(path))).read_all()
     raise PackError(f"{path} is no Arrow file, or not all of it is there")
 
 
@@ -101,7 +98,15 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 def _names(folder: Path, columns: pa.Schema, label: str) -> tuple[str, ...]:
     """The names of the classes, where the data set tells them: in a file beside it, or in its columns' metadata."""
     path = folder / "dataset_info.json"
-    beside = json.loads(path.read_text()) if path.is_file() else {}
+    beside = _json(path) if path.is_file() else {}
     inside = json.loads((columns.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
     features: dict[str, Any] = beside.get("features") or inside.get("features") or {}
     return tuple(features.get(label, {}).get("names") or ())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise PackError(f"{path} is no JSON, or not all of it is there: {error}") from error
+    return content

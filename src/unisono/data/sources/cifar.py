@@ -1,8 +1,10 @@
 """CIFAR-10's and CIFAR-100's files: the binary ones and those for Python.
 
-data_batch_1.bin ... test_batch.bin      a label, then 1,024 red, green and blue values; 10,000 times
-train.bin, test.bin                      CIFAR-100: a coarse label before the fine one
-data_batch_1 ... test_batch, train, test the same as pickled arrays; nothing but arrays is unpickled
+    data_batch_1.bin ... test_batch.bin         a label, then 1,024 red, green and blue values; 10,000 times
+    train.bin, test.bin                         CIFAR-100: a coarse label before the fine one
+    data_batch_1 ... test_batch, train, test    the same as pickled arrays
+
+Nothing but arrays is unpickled.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class _Arrays(pickle.Unpickler):
     """Unpickles arrays and what they are made of; a pickle could run anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module.split(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct")}:
+        if (module.partition(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct")}:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)

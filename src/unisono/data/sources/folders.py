@@ -1,7 +1,9 @@
-"""A folder for each class, or sounds side by side whose names begin with their class; what is hidden is left out.
+"""A folder for each class, or sounds side by side whose names begin with their class.
 
-data/train/cat/1.jpg      data/cat/1.jpg      data/3_anna_0.wav
-data/test/dog/2.jpg       data/dog/2.jpg      data/7_paul_4.wav
+    data/train/cat/1.jpg      data/cat/1.jpg      data/3_anna_0.wav
+    data/test/dog/2.jpg       data/dog/2.jpg      data/7_paul_4.wav
+
+What is hidden, or lies beside the folders of classes, is left out.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ def find(path: Path) -> dict[str, Source] | None:
     other = next((name for name, folder in folders.items() if parts and name not in parts and _files(folder)), None)
     if other is not None:
         raise PackError(
-            f"{path} has {next(iter(parts))}, which is a part of a data set, beside {other}, which is none; pack the parts "
-            "one by one, or give the class another name"
+            f"{path} has {next(iter(parts))}, which is a part of a data set, beside {other}, which is none; pack the "
+            "parts one by one, or give the class another name"
         )
     found = {name: source for name, folder in (parts or {"": path}).items() if (source := _whole(folder)) is not None}
     return found or None

@@ -2,7 +2,8 @@
 
     train-images-idx3-ubyte.gz   train-labels-idx1-ubyte.gz      t10k-images-idx3-ubyte.gz   t10k-labels-idx1-ubyte.gz
 
-A file: two zero bytes, the type (8: bytes), the number of dimensions, each dimension in 4 bytes, the highest first, data.
+A file: two zero bytes, the type (8: bytes), the number of dimensions, each dimension in 4 bytes, the highest first,
+then data.
 """
 
 from __future__ import annotations

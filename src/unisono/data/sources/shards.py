@@ -102,7 +102,7 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
         if (entry := beside.get(stem + ending)) is not None and (file := tar.extractfile(entry)) is not None:
             try:
                 label = read(file.read().decode())
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise PackError(f"{tar.name!s}: {stem}{ending} holds no label: {error}") from error
             if label:
                 return label
@@ -115,8 +115,8 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
 
 
 def _in_json(text: str) -> str:
-    """The label in an object, or no words where it has none. Raises ValueError where it is none."""
+    """The label in an object, or no words where it has none. Raises ValueError or TypeError where it is none."""
     content = json.loads(text)
     if not isinstance(content, dict):
-        raise ValueError("it is no object")
+        raise TypeError("it is no object")
     return next((str(content[key]) for key in LABELS if content.get(key) is not None), "")

@@ -1,6 +1,7 @@
-"""A table of paths and labels, CSV, TSV or Parquet: columns "path" (or "file", "image", "audio") and "label" (or "class").
+"""A table of paths and labels: CSV, TSV or Parquet.
 
-Paths are taken from the table's own folder. A column "split" (train, test, ...) parts the data set.
+Its columns are "path" (or "file", "filename", "image", "audio") and "label" (or "labels", "class"). Paths are taken
+from the table's own folder. A column "split" (train, test, ...) parts the data set.
 """
 
 from __future__ import annotations
