@@ -222,8 +222,8 @@ def _check_order(before: Recipe, now: Recipe, place: Place, data: str) -> None:
     """Within an epoch the order of samples must stay, or some would be seen twice and others never."""
     if place.done and place.data != data:
         raise RecipeError(
-            f"the run stopped {place.done} steps into an epoch of other data ({place.data}) than there is now ({data}); it "
-            "can be changed at the end of an epoch alone"
+            f"the run stopped {place.done} steps into an epoch of other data ({place.data}) than now ({data}); "
+            "it can be changed at the end of an epoch alone"
         )
     for key in ("batch", "seed"):
         old, new = getattr(before.training, key), getattr(now.training, key)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.pack.batches import CHECKSUM, UNISONO, checksum, samples_of, schema, to_batch
@@ -35,6 +35,7 @@ def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: i
     return made
 
 
+@settings(deadline=None)
 @given(rows=ROWS)
 def test_samples_come_back_as_they_were(rows: list[Row]) -> None:
     data, offsets = samples_of(STRIPE, 0, *batch_of(rows))
@@ -42,6 +43,7 @@ def test_samples_come_back_as_they_were(rows: list[Row]) -> None:
     assert [data[begin:end].tobytes() for begin, end in pairwise(offsets)] == [sample for sample, _, _ in rows]
 
 
+@settings(deadline=None)
 @given(rows=ROWS, choose=st.data())
 def test_any_byte_that_is_changed_is_noticed(rows: list[Row], choose: st.DataObject) -> None:
     batch, beside = batch_of(rows)
@@ -58,6 +60,7 @@ def test_any_byte_that_is_changed_is_noticed(rows: list[Row], choose: st.DataObj
         samples_of(STRIPE, 5, changed, beside)
 
 
+@settings(deadline=None)
 @given(rows=ROWS, other=ROWS)
 def test_other_rows_have_another_checksum(rows: list[Row], other: list[Row]) -> None:
     assert (checksum(batch_of(rows)[0]) == checksum(batch_of(other)[0])) == (rows == other)
@@ -68,6 +71,7 @@ def test_where_samples_begin_is_part_of_the_checksum() -> None:
     assert one[1] != other[1]
 
 
+@settings(deadline=None)
 @given(rows=ROWS, choose=st.data())
 def test_a_part_of_a_batch_has_the_checksum_of_its_rows(rows: list[Row], choose: st.DataObject) -> None:
     first = choose.draw(st.integers(0, len(rows) - 1))

@@ -95,8 +95,27 @@ def test_what_is_no_pack_is_told(tmp_path: Path) -> None:
         read_index(tmp_path / "nowhere")
 
 
-def test_another_arrow_file_is_no_index(tmp_path: Path) -> None:
-    table = pa.table({"stripe": [1]})
+def unsigned(table: pa.Table) -> pa.Table:
+    fields = [pa.field(name, pa.uint32()) for name in COLUMNS]
+    return table.cast(pa.schema(fields, table.schema.metadata))
+
+
+def misnamed(table: pa.Table) -> pa.Table:
+    return table.rename_columns({"row": "rows"})
+
+
+def short(table: pa.Table) -> pa.Table:
+    return table.drop_columns("label")
+
+
+def bare(table: pa.Table) -> pa.Table:
+    return table.replace_schema_metadata(None)
+
+
+@pytest.mark.parametrize("change", [unsigned, misnamed, short, bare])
+def test_another_arrow_file_is_no_index(folder: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    with pa.OSFile(str(folder / INDEX)) as file:
+        table = change(pa.ipc.open_file(file).read_all())
     with pa.OSFile(str(tmp_path / INDEX), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(PackError, match=r"index\.arrow is no index of a pack"):
@@ -117,7 +136,12 @@ def test_a_truncated_index_is_told(folder: Path, harm: Callable[[bytes], Path], 
         read_index(harm(whole[: choose.draw(st.integers(0, len(whole) - 1))]))
 
 
-@settings(max_examples=400, deadline=None)
+def test_an_index_whose_names_are_no_text_is_told(folder: Path, harm: Callable[[bytes], Path]) -> None:
+    with pytest.raises(PackError, match=r"index\.arrow is not whole \(.*\); pack the data again"):
+        read_index(harm((folder / INDEX).read_bytes().replace(b"length", b"\xecength")))
+
+
+@settings(max_examples=250, deadline=None)
 @given(choose=st.data())
 def test_an_index_with_any_byte_flipped_is_refused_or_still_right(
     folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject

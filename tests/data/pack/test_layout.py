@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unisono.data.pack.layout import pairs, plan_stripes, stripe_name
@@ -10,6 +10,7 @@ from unisono.data.pack.layout import pairs, plan_stripes, stripe_name
 SIZES = st.lists(st.integers(0, 40) | st.sampled_from([1, 1_000]), min_size=1, max_size=60)
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, stripes=st.integers(1, 40), stripe_bytes=st.integers(1, 120))
 @example(sizes=[0, 0, 0], stripes=1, stripe_bytes=1)
 @example(sizes=[1, 1_000, 1], stripes=1, stripe_bytes=1_000)
@@ -24,6 +25,7 @@ def test_stripes_have_every_sample_once_and_none_is_empty_or_too_large(
         assert stop - start == 1 or sum(sizes[start:stop]) <= stripe_bytes
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, stripes=st.integers(1, 40))
 def test_there_are_as_many_stripes_as_wanted_where_none_would_be_too_large(sizes: list[int], stripes: int) -> None:
     bounds = plan_stripes(np.array(sizes), stripes, 1_000_000)
@@ -41,9 +43,9 @@ def test_stripes_have_about_equal_bytes() -> None:
 
 
 def test_one_huge_sample_has_a_stripe_alone_and_leaves_the_others_together() -> None:
-    sizes = [1] * 500 + [10_000] + [1] * 500
+    sizes = [1] * 490 + [10_000] + [1] * 510
     bounds = plan_stripes(sizes, 8, 1_000)
-    assert (500, 501) in pairs(bounds)
+    assert (490, 491) in pairs(bounds)
     assert len(bounds) - 1 <= 8 + 2
 
 
