@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import cv2
@@ -22,6 +21,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.loading import Loader, Mode
 from unisono.data.memory.segment import Segment
 from unisono.data.pack.index import Index, read_index
@@ -30,7 +30,7 @@ from unisono.data.pictures.crops import part_of
 from unisono.data.pictures.turbojpeg import Decoder
 from unisono.data.pictures.view import Look, View, look
 
-BATCH, ROUNDS = 32, 3
+BATCH, ROUNDS = 32, 7
 
 
 class OneProcess:
@@ -59,11 +59,16 @@ class Files(Dataset[tuple[torch.Tensor, int]]):
 
     def look(self, number: int, width: int, height: int) -> Look:
         """The part that ours shows of this picture in this round."""
-        return look(self.view, width, height, Random(f"0 {self.round} {number}"))
+        return look(self.view, width, height, throws(self.round, number))
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
         picture = torch.from_numpy(self.read(self.files[number], self, number)).permute(2, 0, 1)
         return picture.float().div_(255).sub_(self.mean).div_(self.deviation), self.labels[number]
+
+
+def throws(turn: int, number: int) -> Throws:
+    """The random numbers that ours has for this picture in this round."""
+    return Throws(dice(0, turn, np.array([number]), DRAWS)[0].tolist())
 
 
 def by_pillow(file: Path, files: Files, number: int) -> Any:
@@ -126,7 +131,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
             file = memory.segment.sample(number).tobytes()
             header = decoder.header(file)
             assert header is not None
-            box = look(view, header.width, header.height, Random(f"0 {turn} {number}")).box
+            box = look(view, header.width, header.height, throws(turn, number)).box
             parts.append((file, part_of(box, header.width, header.height, header.block, view.size)[0]))
         begun = time.perf_counter()
         for file, part in parts:

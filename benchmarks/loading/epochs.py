@@ -23,7 +23,7 @@ from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
 from unisono.models.table import MODELS
 
-BATCH, ROUNDS = 128, 3
+BATCH, ROUNDS = 128, 1
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 

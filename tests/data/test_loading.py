@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 from PIL import Image
 
 from unisono.data import loading
+from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.loading import AHEAD, Loader, Mode
 from unisono.data.pack.index import About, Index
 from unisono.data.pictures.showing import Show
@@ -57,10 +57,10 @@ def loader_of(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
 
 
-def shown(number: int, dice: Random | None, view: View = VIEW) -> torch.Tensor:
+def shown(number: int, throws: Throws | None, view: View = VIEW) -> torch.Tensor:
     """A picture as one thread shows it."""
     out = torch.empty(8, 8, 3)
-    Show(view, SHAPE).into(out, memoryview(bytearray(PICTURES[number])), dice)
+    Show(view, SHAPE).into(out, memoryview(bytearray(PICTURES[number])), throws)
     return out.permute(2, 0, 1)
 
 
@@ -69,10 +69,12 @@ def numbers_of(*batches: list[int]) -> list[np.ndarray]:
 
 
 def test_batches_come_in_order_and_right_under_many_threads() -> None:
-    dice = np.random.default_rng(0)
-    wanted = [dice.permutation(COUNT)[: dice.integers(0, 40)] for _ in range(60)]
+    chance = np.random.default_rng(0)
+    wanted = [chance.permutation(COUNT)[: chance.integers(0, 40)] for _ in range(60)]
     wanted[5] = wanted[5][:0]
-    expected = {number: shown(number, Random(f"3 2 {number}")) for number in range(COUNT)}
+    expected = {
+        number: shown(number, Throws(dice(3, 2, np.array([number]), DRAWS)[0].tolist())) for number in range(COUNT)
+    }
     with loader_of(PICTURES, threads=16) as (loader, memory):
         came = 0
         for numbers, (inputs, labels) in zip(wanted, loader.batches(wanted, Mode.TRAIN, 3, 2), strict=True):
@@ -102,10 +104,10 @@ def test_what_is_random_follows_from_seed_epoch_and_number_alone() -> None:
 
 
 def test_validation_throws_no_dice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def thrown(_: str) -> Random:
+    def thrown(*_: object) -> np.ndarray:
         raise AssertionError("a dice was thrown")
 
-    monkeypatch.setattr(loading, "Random", thrown)
+    monkeypatch.setattr(loading, "dice", thrown)
     with loader_of(PICTURES) as (loader, _):
         (inputs, _labels), *_ = loader.batches([np.arange(20)], Mode.VALIDATE, 1, 1)
         for number in range(20):
@@ -129,7 +131,7 @@ def test_what_is_shown_stays_while_the_next_ones_are_made(monkeypatch: pytest.Mo
     made = threading.Semaphore(0)
 
     class Spy(Show):
-        def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+        def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
             super().into(out, file, random)
             made.release()
 
@@ -189,7 +191,7 @@ def test_each_thread_works_alone_and_leaves_the_others_their_cores(monkeypatch: 
     seen = set[int]()
 
     class Spy(Show):
-        def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+        def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
             seen.add(torch.get_num_threads())
             super().into(out, file, random)
 

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
-from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.pack.index import Index
 from unisono.data.pictures import turbojpeg
 from unisono.data.pictures.showing import Show
@@ -113,17 +113,17 @@ class Loader:
         samples = self._memory.samples(numbers)
 
         def make(first: int, last: int) -> None:
-            for place in range(first, last):
-                number = int(numbers[place])
-                dice = Random(f"{seed} {epoch} {number}") if mode is Mode.TRAIN else None
-                self._show(memory[place], samples[place], dice, number)
+            own = numbers[first:last]
+            draws = dice(seed, epoch, own, DRAWS).tolist() if mode is Mode.TRAIN else [None] * len(own)
+            for place, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
+                self._show(memory[place], samples[place], None if drawn is None else Throws(drawn), number)
 
         cuts = [bounds(len(numbers), self._threads, thread) for thread in range(self._threads)]
         return memory, numbers, [self._pool.submit(make, first, last) for first, last in cuts if first < last]
 
-    def _show(self, out: torch.Tensor, sample: NDArray[np.uint8], dice: Random | None, number: int) -> None:
+    def _show(self, out: torch.Tensor, sample: NDArray[np.uint8], throws: Throws | None, number: int) -> None:
         try:
-            self._own.show.into(out, sample.data, dice)
+            self._own.show.into(out, sample.data, throws)
         except PictureError as error:
             raise PictureError(f"sample {number} of {self._index.folder}: {error}") from error
 

@@ -20,7 +20,7 @@ def segment_of(numbers: list[int], contents: list[bytes]) -> Segment:
     ends = np.cumsum([0, *(len(contents[number]) for number in numbers)])
     data = np.frombuffer(b"".join(contents[number] for number in numbers), np.uint8)
     whole = Segment.of(0, [Samples(data, ends.astype(np.int64))])
-    return Segment(np.array(numbers, np.int32), whole.data.copy(), whole.offsets)
+    return Segment(np.array(numbers, np.int32), whole.data.copy(), whole.lengths)
 
 
 def held_in(segments: list[Segment]) -> dict[int, bytes]:

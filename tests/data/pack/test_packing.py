@@ -4,11 +4,13 @@ import errno
 import io
 import json
 import os
+import time
 import wave
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -160,6 +162,34 @@ def test_one_thread_that_is_stopped_late_has_finished_the_first_stripes(tmp_path
     with pytest.raises(KeyboardInterrupt):
         pack(SOUNDS, tmp_path, WAY, 1, failing(SAMPLES - 1, KeyboardInterrupt()))
     assert sorted(finished(tmp_path)) == [f"stripe-0000{number}" for number in range(4)]
+
+
+def test_what_fails_in_one_thread_stops_the_others(tmp_path: Path) -> None:
+    """Two stripes, a thread each: the first fails when the second is begun, which would take long."""
+    count, failed, reads = 2_000, Event(), list[int]()
+    sound = SOUNDS.read(0)
+
+    def read(number: int) -> bytes:
+        reads.append(number)
+        if number >= count:
+            failed.wait(60)
+            time.sleep(0.001)
+        return sound
+
+    def advance() -> None:
+        if failed.is_set():
+            return
+        while not any(number >= count for number in reads):
+            time.sleep(0.001)
+        failed.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    keys, sizes = [str(number) for number in range(2 * count)], np.full(2 * count, len(sound), np.int64)
+    source = Source(SOUND, ("no",), keys, np.zeros(2 * count, np.int64), sizes, read)
+    with pytest.raises(PackError, match="No space left on device; 0 of 2 stripes are finished"):
+        pack(source, tmp_path, Way(stripes=2), 2, advance)
+    assert len(reads) < count
+    assert contents(tmp_path) == {}
 
 
 def test_a_full_disk_while_the_index_is_written_is_told(

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from unisono.data.pack.batches import Samples
 
 
 class Segment:
-    """Samples by number: sample numbers[i] is data[offsets[i] : offsets[i + 1]]; there may be room after the last."""
+    """Samples by number: sample i, of lengths[i] bytes, follows sample i - 1 in `data`, which may have room behind."""
 
-    def __init__(self, numbers: NDArray[np.int32], data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
-        self.numbers, self.data, self.offsets = numbers, data, offsets
+    def __init__(self, numbers: NDArray[np.int32], data: NDArray[np.uint8], lengths: NDArray[np.int32]) -> None:
+        self.numbers, self.data, self.lengths = numbers, data, lengths
+        self.uniform = len(lengths) > 0 and int(lengths.min()) == int(lengths.max())
+        """Whether all samples are as long, as raw ones are."""
 
     @classmethod
     def of(cls, first: int, stretches: Iterable[Samples]) -> Segment:
         """Consecutive samples from number `first` on."""
         parts = list(stretches)
-        data = np.concatenate([part.data for part in parts]) if parts else np.empty(0, np.uint8)
-        lengths = [np.diff(part.offsets) for part in parts]
-        offsets = np.concatenate([[0], *lengths]).cumsum()
-        return cls(np.arange(first, first + len(offsets) - 1, dtype=np.int32), data, offsets)
-
-    @classmethod
-    def empty(cls) -> Segment:
-        """No samples."""
-        return cls(np.empty(0, np.int32), np.empty(0, np.uint8), np.zeros(1, np.int64))
+        data = np.concatenate([np.empty(0, np.uint8), *(part.data for part in parts)])
+        lengths = np.concatenate([np.empty(0, np.int32), *(np.diff(part.offsets).astype(np.int32) for part in parts)])
+        return cls(np.arange(first, first + len(lengths), dtype=np.int32), data, lengths)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each sample begins, and where the last one ends."""
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
+
     @property
     def nbytes(self) -> int:
         """Bytes of the samples."""
-        return int(self.offsets[-1])
+        return len(self) * int(self.lengths[0]) if self.uniform else int(self.offsets[-1])
 
     def sample(self, row: int) -> NDArray[np.uint8]:
         """The bytes of a sample."""
@@ -44,16 +49,16 @@ class Segment:
 
     def take(self, rows: NDArray[np.int64], room: NDArray[np.uint8] | None = None) -> Segment:
         """These samples in this order, side by side in `room`, or in new memory."""
-        lengths = np.diff(self.offsets)
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths[rows], out=offsets[1:])
-        data = np.empty(offsets[-1], np.uint8) if room is None else room[: offsets[-1]]
-        if not len(data):
-            return Segment(self.numbers[rows], data, offsets)
-        if lengths.min() == lengths.max():
-            shape = len(lengths), int(lengths[0])
-            self.data[: self.nbytes].reshape(shape).take(rows, 0, data.reshape(len(rows), shape[1]), "clip")
-        else:
-            begins, ends = self.offsets[rows].tolist(), self.offsets[rows + 1].tolist()
-            np.concatenate([self.data[begin:end] for begin, end in zip(begins, ends, strict=True)], out=data)
-        return Segment(self.numbers[rows], data, offsets)
+        lengths = self.lengths[rows]
+        nbytes = int(lengths.sum(dtype=np.int64))
+        data = np.empty(nbytes, np.uint8) if room is None else room
+        if self.uniform:
+            shape = len(self), int(self.lengths[0])
+            out = data[:nbytes].reshape(len(rows), shape[1])
+            self.data[: self.nbytes].reshape(shape).take(rows, 0, out, "clip")
+        elif nbytes:
+            column = pa.LargeBinaryArray.from_buffers(
+                pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+            )
+            data[:nbytes] = np.frombuffer(column.take(pa.array(rows)).buffers()[2], np.uint8, nbytes)
+        return Segment(self.numbers[rows], data, lengths)

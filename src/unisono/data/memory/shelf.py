@@ -44,7 +44,7 @@ class Shelf:
         heads, numbers, _ = self._parts(self._own)
         heads[0, 0] = 0
         np.cumsum(np.bincount(to, minlength=self._world.size), out=heads[0, 1:])
-        heads[1] = laid.offsets[heads[0]]
+        heads[1] = heads[0] * laid.lengths[0] if laid.uniform else laid.offsets[heads[0]]
         numbers[: len(laid)] = laid.numbers
 
     def take(self, room: Bytes, lengths: NDArray[np.int32]) -> Segment:
@@ -69,7 +69,7 @@ class Shelf:
             numbers[ends[rank, 0] - last + first : ends[rank, 0]] = given[first:last]
             data[ends[rank, 1] - end + begin : ends[rank, 1]] = samples[begin:end]
         self._world.barrier()  # from here on the shelves may be used again
-        return _segment(numbers, data, lengths)
+        return Segment(numbers, data, lengths[numbers])
 
     def _by_messages(self, room: Bytes, lengths: NDArray[np.int32]) -> Segment:
         heads, given, samples = self._parts(self._own)
@@ -81,7 +81,7 @@ class Shelf:
             (samples, heads[1], data, ends[:, 1]),
         ):
             self._world.exchange(_cut(sends, places), _cut(comes, np.concatenate([[0], until])))
-        return _segment(numbers, data, lengths)
+        return Segment(numbers, data, lengths[numbers])
 
     def _parts(self, shelf: Bytes) -> tuple[NDArray[np.int64], NDArray[np.int32], Bytes]:
         """Where each rank's samples begin, by samples and by bytes; the samples' numbers; the samples."""
@@ -95,12 +95,6 @@ def _room(room: Bytes, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int32], Byt
     if len(room) < nbytes:
         room = np.empty(int(SLACK * nbytes), np.uint8)
     return np.empty(samples, np.int32), room
-
-
-def _segment(numbers: NDArray[np.int32], data: Bytes, lengths: NDArray[np.int32]) -> Segment:
-    offsets = np.zeros(len(numbers) + 1, np.int64)
-    np.cumsum(lengths[numbers], out=offsets[1:])
-    return Segment(numbers, data, offsets)
 
 
 def _cut(array: NDArray[np.generic], bounds: NDArray[np.int64]) -> list[torch.Tensor]:

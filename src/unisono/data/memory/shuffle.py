@@ -36,7 +36,9 @@ def shuffle(
     """
     shelf = _large_enough(world, segments, shelf)
     for number, segment in enumerate(segments):
-        shelf.lay_out(segment, holders[segment.numbers].astype(np.uint16 if world.size <= 1 << 16 else np.int32))
+        shelf.lay_out(
+            segment, holders[segment.numbers].astype(np.min_scalar_type(world.size))
+        )  # sorts fastest if short
         segments[number] = shelf.take(segment.data, lengths)
     return shelf
 

@@ -27,6 +27,8 @@ SMALLEST, LARGEST = 0.08, 1.0
 NARROWEST, WIDEST = 3 / 4, 4 / 3
 """Width over height."""
 
+LOG_NARROWEST, LOG_WIDER = math.log(NARROWEST), math.log(WIDEST / NARROWEST)
+
 TRIES = 10
 """Parts that are thrown until one fits."""
 
@@ -57,7 +59,7 @@ def scale_and_aspect(width: int, height: int, random: Random) -> Box:
     """A part of random area, shape and place; the largest in the middle where none fits."""
     for _ in range(TRIES):
         area = (SMALLEST + (LARGEST - SMALLEST) * random.random()) * width * height
-        shape = math.exp(math.log(NARROWEST) + (math.log(WIDEST) - math.log(NARROWEST)) * random.random())
+        shape = math.exp(LOG_NARROWEST + LOG_WIDER * random.random())
         wide, high = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < wide <= width and 0 < high <= height:
             x = int(random.random() * (width - wide + 1))

@@ -7,17 +7,18 @@ A part at least twice as large as wanted is resized by means, any other between 
 
 from __future__ import annotations
 
-from random import Random
-
 import cv2
 import numpy as np
 import torch
 
-from unisono.data.pictures.crops import Box
+from unisono.data.pictures.crops import Box, Random
 from unisono.data.pictures.picture import Pixels, Reader
 from unisono.data.pictures.view import Look, View, look
 
 WHITE = 255.0
+
+ROWS = 64
+"""Rows of a picture that are normalised at once."""
 
 
 class Show:
@@ -29,6 +30,7 @@ class Show:
         self._reader = Reader(view.colors)
         row = view.size * view.colors
         deviation = torch.tensor(view.deviation).repeat(view.size)
+        self._numbers = torch.empty(min(ROWS, view.size), row)
         self._scale = (1 / (WHITE * deviation)).reshape(1, row)
         self._shift = (-torch.tensor(view.mean).repeat(view.size) / deviation).reshape(1, row)
 
@@ -47,12 +49,15 @@ class Show:
             pixels = np.asarray(cv2.flip(pixels, 1), np.uint8)
         if how.right or how.down:
             pixels = shifted(pixels.reshape(size, size, -1), how.right, how.down)
-        rows = out.view(size, -1)
-        numbers = rows if out.dtype == torch.float32 else torch.empty(rows.shape)
-        numbers.copy_(torch.from_numpy(pixels.reshape(size, -1)))
-        torch.addcmul(self._shift, numbers, self._scale, out=numbers)
-        if numbers is not rows:
-            rows.copy_(numbers)
+        rows, source = out.view(size, -1), torch.from_numpy(pixels.reshape(size, -1))
+        for first in range(0, size, ROWS):  # so few at once stay in the core's cache
+            last = min(size, first + ROWS)
+            numbers = self._numbers[: last - first]
+            numbers.copy_(source[first:last])
+            if out.dtype == torch.float32:
+                torch.addcmul(self._shift, numbers, self._scale, out=rows[first:last])
+            else:
+                rows[first:last].copy_(torch.addcmul(self._shift, numbers, self._scale, out=numbers))
 
     def _cut(self, file: memoryview, random: Random | None) -> tuple[Pixels, Look]:
         """The chosen part of a picture, as it was decoded."""
