@@ -87,7 +87,7 @@ def between_hosts(_: Path, room: Path) -> None:
     """The shuffle in the lab."""
     folder = numbers(80_000, 1_000, room / "lab")
     options = ["--supernodes=1", f"--hosts={HOSTS}", f"--rate={RATE // 1_000_000}mbit"]
-    script = [sys.executable, HERE / "shuffling.py", HERE / "shuffle_lab.json", folder, 4 << 20, RATE]
+    script = [sys.executable, HERE / "shuffling.py", HERE / "shuffle_lab.json", folder, 64 << 20, RATE]
     command = [sys.executable, "-m", "unisono", "lab", *options, "--", *map(str, script)]
     subprocess.run(command, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
 

@@ -61,31 +61,31 @@ def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
 @pytest.mark.parametrize("hold", ["even", "whole"])
 def test_a_flipped_byte_that_one_rank_reads(unisono: Run, packs: Path, hold: str) -> None:
     flip(packs / "train/stripe-00003.arrow")
-    done = unisono("train", "recipe.toml", "--ranks", "2", "--set", f"data.hold={hold}", timeout=60)
+    done = unisono("train", "recipe.toml", "--ranks", "2", "--set", f"data.hold={hold}")
     one_line(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 
 def test_a_stripe_that_one_rank_misses(unisono: Run, packs: Path) -> None:
     (packs / "train/stripe-00000.arrow").unlink()
-    done = unisono("train", "recipe.toml", "--ranks", "2", timeout=60)
+    done = unisono("train", "recipe.toml", "--ranks", "2")
     one_line(done, "rank 0: pack/train is not whole: stripe-00000.arrow is missing")
 
 
 def test_an_index_that_the_ranks_find_truncated(unisono: Run, packs: Path) -> None:
     index = packs / "test/index.arrow"
     index.write_bytes(index.read_bytes()[:-100])
-    done = unisono("train", "recipe.toml", "--ranks", "2", timeout=60)
+    done = unisono("train", "recipe.toml", "--ranks", "2")
     one_line(done, "rank 0: pack/test/index.arrow is not whole (")
 
 
 def test_more_ranks_than_samples_are_held_out(unisono: Run, packs: Path) -> None:
-    done = unisono("train", "recipe.toml", "--ranks", "5", timeout=60)
+    done = unisono("train", "recipe.toml", "--ranks", "5")
     one_line(done, "5 ranks share 4 samples, so some would hold none; start at most 4")
 
 
 def test_what_is_known_before_a_rank_is_started(unisono: Run, packs: Path) -> None:
     def train(*changes: str) -> subprocess.CompletedProcess[str]:
-        return unisono("train", "recipe.toml", *(f"--set={change}" for change in changes), timeout=60)
+        return unisono("train", "recipe.toml", *(f"--set={change}" for change in changes))
 
     one_line(train("ranks=9"), "9 ranks share batches of 8 samples, so some would have none")
     one_line(train("training.batch=17"), "training.batch = 17, but pack has 16 samples to train on")
