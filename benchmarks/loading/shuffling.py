@@ -11,7 +11,10 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +37,16 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
     index = read_index(Path(pack))
     memory = Partitioned(index, world, segment_bytes=int(segment))
     held, ours, whole, bare = memory.nbytes, list[float](), list[float](), list[float]()
-    extra, sent = 0, 0
+    sent = 0
     for epoch in range(0, 2 * ROUNDS + 2, 2):
         holders = in_epoch(permutation(len(index), 0, epoch), BATCH, world.size, world.size)
         lengths = index.length[memory.numbers]
         counts = np.bincount(holders[memory.numbers], lengths, minlength=world.size).astype(np.int64)
         sent = max(world.gather(int(counts.sum() - counts[world.rank])))
-        base = clear_peak()
         world.barrier()
         begun = time.perf_counter()
         memory._shelf = shuffle(memory._group, memory._segments, holders, index.length, memory._shelf)
         ours.append(max(world.gather(time.perf_counter() - begun)))
-        extra = max(extra, peak() - base)
         bare.append(max(world.gather(alltoallv(world.comm, counts))))
         order = permutation(len(index), 0, epoch + 1)
         world.barrier()
@@ -53,6 +54,12 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         memory.epoch(order, BATCH)
         whole.append(max(world.gather(time.perf_counter() - begun)))
     segments = len(memory._segments)
+    holders = in_epoch(permutation(len(index), 0, 2 * ROUNDS + 2), BATCH, world.size, world.size)
+    base = _private()
+    with private_peak() as most:
+        memory._shelf = shuffle(memory._group, memory._segments, holders, index.length, memory._shelf)
+    assert memory._shelf is not None
+    extra = max(0, most[0] - base) + memory._shelf.nbytes
     found = {
         "ranks": world.size,
         "samples": len(index),
@@ -84,20 +91,25 @@ def alltoallv(comm: MPI.Intracomm, counts: np.ndarray) -> float:  # type: ignore
     return time.perf_counter() - begun
 
 
-def clear_peak() -> int:
-    """Forget the most memory this process had; how much it has now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+@contextmanager
+def private_peak() -> Iterator[list[int]]:
+    """The most private memory of this process within the block, looked at every half millisecond."""
+    most, over = [_private()], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.0005):
+            most[0] = max(most[0], _private())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield most
+    over.set()
+    thread.join()
 
 
-def peak() -> int:
-    """The most memory this process had since."""
-    return _status("VmHWM")
-
-
-def _status(key: str) -> int:
-    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024
+def _private() -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

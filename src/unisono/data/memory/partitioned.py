@@ -45,6 +45,7 @@ class Partitioned:
         wanted = ends[first] + (ends[last] - ends[first]) * np.arange(count + 1) // count
         cuts = np.searchsorted(ends, wanted).clip(first, last)
         check_room(world, int(ends[last] - ends[first]) + largest // count)
+        check_room(world, largest // count, shared=True)  # the shelf
         self._segments = world.on_all(
             lambda: [Segment.of(int(begin), read_stretch(index, int(begin), int(end))) for begin, end in pairwise(cuts)]
         )

@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 
 from unisono.data.pack.batches import Samples
 
+SLACK = 1.05
+"""Room for samples, over what there is: in a shuffle as many come as go, but for chance."""
+
+TURNS = 8
+"""Parts in which samples of unlike lengths are taken: Arrow has memory of its own for each."""
+
 
 class Segment:
     """Samples by number: sample i, of lengths[i] bytes, follows sample i - 1 in `data`, which may have room behind."""
@@ -24,7 +30,9 @@ class Segment:
     def of(cls, first: int, stretches: Iterable[Samples]) -> Segment:
         """Consecutive samples from number `first` on."""
         parts = list(stretches)
-        data = np.concatenate([np.empty(0, np.uint8), *(part.data for part in parts)])
+        nbytes = sum(len(part.data) for part in parts)
+        data = np.empty(int(SLACK * nbytes), np.uint8)
+        np.concatenate([np.empty(0, np.uint8), *(part.data for part in parts)], out=data[:nbytes])
         lengths = np.concatenate([np.empty(0, np.int32), *(np.diff(part.offsets).astype(np.int32) for part in parts)])
         return cls(np.arange(first, first + len(lengths), dtype=np.int32), data, lengths)
 
@@ -60,5 +68,9 @@ class Segment:
             column = pa.LargeBinaryArray.from_buffers(
                 pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
             )
-            data[:nbytes] = np.frombuffer(column.take(pa.array(rows)).buffers()[2], np.uint8, nbytes)
+            ends = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
+            for some in np.array_split(np.arange(len(rows)), TURNS):
+                if len(some) and (size := int(ends[some[-1] + 1] - ends[some[0]])):
+                    taken = column.take(pa.array(rows[some])).buffers()[2]
+                    data[ends[some[0]] : ends[some[-1] + 1]] = np.frombuffer(taken, np.uint8, size)
         return Segment(self.numbers[rows], data, lengths)

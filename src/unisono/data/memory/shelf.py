@@ -15,12 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unisono.data.memory.segment import Segment
+from unisono.data.memory.segment import SLACK, Segment
 from unisono.transports.windows import Window
 from unisono.world import World
-
-SLACK = 1.02
-"""Room for what comes, over what went: how much comes differs a little from time to time."""
 
 Bytes = NDArray[np.uint8]
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.memory.holding import Holders
-from unisono.data.memory.segment import Segment
-from unisono.data.memory.shelf import SLACK, Shelf
+from unisono.data.memory.segment import SLACK, Segment
+from unisono.data.memory.shelf import Shelf
 from unisono.world import World
 
 Lengths = NDArray[np.int32]
