@@ -15,12 +15,11 @@ from unisono.data.dataset import Dataset
 from unisono.data.loading import Batch, Loader, Mode
 from unisono.data.memory.partitioned import Partitioned
 from unisono.data.memory.whole import Whole
-from unisono.data.order import permutation, share, steps_of
+from unisono.data.order import held_out, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pictures.view import View
 from unisono.data.sources.source import SOUND
 from unisono.errors import PackError
-from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 
@@ -66,11 +65,8 @@ class InMemory:
 
     def held_out(self, batch: int) -> Iterator[Batch]:
         """This rank's share of what is held out."""
-        start, stop = bounds(self.tested, self._world.size, self._world.rank)
-        own = -(-batch // self._world.size)
-        for first in range(start, stop, own):
-            part = slice(first, min(stop, first + own))
-            yield self._data.test.inputs[part], self._data.test.labels[part]
+        for part in held_out(self.tested, batch, self._world.rank, self._world.size):
+            yield self._data.test.inputs[part.start : part.stop], self._data.test.labels[part.start : part.stop]
 
     def close(self) -> None:
         """Nothing is to be given back."""
@@ -122,10 +118,8 @@ class Packed:
 
     def held_out(self, batch: int) -> Iterator[Batch]:
         """This rank's share of what is held out."""
-        start, stop = bounds(self.tested, self._world.size, self._world.rank)
-        own = -(-batch // self._world.size)
-        wanted = (np.arange(first, min(stop, first + own)) for first in range(start, stop, own))
-        return self._tester.batches(wanted, Mode.VALIDATE)
+        parts = held_out(self.tested, batch, self._world.rank, self._world.size)
+        return self._tester.batches((np.array(part) for part in parts), Mode.VALIDATE)
 
     def close(self) -> None:
         """Stop the threads and give the memory back, all ranks together."""

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,14 @@ def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int
     whole = order[step * batch : (step + 1) * batch]
     start, stop = bounds(len(whole), ranks, rank)
     return whole[start:stop]
+
+
+def held_out(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]:
+    """A rank's stretch of samples that are looked at in order, in batches of at most `batch` of all ranks together."""
+    start, stop = bounds(samples, ranks, rank)
+    own = -(-batch // ranks)
+    for first in range(start, stop, own):
+        yield range(first, min(stop, first + own))
 
 
 def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from unisono.data.pack.batches import Samples
+from unisono.schedules.pieces import bounds
 
 SLACK = 1.05
 """Room for samples, over what there is: in a shuffle as many come as go, but for chance."""
@@ -60,6 +61,7 @@ class Segment:
         lengths = self.lengths[rows]
         nbytes = int(lengths.sum(dtype=np.int64))
         data = np.empty(nbytes, np.uint8) if room is None else room
+        taken = Segment(self.numbers[rows], data, lengths)
         if self.uniform:
             shape = len(self), int(self.lengths[0])
             out = data[:nbytes].reshape(len(rows), shape[1])
@@ -68,9 +70,10 @@ class Segment:
             column = pa.LargeBinaryArray.from_buffers(
                 pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
             )
-            ends = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
-            for some in np.array_split(np.arange(len(rows)), TURNS):
-                if len(some) and (size := int(ends[some[-1] + 1] - ends[some[0]])):
-                    taken = column.take(pa.array(rows[some])).buffers()[2]
-                    data[ends[some[0]] : ends[some[-1] + 1]] = np.frombuffer(taken, np.uint8, size)
-        return Segment(self.numbers[rows], data, lengths)
+            for turn in range(TURNS):
+                first, last = bounds(len(rows), TURNS, turn)
+                begin, end = int(taken.offsets[first]), int(taken.offsets[last])
+                if begin < end:
+                    content = column.take(pa.array(rows[first:last])).buffers()[2]
+                    data[begin:end] = np.frombuffer(content, np.uint8, end - begin)
+        return taken

@@ -35,10 +35,10 @@ def shuffle(
     where the one that is given (which is then freed) is too small.
     """
     shelf = _large_enough(world, segments, shelf)
+    shortest = np.min_scalar_type(world.size)  # sorts fastest
     for number, segment in enumerate(segments):
-        shelf.lay_out(
-            segment, holders[segment.numbers].astype(np.min_scalar_type(world.size))
-        )  # sorts fastest if short
+        to = holders[segment.numbers].astype(shortest)
+        shelf.lay_out(segment, to)
         segments[number] = shelf.take(segment.data, lengths)
     return shelf
 

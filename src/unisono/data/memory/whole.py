@@ -1,6 +1,8 @@
 """Every node holds the whole pack, once, in memory that its ranks share; a shuffle is then a permuted index (DIMD 4.1).
 
-node 0   rank 0 reads 0 1 2 3 4, rank 1 reads 5 6 7 8 9; both see all
+    node 0   rank 0 reads 0 1 2 3 4, rank 1 reads 5 6 7 8 9; both see all
+
+Bytes read by each rank: what the pack has, over the ranks of its node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A stretch of samples as an Arrow record batch with a checksum, and back.
 
-image (or audio)   label   key          beside the batch: crc32 of all of it
-binary             int64   string
+    image (or audio)   label   key          beside the batch: crc32 of all of it
+    binary             int64   string
+
+The checksum is of what the columns say, not of Arrow's bytes: padding may differ.
 """
 
 from __future__ import annotations
