@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.memory.holding import at_first, check_groups, in_epoch
+from unisono.data.memory.holding import check_groups, in_epoch
 from unisono.data.memory.room import check_room
 from unisono.data.memory.segment import Segment
 from unisono.data.memory.shelf import Shelf
@@ -20,6 +20,7 @@ from unisono.data.memory.shuffle import shuffle
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.errors import PackError
+from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 SEGMENT_BYTES = 64 << 20
@@ -37,10 +38,10 @@ class Partitioned:
         self.members = check_groups(len(index), world.size, groups)
         self._index, self._world = index, world
         self._group = world if groups == 1 else world.split(world.rank // self.members)
-        bounds = np.searchsorted(at_first(len(index), self.members), np.arange(self.members + 1))
+        begins = [bounds(len(index), self.members, member)[0] for member in range(self.members)]
         ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
-        largest = int(np.diff(ends[bounds]).max())
-        first, last = bounds[self._group.rank], bounds[self._group.rank + 1]
+        largest = int(np.diff(ends[[*begins, len(index)]]).max())
+        first, last = bounds(len(index), self.members, self._group.rank)
         count = max(1, -(-largest // segment_bytes))
         wanted = ends[first] + (ends[last] - ends[first]) * np.arange(count + 1) // count
         cuts = np.searchsorted(ends, wanted).clip(first, last)

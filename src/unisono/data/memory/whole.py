@@ -14,6 +14,7 @@ from unisono.data.memory.holding import at_first
 from unisono.data.memory.room import check_room
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
+from unisono.schedules.pieces import bounds
 from unisono.transports.windows import Window
 from unisono.world import World
 
@@ -25,14 +26,14 @@ class Whole:
         """Read the pack, all ranks together. Raises PackError on every rank, as `Partitioned` does."""
         node = world.node_world
         self._holders = at_first(len(index), node.size)
-        bounds = np.searchsorted(self._holders, np.arange(node.size + 1))
+        begins = np.array([bounds(len(index), node.size, member)[0] for member in range(node.size)])
         ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
-        first, last = int(bounds[node.rank]), int(bounds[node.rank + 1])
+        first, last = bounds(len(index), node.size, node.rank)
         own = int(ends[last] - ends[first])
         check_room(world, own, shared=True)
         self._window = Window(node.comm, own)
         self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
-        self._offsets = ends - ends[bounds[:-1]][np.append(self._holders, node.size - 1)]
+        self._offsets = ends - ends[begins][np.append(self._holders, node.size - 1)]
         self._length = index.length
 
         def read() -> None:
