@@ -22,7 +22,7 @@ from unisono.launch import find_mpiexec
 
 HERE = Path(__file__).parent
 TABLE = HERE.parent / "collectives" / "switch" / "table.toml"
-RATE = {4: 200_000_000, 8: 100_000_000}
+RATE = 100_000_000
 """Bits a second of a host's link: more, and two cores cannot keep up with all hosts' messages."""
 
 CONTENDERS = ("none", "funnel", "concurrent", "chain", "auto", "DDP on gloo", "auto, bfloat16")
@@ -30,8 +30,8 @@ CONTENDERS = ("none", "funnel", "concurrent", "chain", "auto", "DDP on gloo", "a
 
 def lab(hosts: int, network: str) -> None:
     """Slept steps of a network on so many hosts of one switch."""
-    options = ["--supernodes=1", f"--hosts={hosts}", f"--rate={RATE[hosts] // 1_000_000}mbit"]
-    command = [sys.executable, str(HERE / "steps.py"), str(HERE / f"lab_{hosts}.json"), str(RATE[hosts]), network]
+    options = ["--supernodes=1", f"--hosts={hosts}", f"--rate={RATE // 1_000_000}mbit"]
+    command = [sys.executable, str(HERE / "steps.py"), str(HERE / f"lab_{hosts}.json"), str(RATE), network]
     whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
     subprocess.run(whole, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
 
@@ -71,7 +71,7 @@ def summary() -> str:
     for path in sorted(HERE.glob("lab_*.json")):
         rows = json.loads(path.read_text())["rows"]
         hosts = rows[0]["ranks"]
-        lines += [f"## {hosts} hosts at {RATE[hosts] // 1_000_000} Mbit/s, computing slept; seconds of a step", ""]
+        lines += [f"## {hosts} hosts at {RATE // 1_000_000} Mbit/s, computing slept; seconds of a step", ""]
         lines += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
         lines += [*map(row, rows), ""]
     lines += ["## AlexNet on one node, 2 ranks, batch 16 a rank; seconds of a step", ""]
