@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
+from unisono.data.memory.segment import Segment
 
 from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.loading import Loader, Mode
-from unisono.data.memory.segment import Segment
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.pictures.crops import part_of
+from unisono.data.pictures.showing import Show
 from unisono.data.pictures.turbojpeg import Decoder
 from unisono.data.pictures.view import Look, View, look
 
@@ -109,7 +111,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
     files = [Path(folder) / key for key in keys_of(index)]
     labels = index.label.tolist()
     pillow, opencv = (Files(files, labels, view, read) for read in (by_pillow, by_opencv))
-    loader = Loader(index, memory, view, threads=1)
+    loader = Loader(index, memory, partial(Show, view), threads=1)
     decoder = Decoder()
 
     def ours(turn: int) -> float:

@@ -34,7 +34,7 @@ def main(output: str, pack: str, folder: str) -> None:
     index = read_index(hold.folder / "train")
     feed = Packed(hold, world, 0)
     files = Files(Path(folder), keys_of(index), index.label.tolist(), view_of(index, hold))
-    model = MODELS["resnet20"](feed.classes, feed.colors)
+    model = MODELS["resnet20"](feed.classes, feed.channels)
     trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), 0.1), unisono.BSP(unisono.Exchange()), world)
     steps = steps_of(len(index), BATCH)
 

@@ -54,6 +54,11 @@ def test_a_run_from_beginning_to_end(unisono: Run, recipe: str, tmp_path: Path) 
     metrics = [json.loads(line) for line in (tmp_path / "mine/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [23, 46, 69]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
+    assert [line["learning_rate"] for line in metrics] == [0.1] * 3
+    assert metrics[0]["test_accuracy"] < metrics[0]["test_top5"] <= 1
+    assert any("test accuracy, top-5" in line for line in lines)
+    elapsed = [line["elapsed"] for line in metrics]
+    assert 0 < elapsed[0] < elapsed[1] < elapsed[2]
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
         "checkpoints",
         "metrics.jsonl",
@@ -124,7 +129,9 @@ def test_inside_mpiexec_it_is_a_rank(mpiexec: Run, recipe: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path, seed: int) -> None:
-    options = ("--set", "training.epochs=6", "--set", f"training.seed={seed}", "--set", "training.checkpoint_every=5")
+    rate = ("--set", "optimizer.policy=cosine", "--set", "optimizer.warm_epochs=1.5")
+    epochs = ("--set", "training.epochs=6", "--set", "training.checkpoint_every=5")
+    options = (*epochs, *rate, "--set", f"training.seed={seed}")
     assert unisono("train", recipe, *options, "--run", "whole").returncode == 0
     command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
     environment = launch_environment(os.environ, terminal=False)
@@ -150,11 +157,13 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, t
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     for name in ("weights.safetensors", "optimizer.safetensors"):
         assert whole[name] == resumed[name]
-    steps = [
-        [json.loads(line)["step"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+    seen = [
+        [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
         for run in ("whole", "killed")
     ]
-    assert steps[0] == steps[1] == [23, 46, 69, 92, 115, 138]
+    for key in ("step", "learning_rate", "test_accuracy"):
+        assert [line[key] for line in seen[0]] == [line[key] for line in seen[1]]
+    assert [line["step"] for line in seen[0]] == [23, 46, 69, 92, 115, 138]
 
 
 def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(unisono: Run, recipe: str, tmp_path: Path) -> None:
@@ -200,12 +209,36 @@ def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
     assert words in lines[0]
 
 
+def test_a_network_of_ones_own_beside_the_recipe(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    """On two ranks, and again where the run goes on."""
+    (tmp_path / "recipes").mkdir()
+    own = Path(recipe).read_text().replace('"small_convnet"', '"nets:wide"')
+    (tmp_path / "recipes/mine.toml").write_text(own)
+    program = "from torch.nn import *\ndef wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))"
+    (tmp_path / "recipes/nets.py").write_text(program)
+    done = unisono("train", "recipes/mine.toml", "--set", "training.epochs=1", "--run", "mine")
+    assert done.returncode == 0, done.stderr
+    done = unisono("train", "--resume", "mine", "--set", "training.epochs=2")
+    assert done.returncode == 0, done.stderr
+    kept = load_newest(tmp_path / "mine/checkpoints")[0]
+    assert {name: tuple(weight.shape) for name, weight in kept.weights.items()} == {
+        "1.weight": (10, 64),
+        "1.bias": (10,),
+    }
+    one_line(
+        unisono("train", "--resume", "mine", "--set", "training.epochs=3", "--set", "optimizer.name=lars"),
+        "optimizer.name = 'lars', but the run has the state of 'sgd'",
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--set", "training.epoch=3"], "unknown key training.epoch; did you mean training.epochs?"),
         (["--set", "data.name=digit"], "data.name = 'digit'; there are digits"),
         (["--set", "model.name=vgg"], "model.name = 'vgg'; there are small_convnet"),
+        (["--set", "model.name=nowhere:wide"], "model.name = 'nowhere:wide': there is no module nowhere in"),
+        (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
         (["--set", "exchange.algorithm=rong"], "no schedule 'rong'; there are"),
         (["--ranks", "0"], "--ranks 0: a run has at least 1 rank"),
         (["--ranks", "two"], "'--ranks'"),

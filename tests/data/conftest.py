@@ -16,6 +16,7 @@ import torch
 
 from unisono.data.pack.index import Index
 from unisono.data.pack.packing import Way, pack
+from unisono.data.sources import find
 from unisono.data.sources.source import RAW, SOUND, Source
 from unisono.world import World
 
@@ -129,20 +130,53 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Known:
     return known(samples, tmp_path_factory.mktemp("packs") / "many", RAW, (1, 2))
 
 
+def wav_of(samples: Any, rate: int = 8000) -> bytes:
+    """The file of a recording: numbers of 16 bits, (samples,) or (samples, channels)."""
+    numbers = np.asarray(samples, np.int16)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1 if numbers.ndim == 1 else numbers.shape[1])
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        out.writeframes(numbers.tobytes())
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def wav() -> Callable[..., bytes]:
+    """Makes the file of a recording."""
+    return wav_of
+
+
 @pytest.fixture(scope="session")
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """47 samples of many lengths."""
 
     def sound(number: int) -> bytes:
-        file = io.BytesIO()
-        with wave.open(file, "wb") as out:
-            out.setnchannels(1)
-            out.setsampwidth(2)
-            out.setframerate(8000)
-            out.writeframes(np.random.default_rng(number).bytes(2 * (1 + 7 * number % 40)))
-        return file.getvalue()
+        return wav_of(np.random.default_rng(number).integers(-(2**15), 2**15, 1 + 7 * number % 40))
 
     return known([sound(number) for number in range(47)], tmp_path_factory.mktemp("packs") / "sounds", SOUND)
+
+
+@pytest.fixture(scope="session")
+def chirps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings of tones that climb or fall, 120 to train on and 40 held out, packed as a table of them says."""
+    folder = tmp_path_factory.mktemp("recordings")
+    rows = ["path,label,split"]
+    for number in range(160):
+        chance = np.random.default_rng(number)
+        times = np.arange(int(chance.integers(1600, 4000))) / 8000
+        low, high = chance.uniform(300, 800), chance.uniform(1500, 3000)
+        climbs = number % 2 == 0
+        heights = low + (high - low) * (times if climbs else times[::-1]) / times[-1]
+        tone = np.sin(2 * np.pi * np.cumsum(heights) / 8000) + 0.05 * chance.standard_normal(len(times))
+        (folder / f"{number}.wav").write_bytes(wav_of(8000 * tone))
+        rows.append(f"{number}.wav,{'up' if climbs else 'down'},{'test' if number % 8 > 5 else 'train'}")
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+    packs = tmp_path_factory.mktemp("packs") / "chirps"
+    for name, part in find(folder / "table.csv").items():
+        pack(part, packs / name, Way(stripes=3), 1, lambda: None)
+    return packs
 
 
 @pytest.fixture(scope="session")

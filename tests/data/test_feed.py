@@ -81,7 +81,7 @@ def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
     held_out = [labels.tolist() for feed in feeds for _, labels in feed.held_out(batch)]
     assert max(map(len, held_out)) <= -(-batch // ranks), "together at most as many as in training, about"
     assert [number for numbers in held_out for number in numbers] == list(range(test))
-    assert (feeds[0].samples, feeds[0].tested, feeds[0].classes, feeds[0].colors) == (train, test, 7, 1)
+    assert (feeds[0].samples, feeds[0].tested, feeds[0].classes, feeds[0].channels) == (train, test, 7, 1)
 
 
 @pytest.mark.parametrize("augment", ["none", "shift"])
@@ -123,7 +123,7 @@ def test_what_is_held_out_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Pat
 
     def work(world: Any) -> list[list[Batch]]:
         feed = Packed(hold, world, SEED)
-        assert (feed.samples, feed.tested, feed.classes, feed.colors) == (151, 37, 5, 1)
+        assert (feed.samples, feed.tested, feed.classes, feed.channels) == (151, 37, 5, 1)
         looks = [kept(feed.held_out(7)) for _ in range(2)]
         assert all(len(labels) <= 2 for _, labels in looks[0])
         next(feed.epoch(0, BATCH, 0))  # loading to train changes nothing of it
@@ -171,7 +171,7 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"kind": SOUND}, "holds sounds; pictures can be trained on"),
+        ({"kind": SOUND}, r"holds picture samples , test sound ; pack both alike"),
         ({"classes": ("a", "c")}, "has 2 classes and test 2, which differ in b, so"),
         ({"classes": ("b", "a")}, "which differ in their order, so"),
         ({"kind": RAW, "shape": (8, 8)}, r"holds picture samples , test raw \(8, 8\); pack both alike"),
@@ -188,15 +188,51 @@ def test_both_parts_are_of_one_data_set(other: dict[str, Any], words: str) -> No
         check_parts(train, test)
 
 
-def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, sounds: Any, tmp_path: Path) -> None:
-    for part in ("train", "test"):
-        (tmp_path / part).symlink_to(sounds.index.folder)
-    with pytest.raises(PackError, match="holds sounds; pictures can be trained on"):
-        on_ranks(1, lambda world: Packed(Hold(tmp_path), world, 0))
+def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, chirps: Path) -> None:
+    with pytest.raises(PackError, match=r"data\.augment = 'mirror', but .* holds sounds; for them there are none, sh"):
+        on_ranks(1, lambda world: Packed(Hold(chirps, augment="mirror"), world, 0))
+    with pytest.raises(PackError, match=r"data\.augment = 'mask', but .* holds pictures; for them there are none, mir"):
+        on_ranks(1, lambda world: Packed(Hold(numbered, augment="mask"), world, 0))
     with pytest.raises(PackError, match=r"rank 0: .* has no pack named train or training"):
         on_ranks(2, lambda world: Packed(Hold(numbered / "train"), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
         on_ranks(2, lambda world: Packed(Hold(numbered, groups=3), world, 0))
+
+
+@pytest.mark.parametrize("augment", ["none", "shift", "mask"])
+def test_any_number_of_ranks_hears_the_recordings_that_one_hears(on_ranks: OnRanks, chirps: Path, augment: str) -> None:
+    hold = Hold(chirps, augment=augment, windows=3, context=1, threads=2)
+    alone = epoch_on(on_ranks, 1, hold, 2)
+    assert [tuple(inputs.shape) for inputs, _ in alone] == [(BATCH, 3, 120)] * 7 + [(8, 3, 120)]
+    for ranks, groups in ((2, 1), (3, 1), (6, 2)):
+        together = epoch_on(on_ranks, ranks, replace(hold, groups=groups), 2)
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+    changed = epoch_on(on_ranks, 1, replace(hold, augment="none"), 2)
+    unlike = [(one[0] != other[0]).flatten(1).any(dim=1) for one, other in zip(alone, changed, strict=True)]
+    assert (torch.cat(unlike).float().mean() > 0.5) == (augment != "none")
+
+
+def test_from_recordings_a_network_learns_which_tones_climb(on_ranks: OnRanks, chirps: Path) -> None:
+    """Windows come in their order, with their labels, and what is held out is heard as what was trained on."""
+
+    def work(world: Any) -> float:
+        feed = Packed(Hold(chirps, augment="shift", windows=4, context=4), world, SEED)
+        assert (feed.samples, feed.tested, feed.classes, feed.channels) == (120, 40, 2, 360)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * feed.channels, feed.classes))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        for epoch in range(6):
+            for inputs, labels in feed.epoch(epoch, BATCH, 0):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+        right = sum(int((model(inputs).argmax(dim=1) == labels).sum()) for inputs, labels in feed.held_out(BATCH))
+        feed.close()
+        return right / feed.tested
+
+    assert on_ranks(1, work)[0] > 0.9
 
 
 @pytest.mark.parametrize("shape", [None, (8, 6), (8, 6, 3)])

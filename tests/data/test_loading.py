@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 from unisono.data import loading
 from unisono.data.dice import DRAWS, Throws, dice
-from unisono.data.loading import AHEAD, Loader, Mode
+from unisono.data.loading import AHEAD, Loader, Mode, Showing
 from unisono.data.pack.index import About, Index
 from unisono.data.pictures.showing import Show
 from unisono.data.pictures.view import View
@@ -39,7 +40,11 @@ class Listed:
 
 @contextmanager
 def loader_of(
-    samples: list[bytes], view: View = VIEW, threads: int = 2, dtype: torch.dtype = torch.float32
+    samples: list[bytes],
+    view: View = VIEW,
+    threads: int = 2,
+    dtype: torch.dtype = torch.float32,
+    show: Callable[..., Showing] = Show,
 ) -> Iterator[tuple[Loader, Listed]]:
     raw = samples is PICTURES
     about = About(RAW if raw else PICTURE, ("a", "b", "c"), SHAPE if raw else None, view.mean, view.deviation)
@@ -48,7 +53,11 @@ def loader_of(
     labels = (np.arange(len(samples)) % 3).astype(np.int32)
     memory = Listed(samples)
     loader = Loader(
-        Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")), memory, view, threads, dtype
+        Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")),
+        memory,
+        partial(show, view, about.shape),
+        threads,
+        dtype,
     )
     try:
         yield loader, memory
@@ -127,7 +136,7 @@ def test_a_batch_keeps_its_memory_until_the_next_one_is_asked_for_and_then_gives
             assert len(set(places)) <= AHEAD + 2
 
 
-def test_what_is_shown_stays_while_the_next_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_shown_stays_while_the_next_ones_are_made() -> None:
     made = threading.Semaphore(0)
 
     class Spy(Show):
@@ -135,9 +144,8 @@ def test_what_is_shown_stays_while_the_next_ones_are_made(monkeypatch: pytest.Mo
             super().into(out, file, random)
             made.release()
 
-    monkeypatch.setattr(loading, "Show", Spy)
     wanted = [np.arange(first, first + 10) for first in range(0, COUNT, 10)]
-    with loader_of(PICTURES) as (loader, memory):
+    with loader_of(PICTURES, show=Spy) as (loader, memory):
         begun = 0
         for numbers, (inputs, _) in zip(wanted, loader.batches(wanted, Mode.VALIDATE), strict=True):
             for _ in range(10 * (len(memory.asked) - begun)):
@@ -179,6 +187,30 @@ def test_a_sample_that_is_no_picture_is_named_and_the_loader_goes_on(broken: byt
         assert (inputs[:, 0, 3, 3] * 255).round().tolist() == [160, 220]
 
 
+def test_samples_have_the_shape_and_the_layout_that_what_shows_them_says() -> None:
+    class Rows:
+        """Two rows of three numbers, handed out as three of two."""
+
+        shape = 2, 3
+
+        def __init__(self, *_: object) -> None:
+            """There is nothing to be known."""
+
+        def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
+            out.copy_(torch.tensor(list(file[:6])).view(2, 3) + (0.5 if random else 0))
+
+        def batch(self, memory: torch.Tensor) -> torch.Tensor:
+            return memory.transpose(1, 2)
+
+    with loader_of(PICTURES, show=Rows) as (loader, _):
+        assert loader.shape == (2, 3)
+        for mode, more in ((Mode.VALIDATE, 0), (Mode.TRAIN, 0.5)):
+            ((inputs, labels),) = loader.batches(numbers_of([7, 3]), mode)
+            assert inputs.shape == (2, 3, 2)
+            assert inputs[1, :, 1].tolist() == [number + more for number in PICTURES[3][3:6]]
+            assert labels.tolist() == [1, 0]
+
+
 def test_numbers_lie_as_channels_last_in_the_wanted_format() -> None:
     with loader_of(PICTURES, dtype=torch.bfloat16) as (loader, _):
         ((inputs, _),) = loader.batches([np.arange(6)], Mode.VALIDATE)
@@ -187,7 +219,7 @@ def test_numbers_lie_as_channels_last_in_the_wanted_format() -> None:
         assert torch.equal(inputs[5], shown(5, None).bfloat16())
 
 
-def test_each_thread_works_alone_and_leaves_the_others_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_thread_works_alone_and_leaves_the_others_their_cores() -> None:
     seen = set[int]()
 
     class Spy(Show):
@@ -195,11 +227,10 @@ def test_each_thread_works_alone_and_leaves_the_others_their_cores(monkeypatch: 
             seen.add(torch.get_num_threads())
             super().into(out, file, random)
 
-    monkeypatch.setattr(loading, "Show", Spy)
     mine = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with loader_of(PICTURES) as (loader, _):
+        with loader_of(PICTURES, show=Spy) as (loader, _):
             list(loader.batches([np.arange(50)], Mode.TRAIN))
             assert torch.get_num_threads() == 2
         assert seen == {1}

@@ -1,25 +1,84 @@
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.models.catalogue import NETWORKS
-from unisono.models.table import MODELS
+from unisono.models.small_convnet import SmallConvnet
+from unisono.models.table import MODELS, make_network
 
-SIZES = {"small_convnet": 8, "resnet20": 32, "alexnet_bn": 224, "resnet50": 224}
-"""Pixels across that each is made for."""
+
+class Facts(NamedTuple):
+    """What is known of a network: by its paper, by Theano-MPI's table 2 or by the sum of its layers."""
+
+    classes: int
+    sample: tuple[int, ...]
+    """Its shape; channels are the first number of a picture, and the last of windows."""
+    parameters: int
+    multiply_adds: int
+    """Of a forward pass of a sample."""
+
+
+PICTURE = (3, 224, 224)
+
+FACTS = {
+    "small_convnet": Facts(10, (1, 8, 8), 159_626, 2_444_544),
+    "resnet20": Facts(10, (3, 32, 32), 269_722, 40_551_040),
+    "resnet50": Facts(1000, PICTURE, 25_557_032, 4_089_184_256),
+    "alexnet": Facts(1000, PICTURE, 60_965_224, 724_406_816),
+    "alexnet_bn": Facts(1000, PICTURE, 60_974_792, 724_406_816),
+    "overfeat_fast": Facts(1000, (3, 231, 231), 145_920_872, 2_801_403_904),
+    "vgg_a": Facts(1000, PICTURE, 132_863_336, 7_609_090_048),
+    "vgg16": Facts(1000, PICTURE, 138_357_544, 15_470_264_320),
+    "vgg19": Facts(1000, PICTURE, 143_667_240, 19_632_062_464),
+    "googlenet": Facts(1000, PICTURE, 13_378_280, 1_582_671_872),
+    "googlenet_bn": Facts(1000, PICTURE, 7_005_832, 1_582_671_872),
+    "inception_bn": Facts(1000, PICTURE, 11_285_224, 2_032_600_064),
+    "cd_dnn": Facts(10, (440,), 26_101_770, 26_087_424),
+}
+
+
+def channels_of(name: str) -> int:
+    sample = FACTS[name].sample
+    return sample[0] if len(sample) == 3 else sample[-1]
 
 
 def test_every_network_is_in_the_catalogue() -> None:
     assert tuple(MODELS) == NETWORKS
+    assert set(FACTS) == set(NETWORKS)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize(("samples", "colors"), [(2, 3), (1, 1)])
-def test_every_network_makes_scores_of_pictures_and_every_weight_of_it_learns(
-    name: str, samples: int, colors: int
-) -> None:
+def test_every_network_has_the_parameters_and_the_work_that_are_known_of_it(name: str) -> None:
+    facts, counter = FACTS[name], FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad():
+        model = MODELS[name](facts.classes, channels_of(name)).eval()
+        with counter:
+            scores = model(torch.zeros(1, *facts.sample))
+    assert scores.shape == (1, facts.classes)
+    assert sum(parameter.numel() for parameter in model.parameters()) == facts.parameters
+    assert counter.get_total_flops() == 2 * facts.multiply_adds
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("samples", [2, 1])
+def test_every_network_takes_any_number_of_channels_and_every_weight_of_it_learns(name: str, samples: int) -> None:
+    sample = FACTS[name].sample
+    channels = channels_of(name) + 2 - samples  # as many as usual, and one more
+    shape = (samples, channels, *sample[1:]) if len(sample) == 3 else (samples, 3, channels)
     with torch.device("meta"):
-        model = MODELS[name](7, colors)
-        scores = model(torch.zeros(samples, colors, SIZES[name], SIZES[name]))
-    assert scores.shape == (samples, 7)
-    scores.sum().backward()
+        model = MODELS[name](7, channels)
+        scores = model(torch.zeros(shape))
+    several = scores if isinstance(scores, tuple) else (scores,)
+    assert [each.shape for each in several] == [(samples, 7)] * len(several)
+    sum(each.sum() for each in several).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_name_is_of_the_table_or_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "table_nets.py").write_text("import torch\ndef flat(*sizes): return torch.nn.Bilinear(*sizes, 1)\n")
+    assert isinstance(make_network("small_convnet", "", 10, 1), SmallConvnet)
+    own = make_network("table_nets:flat", str(tmp_path), 10, 3)
+    assert (own.in1_features, own.in2_features) == (10, 3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import wave
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +14,8 @@ from unisono.data.feed import Feed, Hold, InMemory, Packed
 from unisono.data.loading import Batch
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import read_index
+from unisono.data.pack.packing import Way, pack
+from unisono.data.sources.source import SOUND, Source
 from unisono.world import World
 
 BATCH, SEED, SAMPLES, TESTED = 16, 4, 101, 37
@@ -40,7 +45,7 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
     alone = group.split(group.rank)
     one = Packed(Hold(packs, augment="shift"), alone, SEED)
     feed = Packed(Hold(packs, hold == "whole", groups, augment="shift", threads=2), group, SEED)
-    assert (feed.samples, feed.tested, feed.classes, feed.colors) == (SAMPLES, TESTED, 3, 1)
+    assert (feed.samples, feed.tested, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
         for serial, parallel in zip(whole(alone, one, epoch), whole(group, feed, epoch), strict=True):
             assert torch.equal(serial[0], parallel[0])
@@ -86,6 +91,41 @@ def test_what_is_held_out_is_seen_once(group: World, packs: Path) -> None:
         labels = [label for _, labels in everyone for label in labels.tolist()]
         assert labels == read_index(packs / "test").label.tolist()
     feed.close()
+
+
+def recordings(folder: Path) -> Path:
+    """Packs of noises of many lengths, 101 to train on and 37 held out."""
+
+    def noise(number: int) -> bytes:
+        chance, file = np.random.default_rng(number), io.BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setparams((1, 2, 8000, 0, "NONE", ""))
+            out.writeframes(chance.integers(-999, 999, chance.integers(1, 3000)).astype(np.int16).tobytes())
+        return file.getvalue()
+
+    for part, count in (("train", SAMPLES), ("test", TESTED)):
+        samples = [noise(number) for number in range(count)]
+        sizes = np.array([len(sample) for sample in samples])
+        keys = [str(number) for number in range(count)]
+        source = Source(SOUND, ("even", "odd"), keys, np.arange(count) % 2, sizes, samples.__getitem__)
+        pack(source, folder / part, Way(stripes=3), 1, lambda: None)
+    return folder
+
+
+def test_recordings_are_heard_alike_too(group: World, tmp_path: Path) -> None:
+    hold = Hold(group.on_root(lambda: recordings(tmp_path)), augment="mask", windows=3, context=1, threads=2)
+    alone = group.split(group.rank)
+    one, feed = Packed(hold, alone, SEED), Packed(hold, group, SEED)
+    assert (feed.samples, feed.tested, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
+    for serial, parallel in zip(whole(alone, one, 1), whole(group, feed, 1), strict=True):
+        assert torch.equal(serial[0], parallel[0])
+        assert torch.equal(serial[1], parallel[1])
+    own = [(inputs.clone(), labels) for inputs, labels in feed.held_out(7)]
+    everyone = torch.cat([inputs for batches in group.gather(own) for inputs, _ in batches])
+    assert torch.equal(everyone, torch.cat([inputs.clone() for inputs, _ in one.held_out(7)]))
+    feed.close()
+    one.close()
+    alone.free()
 
 
 def test_a_data_set_that_every_rank_holds(group: World) -> None:

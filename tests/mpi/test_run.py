@@ -22,7 +22,7 @@ def recipe_of(packs: Path, hold: str = "even", groups: int = 1) -> Recipe:
     content = {
         "data": {"pack": str(packs), "hold": hold, "groups": groups, "augment": "mirror", "threads": 1},
         "model": {"name": "small_convnet", "dtype": "float64"},
-        "optimizer": {"learning_rate": 0.1},
+        "optimizer": {"learning_rate": 0.2, "policy": "cosine", "warm_epochs": 0.5, "weight_decay": 1e-3},
         "exchange": {"embedding": "none", "bucket_megabytes": 1},
         "training": {"epochs": 2, "batch": 32, "checkpoint_every": 3},
     }
@@ -42,6 +42,7 @@ def assert_alike(run: Path, serial: Path) -> None:
     expected, others = outcome(serial)
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in expected], rel=1e-9)
     assert [line["test_accuracy"] for line in lines] == [line["test_accuracy"] for line in expected]
+    assert [line["learning_rate"] for line in lines] == [line["learning_rate"] for line in expected]
     for name, weight in weights.items():
         torch.testing.assert_close(weight, others[name], rtol=1e-9, atol=1e-10)
 

@@ -13,6 +13,9 @@ from unisono.data.digits import load
 from unisono.data.feed import InMemory
 from unisono.data.order import permutation, share, steps_of
 from unisono.models.small_convnet import SmallConvnet
+from unisono.optimizers.table import OPTIMIZERS, make_optimizer
+from unisono.training.accuracy import accuracy_of, count
+from unisono.training.loss import classification_loss
 from unisono.world import World
 
 Network = Callable[[int], nn.Module]
@@ -99,19 +102,20 @@ def test_evaluation_sees_each_sample_once(group: World) -> None:
     data, (model, optimizer) = load(), make(torch.float32)
     trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
     with torch.no_grad():
-        expected = (model(data.test.inputs).argmax(dim=1) == data.test.labels).double().mean().item()
+        expected = accuracy_of(count(model(data.test.inputs), data.test.labels), len(data.test))
     feed = InMemory(data, group, 0)
     for batch in (7, 1000):
-        assert trainer.evaluate(feed.held_out(batch), feed.tested) == pytest.approx(expected, abs=1e-12)
+        assert trainer.evaluate(feed.held_out(batch), feed.tested) == expected
 
 
 def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:
     data, (model, optimizer) = load().test, make(torch.float32)
     trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
     with torch.no_grad():
-        right = int((model(data.inputs[:9]).argmax(dim=1) == data.labels[:9]).sum())
+        expected = accuracy_of(count(model(data.inputs[:9]), data.labels[:9]), 9)
     batches = [(data.inputs[:9], data.labels[:9])] if group.rank == 0 else []
-    assert trainer.evaluate(batches, 9) == right / 9
+    assert trainer.evaluate(batches, 9) == expected
+    assert expected.top5 is not None, "there are ten classes"
 
 
 def test_an_empty_share_takes_part(group: World) -> None:
@@ -122,3 +126,40 @@ def test_an_empty_share_takes_part(group: World) -> None:
     weights = model.classifier[1].weight.detach().numpy().tobytes()
     assert len(set(group.gather(weights))) == 1
     assert trainer.recorder.split()["computing"] > 0
+
+
+class Aided(nn.Module):
+    """A network with an auxiliary classifier, in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.own, self.auxiliary = nn.Linear(64, 32), nn.Linear(32, 10), nn.Linear(32, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        inner = torch.tanh(self.first(inputs.flatten(1)))
+        return (self.own(inner), self.auxiliary(inner)) if self.training else self.own(inner)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(group: World, name: str) -> None:
+    data, rate = load(), {"sgd": 0.1, "lars": 5.0, "lamb": 0.01}[name]
+
+    def make_both() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Aided().double()
+        return model, make_optimizer(name, model, rate, 0.9, 1e-3)
+
+    (plain, its), (model, optimizer) = make_both(), make_both()
+    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    losses = []
+    for mine, rows in zip(batches(group.rank, group.size), batches(0, 1), strict=True):
+        trainer.step(data.train.inputs[mine].double(), data.train.labels[mine])
+        its.zero_grad()
+        loss = classification_loss(plain(data.train.inputs[rows].double()), data.train.labels[rows])
+        loss.backward()
+        its.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2, "a network that learns nothing agrees with anything"
+    trainer.wait()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)

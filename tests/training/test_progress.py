@@ -23,6 +23,12 @@ def test_a_line_for_each_epoch_and_a_table(capsys: pytest.CaptureFixture[str]) -
     assert row(lines, "test accuracy") == "test accuracy 98.10%"
 
 
+def test_the_first_five_guesses_are_told_where_there_are_more_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    with Report(show=True, epochs=12) as report:
+        report.epoch({**METRICS, "test_top5": 0.9995})
+    assert "test accuracy 98.10% (top-5 99.95%)  1,234 samples/s" in capsys.readouterr().out
+
+
 def test_shares_are_of_what_follows_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     """Loading, computing and waiting make up the whole; what goes on beside them adds nothing to it."""
     with Report(show=True, epochs=1) as report:

@@ -13,6 +13,7 @@ from unisono.training.recipe import (
     OWN,
     WIRES,
     ExchangeRecipe,
+    OptimizerRecipe,
     Recipe,
     check_run,
     differences,
@@ -79,6 +80,11 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("optimizer.learning_rate=0", "learning_rate = 0.0, but it has to be above 0"),
         ("optimizer.learning_rate=nan", "learning_rate = nan is no number of a size that can be meant"),
         ("optimizer.clip=-1", "optimizer.clip = -1.0, but it has to be at least 0"),
+        ("optimizer.name=adam", "optimizer.name = 'adam'; it is one of sgd, lars, lamb"),
+        ("optimizer.policy=cosin", "optimizer.policy = 'cosin'; it is one of constant, steps, polynomial, cosine"),
+        ("optimizer.warm_epochs=-1", "optimizer.warm_epochs = -1.0, but it has to be at least 0"),
+        ("optimizer.decay=0", "optimizer.decay = 0.0, but it has to be above 0"),
+        ("optimizer.for_batch=0.5", "optimizer.for_batch = 0.5 is not a whole number"),
         ("exchange.bucket_megabytes=-0.5", "bucket_megabytes = -0.5, but it has to be at least 0"),
         (
             "exchange.embedding=tunnel",
@@ -91,7 +97,9 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("data.groups=0", "data.groups = 0, but it has to be at least 1"),
         ("data.size=-1", "data.size = -1, but it has to be at least 0"),
         ("data.size=32.5", "data.size = 32.5 is not a whole number"),
-        ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale"),
+        ("data.windows=0", "data.windows = 0, but it has to be at least 1"),
+        ("data.context=-1", "data.context = -1, but it has to be at least 0"),
+        ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale, mask"),
         ("data.threads=-2", "data.threads = -2, but it has to be at least 0"),
         ("data.pack=7", "data.pack = 7 is not a word"),
         ("data.packs=here", "unknown key data.packs; did you mean data.pack?"),
@@ -123,6 +131,8 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
         (["data.hold=whole", "data.groups=2"], 2, 'data.groups = 2, but with data.hold = "whole" each node has a copy'),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
+        (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),
+        (["model.name=nowhere:"], 1, "a network of your own is named module:function"),
         (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
@@ -156,3 +166,30 @@ def test_the_embeddings_are_those_of_the_engine() -> None:
         assert read_recipe(DIGITS, [f"exchange.embedding={name}"]).exchange.embedding == name
     choices = next(one for one in dataclasses.fields(ExchangeRecipe) if one.name == "embedding").metadata["one_of"]
     assert sorted(choices) == sorted(["auto", *EMBEDDINGS])
+
+
+def test_the_optimizers_are_those_of_the_table() -> None:
+    from unisono.optimizers.table import OPTIMIZERS
+
+    choices = next(one for one in dataclasses.fields(OptimizerRecipe) if one.name == "name").metadata["one_of"]
+    assert sorted(choices) == sorted(OPTIMIZERS)
+
+
+def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is the recipe's, or beside it, and is kept whole."""
+    (tmp_path / "recipes" / "nets").mkdir(parents=True)
+    (tmp_path / "recipes" / "mine.toml").write_text('[model]\nname = "recipe_nets:wide"\n')
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe(Path("recipes/mine.toml"))
+    assert recipe.model.folder == str(tmp_path / "recipes")
+    with pytest.raises(RecipeError, match="there is no module recipe_nets in"):
+        check_run(recipe, 1)
+    below = read_recipe(Path("recipes/mine.toml"), ["model.folder=nets"])
+    assert below.model.folder == str(tmp_path / "recipes" / "nets")
+    (tmp_path / "recipes" / "nets" / "recipe_nets.py").write_text("")
+    check_run(below, 1)
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(to_dict(below)))
+    assert read_recipe(tmp_path / "recipe.toml") == below
+    assert read_recipe(DIGITS).model.folder == ""

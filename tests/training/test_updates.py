@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.errors import UsageError
+from unisono.optimizers.lamb import LAMB
+from unisono.optimizers.lars import LARS
 from unisono.training.updates import Updates
 
 Given = Sequence[torch.Tensor | None]
@@ -27,6 +29,8 @@ MAKERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
     "AdamW": lambda groups: torch.optim.AdamW(groups, weight_decay=0.1, foreach=True),
     "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr_decay=0.1),
     "RMSprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
+    "LARS": lambda groups: LARS(groups, weight_decay=0.1),
+    "LAMB": lambda groups: LAMB(groups, weight_decay=0.1),
 }
 
 
@@ -251,7 +255,9 @@ def whole(pair: Pair) -> bool:
 
 def test_an_optimizer_of_ones_own_makes_one_step() -> None:
     assert whole(Pair(Own))
-    assert not whole(Pair(torch.optim.SGD))
+    assert whole(Pair(type("Mine", (LARS,), {})))
+    for known in (torch.optim.SGD, LARS, LAMB):
+        assert not whole(Pair(known))
 
 
 def test_lbfgs_is_told_where_it_can_be_used() -> None:

@@ -7,8 +7,10 @@ import sys
 import typer
 
 from unisono.cli import bench, data
+from unisono.cli.accuracy import accuracy
 from unisono.cli.draw import draw
 from unisono.cli.lab import lab
+from unisono.cli.layers import layers
 from unisono.cli.pack import pack
 from unisono.cli.train import train
 from unisono.cli.tune import tune
@@ -23,7 +25,9 @@ app = typer.Typer(
 app.command()(train)
 app.command()(pack)
 app.command()(draw)
+app.command()(accuracy)
 app.command()(tune)
+app.command()(layers)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)

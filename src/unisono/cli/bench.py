@@ -66,3 +66,41 @@ def collectives(
     say(f"\n{report.table(found)}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
     if not drawn:
         say("no plot: it needs matplotlib (pip install 'unisono[bench]')")
+
+
+@app.command()
+def networks(
+    output: Annotated[Path, typer.Option(help="The folder for networks.json and networks.md.")] = Path("bench"),
+    names: Annotated[str, typer.Option(help="These, with commas between.")] = "alexnet,vgg16,vgg19,resnet50,googlenet",
+    batch: Annotated[int, typer.Option(help="Pictures of a step.")] = 32,
+    steps: Annotated[int, typer.Option(help="Steps that are timed of each.")] = 3,
+) -> None:
+    """Time training steps of the seeds' networks: pictures a second, ours beside stock PyTorch."""
+    from unisono.models.own import check_name
+
+    if batch < 1 or steps < 1:
+        raise UsageError(f"--batch {batch} --steps {steps}: at least 1 of each")
+    chosen = [name for name in names.split(",") if name]
+    for name in chosen:
+        check_name(name)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    import torch
+    from rich.console import Console
+
+    from unisono.bench.networks import as_markdown, measure_networks
+    from unisono.compute.convolution_plan import ConvolutionPlan
+    from unisono.compute.processor import processor
+
+    console, plan = Console(stderr=True), ConvolutionPlan()
+    with console.status("") as status:
+        found = measure_networks(chosen, batch, steps, plan, status.update)
+    about = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    table = as_markdown(found)
+    whole = {**about, "networks": found, "plan": plan.measured}
+    (output / "networks.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (output / "networks.md").write_text(table + "\n")
+    print(f"pictures a second; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n")
+    print(f"wrote {output}/networks.json and networks.md")

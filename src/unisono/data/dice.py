@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 24
-"""Numbers that one picture may need: ten parts are tried with two, and one has a place and is mirrored or not."""
+"""Numbers that one sample may need: of a picture, ten parts are tried with two, and one has a place and is mirrored."""
 
 STEP, FIRST, SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The increment of the counter, and the factors that mix it."""

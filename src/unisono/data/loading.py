@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
 from typing import Protocol
@@ -27,9 +27,6 @@ from threadpoolctl import threadpool_limits
 
 from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.pack.index import Index
-from unisono.data.pictures import turbojpeg
-from unisono.data.pictures.showing import Show
-from unisono.data.pictures.view import View
 from unisono.errors import PictureError
 from unisono.schedules.pieces import bounds
 
@@ -38,7 +35,10 @@ AHEAD = 2
 
 Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs, (samples, colors, size, size) in channels-last memory, and labels, int64."""
+"""Inputs, as what shows them lays them out, and labels, int64.
+
+Pictures are (samples, colors, size, size) in channels-last memory, recordings (samples, windows, numbers).
+"""
 
 
 class Mode(Enum):
@@ -56,15 +56,40 @@ class Memory(Protocol):
         ...
 
 
-class Loader:
-    """Makes batches of a pack's pictures in threads of its own."""
+class Showing(Protocol):
+    """Makes numbers for a network of the bytes of samples, in one thread."""
 
-    def __init__(self, index: Index, memory: Memory, view: View, threads: int, dtype: torch.dtype = torch.float32):
-        """`dtype` is float32 or bfloat16."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample's numbers as they lie in memory; the last is how many channels a network sees."""
+        ...
+
+    def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
+        """Show one sample in `out`, of that shape; without `random`, as in validation. Raises PictureError."""
+        ...
+
+    def batch(self, memory: torch.Tensor) -> torch.Tensor:
+        """Samples side by side, (samples, *shape), as a network takes them."""
+        ...
+
+
+class Loader:
+    """Makes batches of a pack's samples in threads of its own."""
+
+    def __init__(
+        self,
+        index: Index,
+        memory: Memory,
+        showing: Callable[[], Showing],
+        threads: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`showing` makes what shows samples, one for each thread; `dtype` is float32 or bfloat16."""
         self._labels = torch.from_numpy(index.label.astype(np.int64))
-        self._index, self._memory, self._view, self._dtype = index, memory, view, dtype
+        self._index, self._memory, self._showing, self._dtype = index, memory, showing, dtype
+        first = showing()  # which finds libraries here, once, not in all threads at once
+        self.shape, self._batch = first.shape, first.batch
         self._threads, self._own = threads, threading.local()
-        turbojpeg.library()  # found here once, not by all threads at once
         self._pool = ThreadPoolExecutor(threads, "loading", self._begin)
         self._spare: list[torch.Tensor] = []
 
@@ -89,7 +114,7 @@ class Loader:
                 if shown is not None:
                     self._spare.append(shown)
                 shown = memory
-                yield memory[: len(numbers)].permute(0, 3, 1, 2), self._labels[numbers]
+                yield self._batch(memory[: len(numbers)]), self._labels[numbers]
         finally:
             for memory, _, works in coming:
                 for work in works:
@@ -100,6 +125,10 @@ class Loader:
                 self._spare.append(memory)
             if shown is not None:
                 self._spare.append(shown)
+
+    def blank(self, samples: int) -> torch.Tensor:
+        """Zeros, as the inputs of a batch are laid out."""
+        return self._batch(torch.zeros((samples, *self.shape), dtype=self._dtype))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -133,11 +162,10 @@ class Loader:
             if len(spare) >= samples:
                 return self._spare.pop(place)
         self._spare.clear()
-        size, colors = self._view.size, self._view.colors
-        return torch.empty((samples, size, size, colors), dtype=self._dtype)
+        return torch.empty((samples, *self.shape), dtype=self._dtype)
 
     def _begin(self) -> None:
         """A thread starts: it works alone, beside the others."""
         torch.get_num_threads()  # PyTorch sets a new thread's number when it is first asked
         threadpool_limits(1, user_api="openmp")
-        self._own.show = Show(self._view, self._index.about.shape)
+        self._own.show = self._showing()

@@ -1,4 +1,18 @@
 """The names of the networks, known without loading PyTorch."""
 
-NETWORKS = ("small_convnet", "resnet20", "alexnet_bn", "resnet50")
-"""The networks that a recipe can name; each is made for a number of classes and of colours."""
+NETWORKS = (
+    "small_convnet",
+    "resnet20",
+    "resnet50",
+    "alexnet",
+    "alexnet_bn",
+    "overfeat_fast",
+    "vgg_a",
+    "vgg16",
+    "vgg19",
+    "googlenet",
+    "googlenet_bn",
+    "inception_bn",
+    "cd_dnn",
+)
+"""The networks that a recipe can name; each is made for a number of classes and of channels."""

@@ -4,12 +4,41 @@ from collections.abc import Callable
 
 import torch
 
-from unisono.models import alexnet_bn, resnet50, resnet_cifar, small_convnet
+from unisono.models import (
+    alexnet,
+    alexnet_bn,
+    cd_dnn,
+    googlenet,
+    inception_bn,
+    overfeat_fast,
+    resnet50,
+    resnet_cifar,
+    small_convnet,
+    vgg,
+)
+from unisono.models.own import is_own, make_own
 
 MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "small_convnet": small_convnet.SmallConvnet,
     "resnet20": resnet_cifar.resnet20,
-    "alexnet_bn": alexnet_bn.AlexNetBN,
     "resnet50": resnet50.ResNet50,
+    "alexnet": alexnet.AlexNet,
+    "alexnet_bn": alexnet_bn.AlexNetBN,
+    "overfeat_fast": overfeat_fast.OverFeatFast,
+    "vgg_a": vgg.vgg_a,
+    "vgg16": vgg.vgg16,
+    "vgg19": vgg.vgg19,
+    "googlenet": googlenet.GoogLeNet,
+    "googlenet_bn": googlenet.googlenet_bn,
+    "inception_bn": inception_bn.InceptionBN,
+    "cd_dnn": cd_dnn.CDDNN,
 }
-"""Each is made for a number of classes and of colours."""
+"""Each is made for a number of classes and of channels: a picture's colours, or the numbers of a sound's window."""
+
+
+def make_network(name: str, folder: str, classes: int, channels: int) -> torch.nn.Module:
+    """The network of that name, one of the table's or `module:function`, which is looked for in `folder` first.
+
+    Raises RecipeError where one's own cannot be made.
+    """
+    return make_own(name, folder, classes, channels) if is_own(name) else MODELS[name](classes, channels)

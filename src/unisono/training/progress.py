@@ -51,6 +51,8 @@ class Report:
     def epoch(self, metrics: dict[str, Any]) -> None:
         """An epoch is done."""
         said = f"loss {metrics['loss']:.4f}  test accuracy {metrics['test_accuracy']:.2%}"
+        if "test_top5" in metrics:
+            said += f" (top-5 {metrics['test_top5']:.2%})"
         speed = f"{metrics['samples_per_second']:,.0f} samples/s"
         self._bar.update(self._task, last=said)
         self.say(f"epoch {metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}  {said}  {speed}")

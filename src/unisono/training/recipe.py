@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from unisono.compute.formats import AUTO, PRECISIONS
 from unisono.data.catalogue import SAMPLES, samples_of
-from unisono.data.pictures.view import AUGMENTS
+from unisono.data.pictures.view import AUGMENTS as OF_PICTURES
+from unisono.data.sounds.hearing import AUGMENTS as OF_SOUNDS
 from unisono.errors import RecipeError
-from unisono.models.catalogue import NETWORKS
+from unisono.models.own import check_name, is_own
 from unisono.schedules import check
+from unisono.training.keys import change, choice, flat, number, parse
 
 OWN = "own"
 """The wire that leaves gradients as they are."""
 
 WIRES = (OWN, "float32", "float16", "bfloat16")
-
-LARGEST = (1 << 63) - 1
-
-
-def _number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
-    return field(default=default, metadata={"above": above, "at_least": at_least})
-
-
-def _choice(default: str, *names: str) -> Any:
-    return field(default=default, metadata={"one_of": names})
 
 
 @dataclass(frozen=True)
@@ -39,16 +31,20 @@ class DataRecipe:
     name: str = "digits"
     pack: str = ""
     """The folder of a packed data set, with train/ and test/; else the data set that `name` says."""
-    hold: str = _choice("even", "even", "whole")
+    hold: str = choice("even", "even", "whole")
     """Each rank a share of the pack, or each node a copy that its ranks share."""
-    groups: int = _number(1, at_least=1)
+    groups: int = number(1, at_least=1)
     """Copies that the ranks hold together, each group of ranks one, where each has a share."""
-    size: int = _number(0, at_least=0)
-    """Pixels across of what the network is shown; 0: as raw pictures are."""
-    augment: str = _choice("none", *AUGMENTS)
-    """What is changed at random in training."""
-    threads: int = _number(0, at_least=0)
-    """That decode pictures, in each rank; 0: the rank's fair share of the cores."""
+    size: int = number(0, at_least=0)
+    """Pixels across of what the network is shown of a picture; 0: as raw pictures are."""
+    windows: int = number(8, at_least=1)
+    """Places of a recording that the network hears, evenly spread."""
+    context: int = number(15, at_least=0)
+    """Frames of 10 ms that it hears before each place, and as many after it."""
+    augment: str = choice("none", *dict.fromkeys((*OF_PICTURES, *OF_SOUNDS)))
+    """What is changed at random in training, of pictures or of sounds."""
+    threads: int = number(0, at_least=0)
+    """That decode samples, in each rank; 0: the rank's fair share of the cores."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +52,34 @@ class ModelRecipe:
     """The network."""
 
     name: str = "small_convnet"
-    dtype: str = _choice("float32", "float32", "float64")
+    """One of the catalogue's, or `module:function`: a network of one's own."""
+    folder: str = ""
+    """Where that module is looked for before the current folder; else where the recipe is."""
+    dtype: str = choice("float32", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class OptimizerRecipe:
-    """Stochastic gradient descent with momentum."""
+    """What gradients are turned into: the optimizer, and the rate of each step (`training/learning_rate.py`)."""
 
-    learning_rate: float = _number(0.05, above=0)
-    momentum: float = _number(0.9, at_least=0)
-    weight_decay: float = _number(0.0, at_least=0)
-    clip: float = _number(0.0, at_least=0)
+    name: str = choice("sgd", "sgd", "lars", "lamb")
+    learning_rate: float = number(0.05, above=0)
+    for_batch: int = number(0, at_least=0)
+    """Samples of a step that the rate is meant for: it is scaled by training.batch / for_batch; 0: it is not."""
+    warm_epochs: float = number(0.0, at_least=0)
+    """Epochs of the warm start: the rate climbs straight, from `learning_rate` where it is scaled, else from 0."""
+    policy: str = choice("constant", "constant", "steps", "polynomial", "cosine")
+    """How the rate goes from there."""
+    every: float = number(0.0, at_least=0)
+    """Epochs between two of the `steps`; 0: a third of the run."""
+    decay: float = number(0.1, above=0)
+    """What each of the `steps` multiplies the rate by."""
+    power: float = number(1.0, above=0)
+    """Of the `polynomial`."""
+    momentum: float = number(0.9, at_least=0)
+    weight_decay: float = number(0.0, at_least=0)
+    """Of all parameters but those of one dimension: norms and biases."""
+    clip: float = number(0.0, at_least=0)
     """The norm that all gradients together have at most; 0: any."""
 
 
@@ -74,11 +87,11 @@ class OptimizerRecipe:
 class TrainingRecipe:
     """How long, in which batches, from which seed."""
 
-    epochs: int = _number(10, at_least=1)
-    batch: int = _number(64, at_least=1)
+    epochs: int = number(10, at_least=1)
+    batch: int = number(64, at_least=1)
     """Samples of a step, over all ranks together."""
-    seed: int = _number(0, at_least=0)
-    checkpoint_every: int = _number(0, at_least=0)
+    seed: int = number(0, at_least=0)
+    checkpoint_every: int = number(0, at_least=0)
     """Steps between two checkpoints; 0: one at the end of each epoch alone."""
 
 
@@ -89,10 +102,22 @@ class ExchangeRecipe:
     algorithm: str = "auto"
     wire: str = OWN
     """The number format between nodes."""
-    bucket_megabytes: float = _number(0, at_least=0)
+    bucket_megabytes: float = number(0, at_least=0)
     """The largest bucket; 0: what the first steps show to be best."""
-    embedding: str = _choice("auto", "auto", "chain", "concurrent", "funnel", "none")
+    embedding: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
     """Where the exchange sits in the step."""
+
+
+@dataclass(frozen=True)
+class ComputeRecipe:
+    """How the network is computed."""
+
+    precision: str = choice(AUTO, *PRECISIONS)
+    """The number format of products: float32, bfloat16, or what the processor is made for."""
+    convolutions: str = choice("tried", "tried", "library")
+    """Each by the way that was fastest before the first step, or all by PyTorch's own."""
+    plan: str = ""
+    """A file for what was tried, which several runs share; the run's folder has its own."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +125,19 @@ class Recipe:
     """A run."""
 
     name: str = "run"
-    ranks: int = _number(1, at_least=1)
+    ranks: int = number(1, at_least=1)
     data: DataRecipe = field(default_factory=DataRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    compute: ComputeRecipe = field(default_factory=ComputeRecipe)
     exchange: ExchangeRecipe = field(default_factory=ExchangeRecipe)
 
 
 def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `changes` of the form key=value (`training.epochs=3`) made to it.
 
+    The folder of a network of one's own is made whole, so that a run finds it again when it goes on.
     Raises RecipeError naming the file or the change, the key, and the nearest key where there is no such one.
     """
     try:
@@ -120,17 +147,18 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
     recipe = parse_recipe(content, str(path))
-    for change in changes:
-        _change(content, change)
-        recipe = parse_recipe(content, f"--set {change}")
+    for wanted in changes:
+        change(content, wanted)
+        recipe = parse_recipe(content, f"--set {wanted}")
+    if is_own(recipe.model.name):
+        folder = (path.parent / recipe.model.folder).resolve()
+        recipe = replace(recipe, model=replace(recipe.model, folder=str(folder)))
     return recipe
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
     """The recipe that a parsed TOML file holds; `source` names it in errors."""
-    parsed = _parse(Recipe, content, "", source)
-    assert isinstance(parsed, Recipe)
-    return parsed
+    return parse(Recipe, content, source)
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
@@ -138,8 +166,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
     if data not in SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
-    if recipe.model.name not in NETWORKS:
-        raise RecipeError(f"model.name = {recipe.model.name!r}; there are {', '.join(NETWORKS)}")
+    check_name(recipe.model.name, recipe.model.folder)
     if recipe.data.hold == "whole" and recipe.data.groups > 1:
         raise RecipeError(
             f'data.groups = {recipe.data.groups}, but with data.hold = "whole" each node has a copy; leave groups away'
@@ -165,68 +192,5 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """The keys in which two recipes differ, but for the ranks, which do not change what is trained."""
-    first, second = _flat(to_dict(one)), _flat(to_dict(other))
+    first, second = flat(to_dict(one)), flat(to_dict(other))
     return [key for key in first if key != "ranks" and first[key] != second[key]]
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _change(content: dict[str, Any], change: str) -> None:
-    """Make one change to a recipe's tables, in place."""
-    key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {change}: not of the form key=value, as in training.epochs=3")
-    *tables, last = (part.strip() for part in key.split("."))
-    for table in tables:
-        content = content.setdefault(table, {})
-        if not isinstance(content, dict):
-            raise RecipeError(f"--set {change}: {table!r} is a value, not a table")
-    try:
-        content[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        content[last] = text.strip()  # a word without quotes
-
-
-def _parse(kind: type[Any], content: Mapping[str, Any], prefix: str, source: str) -> Any:
-    fields = {entry.name: entry for entry in dataclasses.fields(kind)}
-    hints = get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in fields:
-            raise RecipeError(f"{source}: unknown key {prefix}{key!s}{_nearest(key, prefix, fields)}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise RecipeError(f"{source}: {prefix}{key} is a table of keys, not the value {value!r}")
-            values[key] = _parse(hints[key], value, f"{prefix}{key}.", source)
-        else:
-            values[key] = _value(value, hints[key], fields[key].metadata, f"{source}: {prefix}{key}")
-    return kind(**values)
-
-
-def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, fields, n=1)
-    return (
-        f"; did you mean {prefix}{near[0]}?" if near else f"; there are {', '.join(prefix + name for name in fields)}"
-    )
-
-
-def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        word = {int: "a whole number", float: "a number", str: "a word"}[kind]
-        raise RecipeError(f"{where} = {value!r} is not {word}")
-    if isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise RecipeError(f"{where} = {value!r} is no number of a size that can be meant")
-    if limits.get("above") is not None and not value > limits["above"]:
-        raise RecipeError(f"{where} = {value!r}, but it has to be above {limits['above']}")
-    if limits.get("at_least") is not None and not value >= limits["at_least"]:
-        raise RecipeError(f"{where} = {value!r}, but it has to be at least {limits['at_least']}")
-    if limits.get("one_of") and value not in limits["one_of"]:
-        raise RecipeError(f"{where} = {value!r}; it is one of {', '.join(limits['one_of'])}")
-    return value

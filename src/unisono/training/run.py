@@ -1,8 +1,8 @@
 """Carries a recipe out on the ranks of a world: trains, tests, keeps checkpoints, says how it goes.
 
-┌─ an epoch ──────────────────────────────────────────┐
-│ load, step, load, step, ... (checkpoint) ... step   │ test ─ metrics ─ checkpoint
-└─────────────────────────────────────────────────────┘
+┌─ an epoch ─────────────────────────────────────────────────┐
+│ load, rate, step, load, rate, step, ... (checkpoint) ...   │ test ─ metrics ─ checkpoint
+└────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -16,42 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.data.feed import Feed, Hold, InMemory, Packed
+from unisono.data.feed import Feed
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
-from unisono.data.table import DATA
-from unisono.errors import CheckpointError, RecipeError
-from unisono.launch import cores
-from unisono.models.table import MODELS
-from unisono.rules import BSP, Exchange
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest, save
+from unisono.training.accuracy import Accuracy
+from unisono.training.checkpoint import Checkpoint, save
+from unisono.training.learning_rate import rate_of_step
+from unisono.training.making import DTYPES, keep_plan, known_plan, make_feed, make_trainer, take_cores
 from unisono.training.progress import Report
-from unisono.training.recipe import OWN, Recipe, check_run
+from unisono.training.recipe import Recipe, check_run
 from unisono.training.recorder import KINDS
+from unisono.training.resuming import Place, check_change, go_on
 from unisono.training.timeline import Timeline, check_writable
 from unisono.training.trainer import Trainer
 from unisono.world import World
-
-MOST_THREADS = 8
-"""Threads that decode, unless the recipe says more."""
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Place:
-    """How far a run has come: `step` steps in all, `done` of them in `epoch`.
-
-    `loss` is what this rank's samples of the epoch sum to so far.
-    """
-
-    epoch: int = 0
-    done: int = 0
-    step: int = 0
-    loss: float = 0.0
-    data: str = ""
-    """The mark of what it was trained on, where the run goes on."""
 
 
 def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None, trace: Path | None = None) -> None:
@@ -62,23 +41,27 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
     check_run(recipe, world.size)
     if trace is not None:
         world.on_root(lambda: check_writable(trace))
-    feed = _make_feed(recipe, world)
+    share, notes = take_cores(world)
+    feed = make_feed(recipe, world, share)
     timeline = None if trace is None else Timeline(world)
-    trainer = _make_trainer(recipe, world, feed, timeline)
-    place, notes = Place(), list[str]()
+    plan = known_plan(recipe, None if resume is None else resume / run_directory.CONVOLUTIONS, world)
+    trainer = make_trainer(recipe, world, feed, timeline, plan)
+    place = Place()
     if resume is not None:
         before = world.on_root(lambda: run_directory.recipe_of(resume, []))
-        place, notes = _go_on(resume, trainer, world)
-        _check_order(before, recipe, place, feed.mark)
+        place, found = go_on(resume, trainer, world)
+        notes += found
+        check_change(before, recipe, place, feed.mark)
         world.on_root(lambda: run_directory.write_recipe(resume, replace(recipe, ranks=world.size)))
     home = resume or world.on_root(lambda: run_directory.begin(replace(recipe, ranks=world.size), folder))
+    keep_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
     with Report(world.rank == 0, recipe.training.epochs) as report:
         for note in notes:
             report.say(note)
         on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
         report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
         trainer.gradients.say(report.say)
-        _Run(recipe, world, feed, trainer, home, report, place).finish()
+        _Run(recipe, world, feed, trainer, home, report, place, time.perf_counter() - place.seconds).finish()
     feed.close()
     if timeline is not None and trace is not None:
         timeline.write(trace)
@@ -93,7 +76,9 @@ class _Run:
     folder: Path
     report: Report
     place: Place
-    accuracy: float | None = None
+    begun: float
+    """On this clock, as if the run had never stopped."""
+    accuracy: Accuracy | None = None
     """What the last epoch made here reached on the test set."""
 
     def finish(self) -> None:
@@ -106,33 +91,21 @@ class _Run:
         seconds = time.perf_counter() - begun
         seen = (self.place.epoch - first.epoch) * self.feed.samples - first.done * batch
         rows = [
-            ("test accuracy", f"{accuracy:.2%}"),
+            ("test accuracy", f"{accuracy.top1:.2%}"),
+            *([] if accuracy.top5 is None else [("test accuracy, top-5", f"{accuracy.top5:.2%}")]),
             ("samples per second", f"{seen / seconds:,.0f}"),
             ("steps", f"{self.place.step}"),
             ("time", f"{seconds:.2f} s"),
         ]
         self.report.end(rows, self._split())
         self.report.say(f"run: {self.folder}")
-        self.report.say(f"test accuracy: {accuracy:.1%}")
+        self.report.say(f"test accuracy: {accuracy.top1:.1%}")
 
     def _epoch(self) -> None:
         """The steps of an epoch that are not done yet, then test, metrics, checkpoint."""
-        training, samples, dtype = self.recipe.training, self.feed.samples, DTYPES[self.recipe.model.dtype]
+        training, samples = self.recipe.training, self.feed.samples
         begun, skipped = time.perf_counter(), self.place.done * training.batch
-        steps = steps_of(samples, training.batch)
-        batches = self.feed.epoch(self.place.epoch, training.batch, self.place.done)
-        while self.place.done < steps:
-            with self.trainer.recorder.record("loading"):
-                inputs, labels = next(batches)
-                inputs = inputs.to(dtype)
-            torch.manual_seed(_seed_of_step(training.seed, self.place.step, self.world.rank))
-            loss = self.place.loss + self.trainer.step(inputs, labels)
-            self.place = Place(self.place.epoch, self.place.done + 1, self.place.step + 1, loss)
-            self.report.step(self.place.epoch, self.place.done, steps)
-            every = training.checkpoint_every
-            if every and self.place.step % every == 0 and self.place.done < steps:
-                self._keep(self._agree(loss))
-        self.trainer.wait()
+        rate = self._steps()
         seconds = time.perf_counter() - begun
         loss = self._agree(self.place.loss) / samples
         self.accuracy = self._test()
@@ -140,18 +113,44 @@ class _Run:
         metrics = {
             "epoch": self.place.epoch,
             "step": self.place.step,
+            "learning_rate": rate,
             "loss": loss,
-            "test_accuracy": self.accuracy,
+            "test_accuracy": self.accuracy.top1,
+            **({} if self.accuracy.top5 is None else {"test_top5": self.accuracy.top5}),
             "samples_per_second": (samples - skipped) / seconds,
             "seconds": seconds,
+            "elapsed": time.perf_counter() - self.begun,
             **self._split(),
         }
         self._keep(0.0, metrics)
         self._keep_steps()
         self.report.epoch(metrics)
 
-    def _test(self) -> float:
-        """The share of what is held out that the model gets right."""
+    def _steps(self) -> float:
+        """Make the steps of an epoch that are not done yet; the learning rate of the last one."""
+        training, dtype = self.recipe.training, DTYPES[self.recipe.model.dtype]
+        steps, rate = steps_of(self.feed.samples, training.batch), 0.0
+        batches = self.feed.epoch(self.place.epoch, training.batch, self.place.done)
+        while self.place.done < steps:
+            with self.trainer.recorder.record("loading"):
+                inputs, labels = next(batches)
+                inputs = inputs.to(dtype)
+            epoch, done, step = self.place.epoch, self.place.done, self.place.step
+            rate = rate_of_step(self.recipe.optimizer, epoch, done, steps, training.epochs, training.batch)
+            for group in self.trainer.optimizer.param_groups:
+                group["lr"] = rate
+            torch.manual_seed(_seed_of_step(training.seed, step, self.world.rank))
+            loss = self.place.loss + self.trainer.step(inputs, labels)
+            self.place = Place(epoch, done + 1, step + 1, loss)
+            self.report.step(epoch, done + 1, steps)
+            every = training.checkpoint_every
+            if every and self.place.step % every == 0 and self.place.done < steps:
+                self._keep(self._agree(loss))
+        self.trainer.wait()
+        return rate
+
+    def _test(self) -> Accuracy:
+        """How much of what is held out the model gets right."""
         dtype = DTYPES[self.recipe.model.dtype]
         source = self.feed.held_out(self.recipe.training.batch)
 
@@ -174,7 +173,7 @@ class _Run:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
             progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "data": self.feed.mark}
-            progress["meeting"] = trainer.gradients.state()
+            progress |= {"seconds": time.perf_counter() - self.begun, "meeting": trainer.gradients.state()}
             state = trainer.model.state_dict(), trainer.optimizer.state_dict()
             save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, *state, progress))
 
@@ -195,75 +194,6 @@ class _Run:
         return dict(zip(KINDS, (self.world.allreduce(seconds) / self.world.size).tolist(), strict=True))
 
 
-def _make_feed(recipe: Recipe, world: World) -> Feed:
-    data = recipe.data
-    if not data.pack:
-        return InMemory(DATA[data.name](), world, recipe.training.seed)
-    threads = data.threads or min(MOST_THREADS, max(1, cores() // world.node_world.size))
-    hold = Hold(Path(data.pack), data.hold == "whole", data.groups, data.size, data.augment, threads)
-    return Packed(hold, world, recipe.training.seed)
-
-
-def _make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | None) -> Trainer:
-    torch.manual_seed(recipe.training.seed)
-    model = MODELS[recipe.model.name](feed.classes, feed.colors).to(DTYPES[recipe.model.dtype])
-    options = recipe.optimizer
-    optimizer = torch.optim.SGD(
-        model.parameters(), options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay
-    )
-    wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
-    megabytes = recipe.exchange.bucket_megabytes
-    largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
-    rule = BSP(Exchange(recipe.exchange.algorithm, wire, largest), recipe.exchange.embedding)
-    return Trainer(model, optimizer, rule, world, clip=recipe.optimizer.clip or None, timeline=timeline)
-
-
-def _check_order(before: Recipe, now: Recipe, place: Place, data: str) -> None:
-    """Within an epoch the order of samples must stay, or some would be seen twice and others never."""
-    if place.done and place.data != data:
-        raise RecipeError(
-            f"the run stopped {place.done} steps into an epoch of other data ({place.data}) than now ({data}); "
-            "it can be changed at the end of an epoch alone"
-        )
-    for key in ("batch", "seed"):
-        old, new = getattr(before.training, key), getattr(now.training, key)
-        if place.done and old != new:
-            raise RecipeError(
-                f"training.{key} = {new}, but the run stopped {place.done} steps into an epoch with {old}; "
-                "it can be changed at the end of an epoch alone"
-            )
-
-
 def _seed_of_step(seed: int, step: int, rank: int) -> int:
     """What a step's random numbers (dropout) begin from: so that they need not be kept in checkpoints."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[str]]:
-    """Put the newest whole checkpoint into the model and the optimizer; where the run is then, and what to say."""
-
-    def read() -> tuple[Checkpoint, list[str]]:
-        checkpoint, torn = load_newest(folder / run_directory.CHECKPOINTS)
-        forget_newer(folder / run_directory.CHECKPOINTS, checkpoint.step)
-        run_directory.forget_after(folder, checkpoint.step)
-        return checkpoint, torn
-
-    checkpoint, torn = world.on_root(read)
-    try:
-        trainer.model.load_state_dict(checkpoint.weights)
-        options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
-        trainer.optimizer.load_state_dict(checkpoint.optimizer)
-    except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}"
-        ) from error
-    for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
-        group.update({key: value for key, value in option.items() if key != "params"})
-    progress = checkpoint.progress
-    trainer.gradients.restore(progress["meeting"])
-    place = Place(progress["epoch"], progress["done"], checkpoint.step, progress["loss"], progress["data"])
-    if world.rank:  # the sum of all ranks counts once
-        place = replace(place, loss=0.0)
-    notes = [f"{line}; the one before it is used" for line in torn]
-    return place, [*notes, f"goes on after step {checkpoint.step}"]

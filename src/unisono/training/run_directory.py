@@ -3,6 +3,7 @@
 runs/digits-20260131-120000/
 ├── recipe.toml
 ├── metrics.jsonl
+├── convolutions.json      the ways that were tried, and what each took
 ├── steps/
 │   └── epoch-0001.npz     seconds[rank, step, kind], and the names of the kinds
 └── checkpoints/
@@ -25,6 +26,7 @@ from unisono.errors import UsageError
 from unisono.training.recipe import Recipe, read_recipe, to_dict
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
+CONVOLUTIONS = "convolutions.json"
 
 
 def begin(recipe: Recipe, folder: Path | None) -> Path:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from unisono.errors import UsageError
 from unisono.gradients import gradients_of
 from unisono.gradients.awaited import await_parameters
 from unisono.rules import BSP
+from unisono.training.accuracy import Accuracy, accuracy_of, count
+from unisono.training.loss import classification_loss
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
 from unisono.training.updates import Updates
@@ -24,8 +25,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Trainer:
     """Trains `model` with `optimizer` under `rule` on the ranks of `world`.
 
-    `loss` takes scores and labels and gives their mean over the samples. `clip` is the norm that all averaged gradients
-    together have at most. A model that `unisono.parallel` has seen already stays as it is.
+    `loss` takes what the model gives in training, and labels, and gives the mean over the samples. `clip` is the norm
+    that all averaged gradients together have at most; `within` is what the model computes in (autocast). A model that
+    `unisono.parallel` has seen already stays as it is.
 
     A step returns when its backward pass has ended: exchanges and updates go on, and the next forward pass waits for
     each parameter when a module reads it. So does whoever asks the model for it; call `wait` before you look at tensors
@@ -38,9 +40,10 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         rule: BSP,
         world: World,
-        loss: Loss = cross_entropy,
+        loss: Loss = classification_loss,
         clip: float | None = None,
         timeline: Timeline | None = None,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
@@ -48,7 +51,7 @@ class Trainer:
         self._updates = Updates(optimizer, self.gradients, clip)
         self._awaits = await_parameters(model, self.gradients.need)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
-        self._timeline = timeline
+        self._timeline, self._within = timeline, within
         if timeline is not None:
             self.gradients.observe = timeline.add
 
@@ -67,7 +70,7 @@ class Trainer:
             gradients.wait()
         if samples:
             self.model.train()
-            with self._shown("forward"):
+            with self._shown("forward"), self._within():
                 loss = self.loss(self.model(inputs), labels)
             gradients.samples = float(samples)
             gradients.drop()
@@ -91,23 +94,23 @@ class Trainer:
         self.gradients.wait()
         self._account()
 
-    def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> float:
-        """The share of `samples` samples that the model gets right: each rank looks at its batches, inputs and labels.
+    def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> Accuracy:
+        """How many of `samples` samples the model gets right: each rank looks at its own batches, of inputs and labels.
 
         Buffers (running means of batch norm) are rank 0's from here on, as they are in checkpoints.
         """
         self.wait()
         for buffer in self.model.buffers():
             self.world.broadcast(buffer)
-        right = torch.zeros(1, dtype=torch.int64)
+        counts = torch.zeros(3, dtype=torch.int64)
         self.model.eval()
         for inputs, labels in batches:
-            with self.recorder.record("computing"), torch.no_grad():
-                right += (self.model(inputs).argmax(dim=1) == labels).sum()
+            with self.recorder.record("computing"), torch.no_grad(), self._within():
+                counts += count(self.model(inputs), labels)
         with self.recorder.record("waiting"):
-            self.world.allreduce(right)
+            self.world.allreduce(counts)
         self.recorder.leave_out()
-        return int(right) / samples
+        return accuracy_of(counts, samples)
 
     def _account(self) -> None:
         """Record what exchanges, updates and waits took since the last time: some end between two steps."""

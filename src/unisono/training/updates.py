@@ -3,10 +3,10 @@
     optimizer        group 0: w0 w1 w2    group 1: w3            one step, of all
     part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
 
-PyTorch's optimizers treat each parameter by itself, so that a step of the parts is the step of the whole, bit for bit.
-Where gradients are clipped by their common norm there is one part, of all. What is not PyTorch's own, or has hooks,
-makes its own step when all gradients are there, and is waited for. LBFGS, which computes several times in a step,
-cannot be driven so.
+PyTorch's optimizers and those in `optimizers/` treat each parameter by itself, so that a step of the parts is the step
+of the whole, bit for bit. Where gradients are clipped by their common norm there is one part, of all. Any other
+optimizer, or one that has hooks, makes its own step when all gradients are there, and is waited for. LBFGS, which
+computes several times in a step, cannot be driven so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from unisono.errors import UsageError
 from unisono.gradients import Gradients
 
 Groups = list[dict[str, Any]]
+
+BY_PARAMETER = ("torch.optim.", "unisono.optimizers.")
+"""Where optimizers come from that treat each parameter by itself."""
 
 
 class Updates:
@@ -78,7 +81,7 @@ class Updates:
         everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
         hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or everybodys
         changed = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-        return type(optimizer).__module__.startswith("torch.optim.") and not changed and not hooks
+        return type(optimizer).__module__.startswith(BY_PARAMETER) and not changed and not hooks
 
     def _part(self, numbers: Sequence[int]) -> Callable[[], object]:
         """The step of some parameters: another optimizer with the same state."""

@@ -11,11 +11,11 @@ What is empty, broken or not all there is refused.
 from __future__ import annotations
 
 import io
-import wave
 
 from PIL import Image
 
 from unisono.data.pictures.picture import pixels_of, read_any, upright
+from unisono.data.sounds.wav import read_wav
 from unisono.data.sources.source import PICTURE, SOUND
 from unisono.errors import PictureError
 
@@ -28,7 +28,7 @@ def make(kind: str, sample: bytes, short_side: int, quality: int) -> bytes:
     if not sample:
         raise PictureError("it is empty")
     if kind == SOUND:
-        _check_sound(sample)
+        read_wav(sample)
     return _picture(sample, short_side, quality) if kind == PICTURE else sample
 
 
@@ -52,16 +52,3 @@ def _picture(sample: bytes, short_side: int, quality: int) -> bytes:
     except OSError as error:
         raise PictureError(f"{made.width} x {made.height} pixels are too many for a JPEG") from error
     return out.getvalue()
-
-
-def _check_sound(sample: bytes) -> None:
-    try:
-        with wave.open(io.BytesIO(sample)) as sound:
-            frames, width = sound.getnframes(), sound.getsampwidth() * sound.getnchannels()
-            if sound.getsampwidth() != 2:
-                raise PictureError(f"its numbers have {8 * sound.getsampwidth()} bits; 16 are known here")
-            found = len(sound.readframes(frames))
-    except (wave.Error, EOFError, RuntimeError) as error:  # the last of chunks that end outside the file
-        raise PictureError(f"it is no wav file: {error}") from error
-    if frames == 0 or found < frames * width:
-        raise PictureError(f"it has {found} of {frames * width} bytes of sound")

@@ -26,7 +26,8 @@ class Show:
 
     def __init__(self, view: View, shape: tuple[int, ...] | None = None) -> None:
         """`shape` is that of raw pictures, (height, width) or (height, width, colors); None: files of pictures."""
-        self._view, self._shape = view, shape
+        self.shape = view.size, view.size, view.colors
+        self._view, self._raw = view, shape
         self._reader = Reader(view.colors)
         row = view.size * view.colors
         deviation = torch.tensor(view.deviation).repeat(view.size)
@@ -59,6 +60,11 @@ class Show:
             else:
                 rows[first:last].copy_(torch.addcmul(self._shift, numbers, self._scale, out=numbers))
 
+    @staticmethod
+    def batch(memory: torch.Tensor) -> torch.Tensor:
+        """A batch as a network takes it: (samples, colors, size, size), in channels-last memory."""
+        return memory.permute(0, 3, 1, 2)
+
     def _cut(self, file: memoryview, random: Random | None) -> tuple[Pixels, Look]:
         """The chosen part of a picture, as it was decoded."""
         chosen: list[Look] = []
@@ -67,10 +73,10 @@ class Show:
             chosen.append(look(self._view, width, height, random))
             return chosen[0].box
 
-        if self._shape is None:
+        if self._raw is None:
             pixels, box = self._reader.read(bytes(file), choose, self._view.size)
         else:
-            pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
+            pixels = np.frombuffer(file, np.uint8).reshape(*self._raw[:2], -1)
             box = choose(pixels.shape[1], pixels.shape[0])
         x, y, width, height = box
         return pixels[y : y + height, x : x + width], chosen[0]

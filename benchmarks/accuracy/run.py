@@ -1,0 +1,112 @@
+"""What networks learn on real data: with everything that makes them fast and without, on one rank and on several.
+
+    python benchmarks/accuracy/run.py PACKS                          all; hours on 2 cores
+    python benchmarks/accuracy/run.py PACKS fashion_mnist ranks      some of: the names in PARTS
+
+PACKS holds the packs that the recipes name: fashion_mnist, cifar10, spoken_digits, clothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parents[1] / "recipes"
+
+PLAIN = ("compute.precision=float32", "compute.convolutions=library")
+"""Float32, and PyTorch's own convolutions."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recipe, and what is changed in it."""
+
+    recipe: str
+    label: str
+    ranks: int = 2
+    changes: tuple[str, ...] = field(default=())
+
+
+def seeds(recipe: str, *numbers: int) -> list[Run]:
+    """With and without all that makes it fast."""
+    runs = []
+    for number in numbers:
+        seed = f"training.seed={number}"
+        runs += [
+            Run(recipe, f"seed {number}", changes=(seed,)),
+            Run(recipe, f"seed {number}, plain", changes=(seed, *PLAIN)),
+        ]
+    return runs
+
+
+PARTS = {
+    "fashion_mnist": seeds("fashion_mnist", 0, 1, 2),
+    "cifar10": seeds("cifar10", 0),
+    "spoken_digits": [Run("spoken_digits", "seed 0")],
+    "clothing": [Run("clothing", "AlexNet-BN")],
+    "ranks": [Run("fashion_mnist", f"{ranks} ranks, batch 128", ranks) for ranks in (1, 2, 4)],
+    "growing": [
+        Run(
+            "fashion_mnist",
+            f"{ranks} ranks, batch {64 * ranks}",
+            ranks,
+            (f"training.batch={64 * ranks}", "optimizer.for_batch=64", "optimizer.learning_rate=0.05"),
+        )
+        for ranks in (1, 2, 4)
+    ],
+}
+
+
+def main(packs: Path, parts: list[str]) -> None:
+    for part in parts or PARTS:
+        for run in PARTS[part]:
+            keep(part, run, train(run, packs))
+            write_summary()
+
+
+def train(run: Run, packs: Path) -> list[dict[str, Any]]:
+    """The metrics of each epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "run")
+        changes = (f"data.pack={packs / run.recipe}", *run.changes)
+        command = [sys.executable, "-m", "unisono", "train", str(RECIPES / f"{run.recipe}.toml")]
+        options = [f"--ranks={run.ranks}", f"--run={home}", *(f"--set={change}" for change in changes)]
+        subprocess.run([*command, *options], check=True)
+        return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+
+
+def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
+    path = HERE / f"{part}.json"
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    found[run.label] = {"ranks": run.ranks, "changes": run.changes, "epochs": epochs}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def write_summary() -> None:
+    lines = ["# Accuracy: what was measured", ""]
+    for part in PARTS:
+        path = HERE / f"{part}.json"
+        if not path.is_file():
+            continue
+        lines += [
+            f"## {part}",
+            "",
+            "| run | epochs | held out, right | top 5 | seconds |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        for label, found in json.loads(path.read_text()).items():
+            last, seconds = found["epochs"][-1], sum(epoch["seconds"] for epoch in found["epochs"])
+            five = f"{last['test_top5']:.2%}" if "test_top5" in last else ""
+            lines.append(f"| {label} | {last['epoch']} | {last['test_accuracy']:.2%} | {five} | {seconds:,.0f} |")
+        lines.append("")
+    (HERE / "summary.md").write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

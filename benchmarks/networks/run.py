@@ -1,0 +1,129 @@
+"""Training steps of the seeds' networks, their memory, and the layers of two of them.
+
+python benchmarks/networks/run.py                  all
+python benchmarks/networks/run.py steps layers     some of: steps, memory, layers
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.bench.layer_report import as_data, plot
+from unisono.bench.layers import layers_of, measure_layers
+from unisono.bench.networks import CLASSES, CONTENDERS, OURS, STOCK, as_markdown, make, measure_networks, shape_of
+from unisono.bench.peak import measure_peak
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.formats import AUTO
+from unisono.compute.precision import choose
+from unisono.compute.processor import processor
+from unisono.models.table import make_network
+
+HERE = Path(__file__).parent
+NAMES = ("resnet50", "vgg16", "alexnet", "googlenet")
+BATCH, STEPS = 32, 5
+REPORTED = ("vgg16", "resnet50")
+
+
+def main(parts: list[str]) -> None:
+    for part in parts or ["steps", "memory", "layers"]:
+        {"steps": steps, "memory": memory, "layers": layers}[part]()
+    write_summary()
+
+
+def about() -> dict[str, object]:
+    return {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def steps() -> None:
+    plan = ConvolutionPlan()
+    found = measure_networks(NAMES, BATCH, STEPS, plan, lambda line: print(line, flush=True))
+    keep("steps", {**about(), "networks": found, "plan": plan.measured})
+
+
+def memory() -> None:
+    """Peak memory of two steps, each contender in a process of its own."""
+    found = {}
+    for name in NAMES:
+        found[name] = {contender: peak_of(name, contender) for contender in CONTENDERS}
+        print(name, found[name], flush=True)
+    keep("memory", {**about(), "batch": BATCH, "peak_bytes": found})
+
+
+def peak_of(name: str, contender: str) -> int:
+    command = [sys.executable, __file__, "child", name, contender]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def child(name: str, contender: str) -> None:
+    plan = ConvolutionPlan(json.loads((HERE / "steps.json").read_text())["plan"])
+    one = make(name, contender, BATCH, plan)
+    for _ in range(2):
+        one.step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def layers() -> None:
+    dtype = choose(AUTO, torch.float32, "cpu", processor())
+    for name in REPORTED:
+        shape = shape_of(name, BATCH)
+        found = layers_of(make_network(name, "", CLASSES, 3), shape)
+        peak = measure_peak(dtype)
+        rows = measure_layers(found, ConvolutionPlan(), dtype, lambda line: print(line, flush=True))
+        keep(f"layers_{name}", as_data(rows, peak, {**about(), "model": name, "inputs": shape, "dtype": str(dtype)}))
+        plot(rows, peak, f"{name}, batch {BATCH}", HERE / f"layers_{name}.svg")
+
+
+def write_summary() -> None:
+    lines = ["# Networks: what was measured", ""]
+    if (found := read("steps")) is not None:
+        where = f"{found['processor']}, {found['threads']} threads, PyTorch {found['torch']}"
+        lines += [
+            f"{where}; pictures a second, median (range)",
+            "",
+            as_markdown(found["networks"]),
+            "",
+        ]
+    if (found := read("memory")) is not None:
+        lines += [f"| peak memory, GB | {' | '.join(CONTENDERS)} | ours / stock |", "| --- |" + " ---: |" * 4]
+        for name, peaks in found["peak_bytes"].items():
+            cells = [f"{peaks[one] / 1e9:.2f}" for one in CONTENDERS]
+            lines.append(f"| {' | '.join([name, *cells])} | {peaks[OURS] / peaks[STOCK]:.2f} |")
+        lines.append("")
+    for name in REPORTED:
+        if (found := read(f"layers_{name}")) is not None:
+            lines += [f"{name}: median convolution's share of its bound, and how many of each way", ""]
+            lines += ["| pass | share | ways |", "| --- | ---: | --- |"]
+            for which, share in found["medians"].items():
+                ways = [row["way"] for row in found["rows"] if row["which"] == which and row["way"]]
+                counted = sorted(((ways.count(way), way) for way in set(ways)), reverse=True)
+                lines.append(f"| {which} | {share:.0%} | {', '.join(f'{count} {way}' for count, way in counted)} |")
+            peak = found["peak"]
+            lines += [
+                "",
+                f"Peak: {peak['operations_per_second'] / 1e9:.0f} GFLOP/s, {peak['bytes_per_second'] / 1e9:.1f} GB/s",
+                "",
+            ]
+    (HERE / "summary.md").write_text("\n".join(lines))
+
+
+def keep(name: str, found: dict[str, object]) -> None:
+    (HERE / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def read(name: str) -> dict[str, Any] | None:
+    path = HERE / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(*sys.argv[2:4])
+    else:
+        main(sys.argv[1:])

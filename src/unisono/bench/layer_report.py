@@ -1,0 +1,109 @@
+"""The layer report as a table, as JSON and as a bar chart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from unisono.bench.layers import Row
+from unisono.bench.peak import Peak
+from unisono.compute.geometry import Pass
+
+SHORT = {Pass.FORWARD.value: "forward", Pass.INPUT.value: "inputs'", Pass.WEIGHT.value: "weight's"}
+
+
+def as_data(rows: Sequence[Row], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
+    """All that was measured, for JSON: seconds, operations, bytes."""
+    return {
+        **about,
+        "peak": asdict(peak),
+        "medians": medians(rows, peak),
+        "rows": [
+            {
+                **asdict(row),
+                "share_of_bound": row.share_of_bound(peak),
+                "bound": "memory" if peak.by_memory(row.operations, row.least_bytes) else "products",
+            }
+            for row in rows
+        ],
+    }
+
+
+def medians(rows: Sequence[Row], peak: Peak) -> dict[str, float]:
+    """For each pass the median convolution's share of its bound."""
+    found = {}
+    for which in Pass:
+        shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.which == which.value]
+        if shares:
+            found[which.value] = statistics.median(shares)
+    return found
+
+
+def as_table(rows: Sequence[Row], peak: Peak) -> Table:
+    """A line for each pass of each layer, and the sums of each kind."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("layer", "kind", "pass"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ms", "GFLOP/s", "of peak", "bytes/FLOP", "of bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("way", no_wrap=True)
+    last = ""
+    for row in rows:
+        table.add_row(*(("", "") if row.layer == last else (row.layer, row.kind)), *_cells(row, peak))
+        last = row.layer
+    return table
+
+
+def sums(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Seconds of each kind of layer and of each pass, the longest first."""
+    found: dict[str, float] = {}
+    for row in rows:
+        name = f"{row.kind}, {SHORT[row.which]}"
+        found[name] = found.get(name, 0.0) + row.seconds
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+def plot(rows: Sequence[Row], peak: Peak, title: str, path: Path) -> None:
+    """Draw a bar for each layer and pass: its milliseconds, and its bound within."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
+    names = list(dict.fromkeys(row.layer for row in rows))
+    figure = Figure(figsize=(12, 1.5 + 0.22 * len(names)), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    for one, which in zip(axes, Pass, strict=True):
+        of = {row.layer: row for row in rows if row.which == which.value}
+        height = [1e3 * of[name].seconds if name in of else 0.0 for name in names]
+        bound = [
+            height[n] * min(1.0, of[name].share_of_bound(peak)) if name in of else 0.0 for n, name in enumerate(names)
+        ]
+        one.barh(names, height, color="#9ecae1", label="measured")
+        one.barh(names, bound, color="#08519c", height=0.4, label="bound")
+        one.set(xlabel="ms", title=which.value)
+        one.grid(axis="x", alpha=0.3)
+    axes[0].invert_yaxis()
+    axes[0].tick_params(axis="y", labelsize=7)
+    axes[-1].legend(loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(path)
+
+
+def _cells(row: Row, peak: Peak) -> tuple[str, ...]:
+    shared = f"{row.share_of_bound(peak):.0%} {'memory' if peak.by_memory(row.operations, row.least_bytes) else ''}"
+    first = SHORT[row.which], f"{1e3 * row.seconds:.2f}"
+    if not row.operations:
+        return *first, "", "", "", shared.strip(), ""
+    rate = row.operations / row.seconds
+    return (
+        *first,
+        f"{rate / 1e9:.0f}",
+        f"{rate / peak.operations_per_second:.0%}",
+        f"{row.least_bytes / row.operations:.3f}",
+        shared.strip(),
+        row.way,
+    )

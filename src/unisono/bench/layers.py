@@ -1,0 +1,181 @@
+"""The layer report: time and throughput of each layer's three passes, and the bound of each (swCaffe 6.1, table 2).
+
+    model ─ shapes, without computing ─▶ layers ─ each pass by itself, on random numbers ─▶ rows
+
+Layers of the same sizes are measured once. A bound is the longer of what its operations take at the measured peak of
+products, and of what its inputs, outputs and weight take at the measured rate of memory. A way that needs fewer
+operations than it stands for can be faster than the bound of products; they are counted as a plain sum makes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.bench.peak import Peak
+from unisono.compute.convolution import geometry_of
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.geometry import Geometry, Pass
+from unisono.errors import UsageError
+
+TIMED = 3
+"""Times each pass is timed."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a model, and what it reads and writes."""
+
+    name: str
+    module: nn.Module
+    inputs: Shape
+    outputs: Shape
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pass of one layer."""
+
+    layer: str
+    kind: str
+    """The module's class."""
+    which: str
+    seconds: float
+    operations: int
+    """0 for what only reads and writes."""
+    least_bytes: int
+    way: str
+    """Of a convolution."""
+
+    def share_of_bound(self, peak: Peak) -> float:
+        """The bound over the time: 1 at the bound."""
+        return peak.least_seconds(self.operations, self.least_bytes) / self.seconds
+
+
+def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
+    """The layers that compute something of inputs of this shape, in the order in which they do.
+
+    Raises UsageError where the model refuses such inputs.
+    """
+    found: list[Layer] = []
+    ghost = copy.deepcopy(model).to("meta")
+    names = {module: name for name, module in ghost.named_modules() if not any(module.children())}
+    own = dict(model.named_modules())
+
+    def see(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
+        if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
+            name = names[module]
+            found.append(Layer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
+
+    hooks = [module.register_forward_hook(see) for module in names]
+    try:
+        ghost(torch.empty(inputs, device="meta"))
+    except RuntimeError as error:
+        raise UsageError(f"the model cannot be shown inputs of shape {inputs}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [layer for layer in found if not isinstance(layer.module, nn.Flatten | nn.Identity)]
+
+
+def measure_layers(
+    layers: list[Layer], plan: ConvolutionPlan, dtype: torch.dtype, say: Callable[[str], None]
+) -> list[Row]:
+    """Time the passes of each layer, its products in `dtype`; the first layer's inputs need no gradient."""
+    rows: list[Row] = []
+    known: dict[Any, list[Row]] = {}
+    for number, layer in enumerate(layers):
+        key = (repr(layer.module), layer.inputs, number == 0)
+        if key not in known:
+            say(f"{number + 1}/{len(layers)} {layer.name}")
+            known[key] = list(_measure(layer, plan, dtype, first=number == 0))
+        rows += [Row(**{**asdict(row), "layer": layer.name}) for row in known[key]]
+    return rows
+
+
+def _measure(layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[Row]:
+    module = layer.module
+    if isinstance(module, nn.Conv2d) and len(layer.inputs) == 4:
+        passes = _of_convolution(module, layer, plan, dtype)
+    elif isinstance(module, nn.Linear):
+        passes = _of_linear(module, layer, dtype)
+    else:
+        passes = _of_other(module, layer)
+    for which, (work, operations, least_bytes, way) in passes.items():
+        if not (first and which is Pass.INPUT):
+            row = type(module).__name__.removeprefix("Planned"), which.value, median_of(work), operations
+            yield Row(layer.name, *row, least_bytes, way() if way else "")
+
+
+Work = tuple[Callable[[], object], int, int, Callable[[], str] | None]
+
+
+def _of_convolution(module: nn.Conv2d, layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype) -> Mapping[Pass, Work]:
+    inputs = _random(layer.inputs, dtype)
+    gradient, weight = _random(layer.outputs, dtype), module.weight.detach().to(dtype)
+    geometry = geometry_of(module, inputs)
+    given = {Pass.FORWARD: (inputs, weight), Pass.INPUT: (gradient, weight), Pass.WEIGHT: (inputs, gradient)}
+
+    def work(which: Pass, geometry: Geometry) -> Work:
+        return (
+            lambda: plan.compute(which, geometry, *given[which]),
+            geometry.operations,
+            geometry.least_bytes,
+            lambda: plan.way(which, geometry),
+        )
+
+    return {which: work(which, geometry) for which in given}
+
+
+def _of_linear(module: nn.Linear, layer: Layer, dtype: torch.dtype) -> Mapping[Pass, Work]:
+    inputs = _random(layer.inputs, dtype).reshape(-1, module.in_features)
+    gradient, weight = _random(layer.outputs, dtype).reshape(-1, module.out_features), module.weight.detach().to(dtype)
+    operations = 2 * len(inputs) * weight.numel()
+    least_bytes = (inputs.numel() + gradient.numel() + weight.numel()) * dtype.itemsize
+    works: Mapping[Pass, Callable[[], object]] = {
+        Pass.FORWARD: lambda: inputs @ weight.t(),
+        Pass.INPUT: lambda: gradient @ weight,
+        Pass.WEIGHT: lambda: gradient.t() @ inputs,
+    }
+    return {which: (work, operations, least_bytes, None) for which, work in works.items()}
+
+
+def _of_other(module: nn.Module, layer: Layer) -> Mapping[Pass, Work]:
+    inputs, gradient = _random(layer.inputs, torch.float32).requires_grad_(), _random(layer.outputs, torch.float32)
+    least_bytes = (inputs.numel() + gradient.numel()) * inputs.dtype.itemsize
+
+    def forward() -> Tensor:
+        outputs: Tensor = module(inputs)
+        return outputs
+
+    outputs = forward()
+
+    def backward() -> object:
+        return torch.autograd.grad(outputs, inputs, gradient, retain_graph=True)
+
+    return {Pass.FORWARD: (forward, 0, least_bytes, None), Pass.INPUT: (backward, 0, 2 * least_bytes, None)}
+
+
+def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
+    tensor = torch.randn(shape).to(dtype)
+    return tensor.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else tensor
+
+
+def median_of(work: Callable[[], object]) -> float:
+    """Median seconds of something, after it was done once."""
+    work()
+    seconds = []
+    for _ in range(TIMED):
+        begun = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)

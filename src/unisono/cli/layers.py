@@ -1,0 +1,93 @@
+"""`unisono layers`: what each layer of a network takes, and what it could take at best."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.errors import UsageError
+from unisono.models.own import check_name
+
+WIDTH = 140
+"""Columns of the table where it is not a terminal that shows it."""
+
+
+def layers(
+    model: Annotated[str, typer.Option(help="A network that recipes can name, or module:function.")] = "resnet50",
+    batch: Annotated[int, typer.Option(help="Samples.")] = 32,
+    size: Annotated[int, typer.Option(help="Pixels across; 0: as the network's paper has them.")] = 0,
+    classes: Annotated[int, typer.Option(help="What is told apart.")] = 1000,
+    output: Annotated[
+        Path | None, typer.Option(help="A folder for layers.json, and layers.svg where matplotlib is.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Take up this plan of convolutions, and write it.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16; auto: what the processor is made for.")] = "auto",
+) -> None:
+    """Time each layer's three passes by themselves, by their best way, beside the bounds measured here."""
+    if batch < 1:
+        raise UsageError(f"--batch {batch}: a batch has at least 1 sample")
+    check_name(model)
+    if output is not None:
+        _make(output)
+    import torch
+    from rich.console import Console
+
+    from unisono.bench.layer_report import as_data, as_table, medians, plot, sums
+    from unisono.bench.layers import layers_of, measure_layers
+    from unisono.bench.networks import shape_of
+    from unisono.bench.peak import measure_peak
+    from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
+    from unisono.compute.precision import check, choose
+    from unisono.compute.processor import processor
+    from unisono.models.table import make_network
+
+    check(precision)
+    here, dtype = processor(), choose(precision, torch.float32, "cpu", processor())
+    shape = shape_of(model, batch, size)
+    wide = None if sys.stdout.isatty() else WIDTH
+    console = Console(highlight=False, soft_wrap=True, width=wide)
+    known = {} if plan is None else read_plan(plan, machine(here.name))
+    ways = ConvolutionPlan(known)
+    found = layers_of(make_network(model, "", classes, shape[1]), shape)
+    peak = measure_peak(dtype)
+    with console.status("") as status:
+        rows = measure_layers(found, ways, dtype, status.update)
+    if plan is not None:
+        write_plan(plan, machine(here.name), ways.measured)
+    console.print(as_table(rows, peak))
+    whole = sum(row.seconds for row in rows)
+    for name, seconds in sums(rows):
+        console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / whole:8.1%}", markup=False)
+    name = str(dtype).removeprefix("torch.")
+    console.print(
+        f"\n{model}, {' x '.join(map(str, shape))}, {name}, {torch.get_num_threads()} threads on {here.name}: "
+        f"{1e3 * whole:.0f} ms in all\npeak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
+        f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
+        + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),
+        markup=False,
+    )
+    if output is not None:
+        about = {
+            "model": model,
+            "inputs": shape,
+            "dtype": name,
+            "threads": torch.get_num_threads(),
+            "processor": here.name,
+        }
+        (output / "layers.json").write_text(json.dumps(as_data(rows, peak, about), indent=1) + "\n")
+        drawn = find_spec("matplotlib") is not None
+        if drawn:
+            plot(rows, peak, f"{model}, batch {batch}, {name}", output / "layers.svg")
+        console.print(f"wrote {output}/layers.json{' and layers.svg' if drawn else ''}", markup=False)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from error

@@ -1,0 +1,93 @@
+"""Convolutions that follow a plan: a model's own layers, their three passes computed by the plan's ways.
+
+    nn.Conv2d  ─ plan_convolutions ─▶  the same module, parameters and names; its products go through the plan
+
+What a plan cannot compute (other padding than zeros, single pictures) stays PyTorch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.geometry import Geometry, Pass
+
+
+class PlannedConvolution(nn.Conv2d):
+    """A convolution whose passes follow a plan."""
+
+    plan: ConvolutionPlan
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
+        inputs = input
+        if inputs.ndim != 4 or not len(inputs) or self.padding_mode != "zeros" or isinstance(self.padding, str):
+            own: Tensor = super()._conv_forward(inputs, weight, bias)
+            return own
+        device = inputs.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            inputs, weight = inputs.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        geometry = geometry_of(self, inputs)
+        outputs: Tensor = _Convolve.apply(inputs, weight, bias, geometry, self.plan)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class _Convolve(torch.autograd.Function):
+    """The products of a layer and their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, plan: ConvolutionPlan
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.geometry, ctx.plan = geometry, plan
+        outputs = plan.compute(Pass.FORWARD, geometry, inputs, weight)
+        return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        geometry, plan, wanted = ctx.geometry, ctx.plan, ctx.needs_input_grad
+        return (
+            plan.compute(Pass.INPUT, geometry, gradient, weight) if wanted[0] else None,
+            plan.compute(Pass.WEIGHT, geometry, inputs, gradient) if wanted[1] else None,
+            gradient.sum((0, 2, 3)) if wanted[2] else None,
+            None,
+            None,
+        )
+
+
+def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:
+    """What a layer computes of these inputs, (samples, channels, height, width)."""
+    samples, _, height, width = inputs.shape
+    assert not isinstance(layer.padding, str), "computed by PyTorch"
+    pairs: tuple[tuple[int, ...], ...] = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    kernel, stride, padding, dilation = ((down, right) for down, right in pairs)
+    return Geometry(
+        samples,
+        layer.in_channels,
+        layer.out_channels,
+        (height, width),
+        kernel,
+        stride,
+        padding,
+        dilation,
+        layer.groups,
+        inputs.dtype,
+    )
+
+
+def plan_convolutions(model: nn.Module, plan: ConvolutionPlan) -> int:
+    """Have the model's convolutions follow `plan`; how many there are. Names and parameters stay as they are."""
+    layers = [module for module in model.modules() if type(module) is nn.Conv2d]
+    for layer in layers:
+        layer.__class__ = PlannedConvolution
+        assert isinstance(layer, PlannedConvolution)
+        layer.plan = plan
+    return len(layers)

@@ -1,0 +1,165 @@
+"""Which way each convolution takes, layer by layer and pass by pass: tried when first met, the best kept (swCaffe 6.1).
+
+    layer, pass                first time: each way that fits          from then on
+    64-64 3x3, forward         library 41 ms, product -, ... 23 ms     winograd 4x4
+    64-64 3x3, weight          library 52 ms, ...                      library
+
+What was found goes into a file, which a later run on such a processor with as many threads takes up. Layers of few
+operations are not tried: a call more or less would decide, and noise. Once a plan is settled nothing is tried any more,
+so that a run goes on as it began: a layer that meets another number of samples (the last batch, a test) takes the way
+of the nearest that was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.ways.table import OWN, WAYS
+from unisono.errors import TableError
+
+SMALL = 100_000_000
+"""Operations up to which a pass is the library's, untried."""
+
+CLEARLY = 0.95
+"""Another way has to take less than this share of the library's time."""
+
+HOPELESS = 2.0
+"""A way whose first attempt takes so many times the best so far is not tried again."""
+
+ATTEMPTS = 2
+"""After the first, which loads caches and makes the library's plans."""
+
+FORMAT = 1
+
+Times = dict[str, float]
+"""Seconds by the name of a way."""
+
+Clock = Callable[[], float]
+
+
+def best_of(times: Mapping[str, float]) -> str:
+    """The way to take: the fastest, where it is clearly faster than the library's own.
+
+    >>> best_of({"library, channels last": 1.0, "product": 0.97, "unfolded": 2.0})
+    'library, channels last'
+    """
+    fastest = min(times, key=lambda name: times[name])
+    return fastest if OWN not in times or times[fastest] < CLEARLY * times[OWN] else OWN
+
+
+def merge(plans: Iterable[Mapping[str, Times]]) -> dict[str, Times]:
+    """What several ranks have measured, as one: the slowest rank's time for each way, of those that all have tried."""
+    merged: dict[str, Times] = {}
+    for plan in plans:
+        for key, times in plan.items():
+            known = merged.get(key, times)
+            merged[key] = {name: max(times[name], known[name]) for name in known if name in times}
+    return merged
+
+
+def key_of(geometry: Geometry, which: Pass) -> str:
+    """A pass of a layer in the plan."""
+    return f"{geometry.name} {which.value}"
+
+
+@dataclass
+class ConvolutionPlan:
+    """What was measured so far, and with what is computed therefore."""
+
+    measured: dict[str, Times] = field(default_factory=dict)
+    clock: Clock = time.perf_counter
+    settled: bool = False
+    _chosen: dict[tuple[Geometry, Pass], str] = field(default_factory=dict, repr=False)
+
+    def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
+        """A pass of a layer, by its best way; see `Way` for the tensors."""
+        name = self._chosen.get((geometry, which))
+        if name is None:
+            key = key_of(geometry, which)
+            if geometry.operations > SMALL and key not in self.measured and not self.settled:
+                self.measured[key] = self._try(which, geometry, first, second)
+            name = self._chosen[geometry, which] = self.way(which, geometry)
+        return WAYS[name].compute(which, geometry, first, second)
+
+    def way(self, which: Pass, geometry: Geometry) -> str:
+        """The way that a pass takes, by what is known now."""
+        if geometry.operations <= SMALL:
+            return OWN
+        times = self.measured.get(key_of(geometry, which)) or self._nearest(which, geometry)
+        return best_of(times) if times else OWN
+
+    def settle(self, measured: Mapping[str, Times]) -> None:
+        """Go on by what these times say, and try nothing more."""
+        self.measured = {key: dict(times) for key, times in measured.items()}
+        self.settled = True
+        self._chosen.clear()
+
+    def _nearest(self, which: Pass, geometry: Geometry) -> Times:
+        """What was measured of the same layer with another number of samples, the nearest; where none was, nothing."""
+        layer = key_of(geometry, which).partition("x")[2]
+        alike = {
+            int(key.split("x")[0]): times for key, times in self.measured.items() if key.partition("x")[2] == layer
+        }
+        return alike[min(alike, key=lambda number: abs(number - geometry.samples))] if alike else {}
+
+    def _try(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
+        """Time every way that fits."""
+        times: Times = {}
+        for name, way in WAYS.items():
+            if not way.fits(geometry):
+                continue
+            for attempt in range(1 + ATTEMPTS):
+                begun = self.clock()
+                way.compute(which, geometry, first, second)
+                seconds = self.clock() - begun
+                times[name] = min(seconds, times.get(name, seconds)) if attempt else seconds
+                if seconds > HOPELESS * min(times.values()):
+                    break
+        return times
+
+
+def machine(processor: str) -> dict[str, Any]:
+    """What times depend on: a plan measured elsewhere is none here."""
+    return {
+        "format": FORMAT,
+        "processor": processor,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "ways": list(WAYS),
+    }
+
+
+def read_plan(path: Path, here: Mapping[str, Any]) -> dict[str, Times]:
+    """What a file holds, where it was measured on a machine like `here`; else, and where there is none, nothing.
+
+    Raises TableError where the file is none of ours.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+        if found["machine"] != dict(here):
+            return {}
+        return {
+            key: {name: float(seconds) for name, seconds in times.items() if name in WAYS}
+            for key, times in found["measured"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(f"{path} is no plan of convolutions ({error!r}); remove it, and it is made anew") from error
+
+
+def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times]) -> None:
+    """Write what was measured, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps({"machine": dict(here), "measured": dict(measured)}, indent=1) + "\n")
+    aside.replace(path)

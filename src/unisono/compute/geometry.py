@@ -1,0 +1,111 @@
+"""What a convolution computes, as a value: its sizes, its three passes, the operations and bytes they need.
+
+    forward           outputs  =  inputs * weight
+    input gradient    gradient of the inputs  =  gradient of the outputs * weight
+    weight gradient   gradient of the weight  =  inputs * gradient of the outputs
+
+Each pass makes the same number of multiplications: samples x places x channels x kernel.
+
+    64 channels of 56 x 56 to 64, 3x3, one sample: 2 x 56 x 56 x 64 x 64 x 9 = 231 million operations
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import torch
+
+Pair = tuple[int, int]
+
+
+class Pass(Enum):
+    """One of the three things that are computed of a layer in a step."""
+
+    FORWARD = "forward"
+    INPUT = "input gradient"
+    WEIGHT = "weight gradient"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's sizes; pairs are (down, right)."""
+
+    samples: int
+    before: int
+    """Channels of the inputs."""
+    after: int
+    """Channels of the outputs."""
+    size: Pair
+    """Height and width of the inputs."""
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    dtype: torch.dtype
+
+    @cached_property
+    def places(self) -> Pair:
+        """Height and width of the outputs."""
+        down, right = (
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in zip(
+                self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        return down, right
+
+    @property
+    def plain(self) -> bool:
+        """Whether each output sees neighbours alone, and every channel."""
+        return self.dilation == (1, 1) and self.groups == 1
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications of a pass."""
+        kernel = self.kernel[0] * self.kernel[1] * self.before // self.groups
+        return 2 * self.samples * self.places[0] * self.places[1] * self.after * kernel
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that a pass reads and writes at least: inputs, outputs and weight, once each."""
+        inputs = self.samples * self.before * self.size[0] * self.size[1]
+        outputs = self.samples * self.after * self.places[0] * self.places[1]
+        weight = self.after * self.before // self.groups * self.kernel[0] * self.kernel[1]
+        return (inputs + outputs + weight) * self.dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        """All of it in one word, as the plan's file has it."""
+        size, kernel, stride, padding, dilation = (
+            f"{down}x{right}" for down, right in (self.size, self.kernel, self.stride, self.padding, self.dilation)
+        )
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{self.samples}x{self.before}x{size}-{self.after}-kernel{kernel}-stride{stride}-padding{padding}"
+            f"-dilation{dilation}-groups{self.groups}-{dtype}"
+        )
+
+
+def rows(image: torch.Tensor) -> torch.Tensor:
+    """(samples, channels, height, width) as (samples, height, width, channels), its numbers side by side in memory."""
+    return image.permute(0, 2, 3, 1).contiguous()
+
+
+def image(rows: torch.Tensor) -> torch.Tensor:
+    """(samples, height, width, channels) as (samples, channels, height, width), in channels-last memory."""
+    return rows.permute(0, 3, 1, 2)
+
+
+def padded(inputs: torch.Tensor, padding: Pair, least: Pair = (0, 0)) -> torch.Tensor:
+    """(samples, height, width, channels) with zeros around, to at least `least` high and wide."""
+    down, right = padding
+    samples, height, width, channels = inputs.shape
+    whole = max(height + 2 * down, least[0]), max(width + 2 * right, least[1])
+    if whole == (height, width):
+        return inputs
+    out = inputs.new_zeros(samples, *whole, channels)
+    out[:, down : down + height, right : right + width] = inputs
+    return out

@@ -1,0 +1,36 @@
+"""The number format of a step: bfloat16 where the processor is made for it, with weights and sums in float32.
+
+    weights float32 ─ rounded ─▶ bfloat16 products ─▶ float32 gradients ─ exchange, update ─▶ weights float32
+
+PyTorch's autocast rounds what products read, and leaves norms, softmax and losses in float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from unisono.compute.formats import AUTO, PRECISIONS
+from unisono.compute.processor import Processor
+from unisono.errors import UsageError
+
+
+def choose(asked: str, weights: torch.dtype, device: str, processor: Processor) -> torch.dtype:
+    """The format of the products, for weights of this one on `device` ("cpu", "cuda")."""
+    if weights != torch.float32:
+        return weights
+    if asked == AUTO:
+        return torch.bfloat16 if device == "cuda" or processor.bfloat16 else torch.float32
+    return torch.bfloat16 if asked == "bfloat16" else torch.float32
+
+
+def products_in(dtype: torch.dtype, weights: torch.dtype, device: str) -> AbstractContextManager[object]:
+    """Within, products of a model with `weights` are made in `dtype`."""
+    return nullcontext() if dtype == weights else torch.autocast(device, dtype)
+
+
+def check(asked: str) -> None:
+    """Raise UsageError for what is no precision."""
+    if asked not in PRECISIONS:
+        raise UsageError(f"precision {asked!r}; there are {', '.join(PRECISIONS)}")

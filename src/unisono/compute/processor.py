@@ -1,0 +1,47 @@
+"""What the processor can do, read from what Linux says of it; elsewhere, what every processor can."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+TILES, SHORT = "amx_bf16", ("avx512_bf16", "bf16")
+"""Names of bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor's name and what it has for bfloat16."""
+
+    name: str
+    tiles: bool = False
+    vectors: bool = False
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether bfloat16 is faster than float32."""
+        return self.tiles or self.vectors
+
+
+def processor() -> Processor:
+    """The one that this process runs on."""
+    return parse(CPUINFO.read_text()) if CPUINFO.is_file() else Processor(platform.processor() or platform.machine())
+
+
+def parse(cpuinfo: str) -> Processor:
+    """What /proc/cpuinfo says.
+
+    >>> parse("model name : Xeon\\nflags : avx2 amx_bf16\\n")
+    Processor(name='Xeon', tiles=True, vectors=False)
+    """
+    said: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            said.setdefault(key.strip(), value.strip())
+    flags = (said.get("flags") or said.get("Features") or "").split()
+    name = said.get("model name") or platform.machine()
+    return Processor(name, TILES in flags, any(flag in flags for flag in SHORT))

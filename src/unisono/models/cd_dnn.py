@@ -1,0 +1,44 @@
+"""CD-DNN: a network for speech (PCL-DNN 5.4, Seide et al. 2011): seven hidden layers over frames with their context.
+
+    a window: frame -c ... frame 0 ... frame +c ─ 2,048 ─ 2,048 ─ ... seven of them ... ─ 2,048 ─ classes
+
+    a recording    window 0   log p(class | window 0) ─┐
+                   window 1   log p(class | window 1) ─┼─ mean ─ its scores
+                   window 2   log p(class | window 2) ─┘
+
+with a relu after each hidden layer. Each window has its posterior, the softmax; a recording's scores are the mean over
+its windows of their logarithms: the windows' posteriors multiplied, as if they were independent, and the root of that.
+The cross entropy makes it a distribution again; that of a single window is its posterior as it was.
+
+For 440 inputs (11 frames of 40 numbers) and 10 classes it has 26,101,770 parameters, and a window takes 26.1 million
+multiply-adds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+HIDDEN, WIDTH = 7, 2048
+
+
+class CDDNN(nn.Module):
+    """Windows, (samples, windows, inputs) or (samples, inputs), to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, inputs: int = 440) -> None:
+        super().__init__()
+        layers, before = list[nn.Module](), inputs
+        for _ in range(HIDDEN):
+            layers += [nn.Linear(before, WIDTH), nn.ReLU()]
+            before = WIDTH
+        self.layers = nn.Sequential(*layers, nn.Linear(before, classes))
+        for module in self.layers:
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """The logarithms of the windows' posteriors, their mean over the windows of each sample."""
+        scores: torch.Tensor = self.layers(windows)
+        posteriors = torch.log_softmax(scores, dim=-1)
+        return posteriors.mean(dim=1) if windows.ndim == 3 else posteriors

@@ -1,0 +1,130 @@
+"""GoogLeNet (Szegedy et al. 2015, table 1) in Caffe's form, with two auxiliary classifiers; or with batch norm.
+
+    7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b ─ pool ─ 4a ─ 4b 4c 4d ─ 4e ─ pool ─ 5a 5b ─ mean ─ classes
+                                                                  │          │
+                                                                  auxiliary: pool ─ 1x1, 128 ─ 1,024 ─ classes
+
+    a module    x ─┬─ 1x1 ─────────────┬─ side by side
+                   ├─ 1x1 ─ 3x3 ───────┤
+                   ├─ 1x1 ─ 5x5 ───────┤
+                   └─ 3x3 pool ─ 1x1 ──┘
+
+For 1,000 classes and 3 colours it has 13,378,280 parameters, as in Theano-MPI's table 2, of them 6,379,728 in the
+auxiliary classifiers, and a picture takes 1.58 billion multiply-adds without those. In training it gives three scores,
+and the loss is that of its own and 0.3 of each other (`training/loss.py`).
+
+With batch norm after each convolution there is neither local response normalisation nor an auxiliary classifier:
+7,005,832 parameters. The GoogleNetBN that DIMD measures is of Torch's packages and larger (a payload of 93 MB).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+MODULES = {
+    "3a": (192, 64, 96, 128, 16, 32, 32),
+    "3b": (256, 128, 128, 192, 32, 96, 64),
+    "4a": (480, 192, 96, 208, 16, 48, 64),
+    "4b": (512, 160, 112, 224, 24, 64, 64),
+    "4c": (512, 128, 128, 256, 24, 64, 64),
+    "4d": (512, 112, 144, 288, 32, 64, 64),
+    "4e": (528, 256, 160, 320, 32, 128, 128),
+    "5a": (832, 256, 160, 320, 32, 128, 128),
+    "5b": (832, 384, 192, 384, 48, 128, 128),
+}
+"""Channels: in, 1x1, before 3x3, 3x3, before 5x5, 5x5, after the pool."""
+
+
+def convolution(before: int, after: int, kernel: int, stride: int = 1, norm: bool = False) -> nn.Sequential:
+    """A convolution that keeps the size, or divides it by the stride; with batch norm or a bias; and relu."""
+    layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=not norm)]
+    return nn.Sequential(*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU())
+
+
+class Inception(nn.Module):
+    """A module: four ways side by side."""
+
+    def __init__(self, sizes: tuple[int, ...], norm: bool) -> None:
+        super().__init__()
+        before, one, before_three, three, before_five, five, pool = sizes
+        self.one = convolution(before, one, 1, norm=norm)
+        self.three = nn.Sequential(
+            convolution(before, before_three, 1, norm=norm), convolution(before_three, three, 3, norm=norm)
+        )
+        self.five = nn.Sequential(
+            convolution(before, before_five, 1, norm=norm), convolution(before_five, five, 5, norm=norm)
+        )
+        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), convolution(before, pool, 1, norm=norm))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, channels in, h, w) to (samples, channels of all ways, h, w)."""
+        return torch.cat([self.one(inputs), self.three(inputs), self.five(inputs), self.pool(inputs)], dim=1)
+
+
+class Auxiliary(nn.Module):
+    """A classifier in the middle of the network, that gives its lower part gradients of its own in training."""
+
+    def __init__(self, before: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.AvgPool2d(5, 3),
+            convolution(before, 128, 1),
+            nn.Flatten(),
+            nn.Linear(128 * 4 * 4, 1024),
+            nn.ReLU(),
+            nn.Dropout(0.7),
+            nn.Linear(1024, classes),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, channels, 14, 14) to scores."""
+        scores: torch.Tensor = self.layers(inputs)
+        return scores
+
+
+class GoogLeNet(nn.Module):
+    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes).
+
+    In training, without batch norm, to three of them: the network's own and those of the auxiliary classifiers.
+    """
+
+    def __init__(self, classes: int, colors: int = 3, norm: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            convolution(colors, 64, 7, 2, norm),
+            _half(),
+            nn.Identity() if norm else nn.LocalResponseNorm(5),
+            convolution(64, 64, 1, norm=norm),
+            convolution(64, 192, 3, norm=norm),
+            nn.Identity() if norm else nn.LocalResponseNorm(5),
+            _half(),
+        )
+        parts = {name: Inception(sizes, norm) for name, sizes in MODULES.items()}
+        self.third = nn.Sequential(parts["3a"], parts["3b"], _half(), parts["4a"])
+        self.fourth = nn.Sequential(parts["4b"], parts["4c"], parts["4d"])
+        self.fifth = nn.Sequential(parts["4e"], _half(), parts["5a"], parts["5b"])
+        self.classifier = nn.Sequential(nn.Dropout(0.4), nn.Linear(1024, classes))
+        self.auxiliaries = nn.ModuleList([] if norm else [Auxiliary(512, classes), Auxiliary(528, classes)])
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Scores before the softmax."""
+        third = self.third(self.first(images))
+        fourth = self.fourth(third)
+        scores: torch.Tensor = self.classifier(self.fifth(fourth).mean(dim=(2, 3)))
+        if not (self.training and len(self.auxiliaries)):
+            return scores
+        return scores, self.auxiliaries[0](third), self.auxiliaries[1](fourth)
+
+
+def googlenet_bn(classes: int, colors: int = 3) -> GoogLeNet:
+    """GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
+    return GoogLeNet(classes, colors, norm=True)
+
+
+def _half() -> nn.Module:
+    """A pool that halves the size, rounded up."""
+    return nn.MaxPool2d(3, 2, ceil_mode=True)

@@ -1,0 +1,94 @@
+"""Inception with batch norm (Ioffe and Szegedy 2015, figure 5), as MXNet has it: a network that MXNET-MPI measures.
+
+    7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b 3c(half) ─ 4a 4b 4c 4d 4e(half) ─ 5a 5b ─ mean ─ classes
+
+    a module    x ─┬─ 1x1 ────────────────────┬─ side by side        one that halves the size has no 1x1, strides of 2
+                   ├─ 1x1 ─ 3x3 ──────────────┤                      in the last 3x3, and a pool without a convolution
+                   ├─ 1x1 ─ 3x3 ─ 3x3 ────────┤
+                   └─ 3x3 pool ─ 1x1 ─────────┘
+
+MXNet's 4c and 4d have 128 channels behind their pools, where the paper has 96. For 1,000 classes and 3 colours it has
+11,285,224 parameters (11,295,240 where convolutions have biases, which batch norm takes out again), and a picture takes
+2.03 billion multiply-adds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from unisono.models.googlenet import convolution
+
+MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (
+    (192, 64, 64, 64, 64, 96, "mean", 32),
+    (256, 64, 64, 96, 64, 96, "mean", 64),
+    (320, 0, 128, 160, 64, 96, "half", 0),
+    (576, 224, 64, 96, 96, 128, "mean", 128),
+    (576, 192, 96, 128, 96, 128, "mean", 128),
+    (576, 160, 128, 160, 128, 160, "mean", 128),
+    (608, 96, 128, 192, 160, 192, "mean", 128),
+    (608, 0, 128, 192, 192, 256, "half", 0),
+    (1056, 352, 192, 320, 160, 224, "mean", 128),
+    (1024, 352, 192, 320, 192, 224, "max", 128),
+)
+"""Channels: in, 1x1, before 3x3, 3x3, before the double 3x3, double 3x3; the pool, after the pool."""
+
+
+class Module(nn.Module):
+    """Three or four ways side by side."""
+
+    def __init__(
+        self,
+        before: int,
+        one: int,
+        before_three: int,
+        three: int,
+        before_double: int,
+        double: int,
+        pool: str,
+        after: int,
+    ) -> None:
+        super().__init__()
+        stride = 2 if pool == "half" else 1
+        ways: list[nn.Module] = [convolution(before, one, 1, norm=True)] if one else []
+        ways.append(
+            nn.Sequential(
+                convolution(before, before_three, 1, norm=True), convolution(before_three, three, 3, stride, norm=True)
+            )
+        )
+        ways.append(
+            nn.Sequential(
+                convolution(before, before_double, 1, norm=True),
+                convolution(before_double, double, 3, norm=True),
+                convolution(double, double, 3, stride, norm=True),
+            )
+        )
+        pooling = nn.AvgPool2d(3, 1, 1) if pool == "mean" else nn.MaxPool2d(3, stride, 1)
+        ways.append(nn.Sequential(pooling, convolution(before, after, 1, norm=True)) if after else pooling)
+        self.ways = nn.ModuleList(ways)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, channels in, h, w) to (samples, channels of all ways, h / stride, w / stride)."""
+        return torch.cat([way(inputs) for way in self.ways], dim=1)
+
+
+class InceptionBN(nn.Module):
+    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, colors: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            convolution(colors, 64, 7, 2, norm=True),
+            nn.MaxPool2d(3, 2, 1),
+            convolution(64, 64, 1, norm=True),
+            convolution(64, 192, 3, norm=True),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        self.inception = nn.Sequential(*(Module(*sizes) for sizes in MODULES))
+        self.classifier = nn.Linear(1024, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores before the softmax."""
+        features: torch.Tensor = self.inception(self.first(images))
+        scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return scores

@@ -1,0 +1,50 @@
+"""OverFeat's fast network (Sermanet et al. 2014, table 1), on which PCL-DNN measures.
+
+    11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 512 ─ 3x3, 1,024 ─ 3x3, 1,024 ─ pool ─ 3,072 ─ 4,096 ─ classes
+    231           56     28         24     12       12           12           12     6
+
+with a relu after each; below, the size there. For 1,000 classes and 3 colours it has 145,920,872 parameters, and
+a picture takes 2.80 billion multiply-adds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class OverFeatFast(nn.Module):
+    """Images of shape (samples, colors, 231, 231) to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, colors: int = 3) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(colors, 96, 11, 4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(96, 256, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(256, 512, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(512, 1024, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(1024, 1024, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(1024 * 6 * 6, 3072),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(3072, 4096),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(4096, classes),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores before the softmax."""
+        scores: torch.Tensor = self.classifier(self.features(images))
+        return scores

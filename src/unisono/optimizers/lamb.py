@@ -1,0 +1,59 @@
+"""LAMB (You et al. 2020, algorithm 2): Adam's step, its length in proportion to each layer's weights.
+
+    m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g g
+    u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + decay w,    w = w - rate |w| / |u| u          in step t
+
+Parameters of one dimension (norms, biases) take Adam's step as it is, without decay; so do those with no weights or no
+step to measure. For w = [[3, 4]] and g = [[0, 1]] without decay: in the first step u = [[0, 1]], as
+Adam's is, up to eps; at a rate of 0.01 the step is 0.01 x 5 / 1 u, and w = [[3, 3.95]].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class LAMB(torch.optim.Optimizer):
+    """Adam, its step scaled layer by layer."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient; what `closure`, which computes them, gives."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        first, second = group["betas"]
+        state["step"] += 1
+        mean, square, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        step = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
+        rate = group["lr"]
+        if parameter.ndim > 1:
+            step.add_(parameter, alpha=group["weight_decay"])
+            weights, length = float(parameter.norm()), float(step.norm())
+            if weights > 0 and length > 0:
+                rate = rate * weights / length
+        parameter.sub_(step, alpha=rate)

@@ -1,0 +1,100 @@
+"""Frozen values read from tables of keys, as TOML has them: kinds, limits, and the nearest key to a wrong one.
+
+    class Cake:                               parse(Cake, {"eggs": 3}, "cake.toml")    Cake(eggs=3)
+        eggs: int = number(2, at_least=1)     parse(Cake, {"egs": 3}, "cake.toml")     ... did you mean eggs?
+
+A field that is such a value itself is a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, TypeVar, get_type_hints
+
+from unisono.errors import RecipeError
+
+Value = TypeVar("Value")
+
+LARGEST = (1 << 63) - 1
+
+
+def number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
+    """A field that is a number within limits."""
+    return field(default=default, metadata={"above": above, "at_least": at_least})
+
+
+def choice(default: str, *names: str) -> Any:
+    """A field that is one of some words."""
+    return field(default=default, metadata={"one_of": names})
+
+
+def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: str = "") -> Value:
+    """The frozen value of `kind` that `content` holds; `source` and `prefix`, the table's name, tell where in errors.
+
+    Raises RecipeError for a key that there is not, a value of another kind, or one beyond the limits.
+    """
+    fields = {entry.name: entry for entry in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in fields:
+            raise RecipeError(f"{source}: unknown key {prefix}{key!s}{_nearest(key, prefix, fields)}")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise RecipeError(f"{source}: {prefix}{key} is a table of keys, not the value {value!r}")
+            values[key] = parse(hints[key], value, source, f"{prefix}{key}.")
+        else:
+            values[key] = _value(value, hints[key], fields[key].metadata, f"{source}: {prefix}{key}")
+    return kind(**values)
+
+
+def change(content: dict[str, Any], wanted: str) -> None:
+    """Make a change of the form key=value (`training.epochs=3`) to tables, in place. Raises RecipeError naming it."""
+    key, equals, text = wanted.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {wanted}: not of the form key=value, as in training.epochs=3")
+    *tables, last = (part.strip() for part in key.split("."))
+    for table in tables:
+        content = content.setdefault(table, {})
+        if not isinstance(content, dict):
+            raise RecipeError(f"--set {wanted}: {table!r} is a value, not a table")
+    try:
+        content[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        content[last] = text.strip()  # a word without quotes
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within tables as one, its keys with dots."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(key, fields, n=1)
+    return (
+        f"; did you mean {prefix}{near[0]}?" if near else f"; there are {', '.join(prefix + name for name in fields)}"
+    )
+
+
+def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        word = {int: "a whole number", float: "a number", str: "a word"}[kind]
+        raise RecipeError(f"{where} = {value!r} is not {word}")
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise RecipeError(f"{where} = {value!r} is no number of a size that can be meant")
+    if limits.get("above") is not None and not value > limits["above"]:
+        raise RecipeError(f"{where} = {value!r}, but it has to be above {limits['above']}")
+    if limits.get("at_least") is not None and not value >= limits["at_least"]:
+        raise RecipeError(f"{where} = {value!r}, but it has to be at least {limits['at_least']}")
+    if limits.get("one_of") and value not in limits["one_of"]:
+        raise RecipeError(f"{where} = {value!r}; it is one of {', '.join(limits['one_of'])}")
+    return value

@@ -1,0 +1,111 @@
+"""What a recipe asks for, made on the ranks of a world: cores, the feed, the network, its trainer.
+
+cores ─ feed ─ network ─ a rehearsal, where its convolutions are to be tried ─ trainer
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unisono.compute.binding import Share, bind, own_cores, report, share_cores
+from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan, write_plan
+from unisono.compute.precision import choose, products_in
+from unisono.compute.prepare import prepare
+from unisono.compute.processor import processor
+from unisono.data.feed import Feed, Hold, InMemory, Packed
+from unisono.data.table import DATA
+from unisono.errors import UsageError
+from unisono.models.table import make_network
+from unisono.optimizers.table import make_optimizer
+from unisono.rules import BSP, Exchange
+from unisono.schedules.pieces import bounds
+from unisono.training.loss import classification_loss
+from unisono.training.recipe import OWN, Recipe
+from unisono.training.rehearsal import rehearse
+from unisono.training.timeline import Timeline
+from unisono.training.trainer import Trainer
+from unisono.world import World
+
+MOST_THREADS = 8
+"""Threads that decode, unless the recipe says more."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def take_cores(world: World) -> tuple[Share, list[str]]:
+    """Keep this rank on its share of its node's cores; the share, and what is to be said of each node, once."""
+    node = world.node_world
+    shares = share_cores(node.gather(own_cores()))
+    share = shares[node.rank]
+    bind(share)
+    if share.cores:
+        torch.set_num_threads(min(torch.get_num_threads(), share.threads))
+    return share, list(dict.fromkeys(world.gather(report(shares))))
+
+
+def make_feed(recipe: Recipe, world: World, share: Share) -> Feed:
+    """What the recipe trains on."""
+    data = recipe.data
+    if not data.pack:
+        return InMemory(DATA[data.name](), world, recipe.training.seed)
+    threads = data.threads or min(MOST_THREADS, max(1, len(share.cores) if share.bound else share.threads))
+    shown = data.size, data.augment, threads, data.windows, data.context
+    hold = Hold(Path(data.pack), data.hold == "whole", data.groups, *shown)
+    return Packed(hold, world, recipe.training.seed)
+
+
+def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | None, plan: ConvolutionPlan) -> Trainer:
+    """The network, with weights from the seed, and what trains it; `plan` is settled, by a rehearsal if it is not."""
+    torch.manual_seed(recipe.training.seed)
+    dtype = DTYPES[recipe.model.dtype]
+    network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
+    model, options = network.to(dtype), recipe.optimizer
+    within = partial(products_in, choose(recipe.compute.precision, dtype, "cpu", processor()), dtype, "cpu")
+    if recipe.compute.convolutions == "tried":
+        prepare(model, plan)
+        if not plan.settled:
+            first, last = bounds(recipe.training.batch, world.size, world.rank)
+
+            def step(inputs: Tensor, labels: Tensor) -> Tensor:
+                with within():
+                    return classification_loss(model(inputs), labels)
+
+            rehearse(model, step, feed.blank(last - first).to(dtype), plan, world)
+    optimizer = make_optimizer(options.name, model, options.learning_rate, options.momentum, options.weight_decay)
+    wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
+    megabytes = recipe.exchange.bucket_megabytes
+    largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
+    rule = BSP(Exchange(recipe.exchange.algorithm, wire, largest), recipe.exchange.embedding)
+    return Trainer(model, optimizer, rule, world, clip=options.clip or None, timeline=timeline, within=within)
+
+
+def known_plan(recipe: Recipe, own: Path | None, world: World) -> ConvolutionPlan:
+    """What was tried before: settled, where a run that goes on has its `own`; else what the recipe's file holds."""
+
+    def read() -> tuple[dict[str, Times], bool]:
+        here = machine(processor().name)
+        before = {} if own is None else read_plan(own, here)
+        shared = Path(recipe.compute.plan) if recipe.compute.plan else None
+        return (before, True) if before else ({} if shared is None else read_plan(shared, here), False)
+
+    measured, settled = world.on_root(read)
+    return ConvolutionPlan(measured, settled=settled)
+
+
+def keep_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) -> None:
+    """Write what was tried into the run's folder and the recipe's file."""
+
+    def write() -> None:
+        here = machine(processor().name)
+        for path in (own, *([Path(recipe.compute.plan)] if recipe.compute.plan else [])):
+            try:
+                write_plan(path, here, plan.measured)
+            except OSError as error:
+                raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+    if plan.measured:
+        world.on_root(write)

@@ -1,0 +1,32 @@
+"""A step before the first, on every rank, so that the ways of convolutions are tried and agreed on, and then stay.
+
+    rank 0   forward, backward on zeros: each way timed ┐
+    rank 1   forward, backward on zeros: each way timed ┴ the slowest rank's time of each way ─ the best, on all ranks
+
+The ranks try at the same time, as they compute later: what one way takes depends on how much memory the others read.
+Nothing is left of it: no gradient, no mean of a norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from unisono.compute.convolution_plan import ConvolutionPlan, merge
+from unisono.world import World
+
+
+def rehearse(
+    model: nn.Module, step: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, plan: ConvolutionPlan, world: World
+) -> None:
+    """Settle `plan` on all ranks of `world`: `step` gives the loss of `model` for this rank's inputs and labels."""
+    if len(inputs):
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        model.train()
+        step(inputs, torch.zeros(len(inputs), dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        model.zero_grad(set_to_none=True)
+    plan.settle(merge(world.gather(plan.measured)))

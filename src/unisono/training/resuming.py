@@ -1,0 +1,87 @@
+"""Where a run is, and how one that has stopped goes on: the newest whole checkpoint, and what may not have changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.errors import CheckpointError, RecipeError
+from unisono.training import run_directory
+from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest
+from unisono.training.recipe import Recipe
+from unisono.training.trainer import Trainer
+from unisono.world import World
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a run has come: `step` steps in all, `done` of them in `epoch`.
+
+    `loss` is what this rank's samples of the epoch sum to so far.
+    """
+
+    epoch: int = 0
+    done: int = 0
+    step: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    """That it had taken where it goes on: none where it begins."""
+    data: str = ""
+    """The mark of what it was trained on, where the run goes on."""
+
+
+def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[str]]:
+    """Put the newest whole checkpoint into the model and the optimizer; where the run is then, and what to say.
+
+    Called by all ranks together. Raises CheckpointError where none is whole, or it does not fit the model.
+    """
+
+    def read() -> tuple[Checkpoint, list[str]]:
+        checkpoint, torn = load_newest(folder / run_directory.CHECKPOINTS)
+        forget_newer(folder / run_directory.CHECKPOINTS, checkpoint.step)
+        run_directory.forget_after(folder, checkpoint.step)
+        return checkpoint, torn
+
+    checkpoint, torn = world.on_root(read)
+    try:
+        trainer.model.load_state_dict(checkpoint.weights)
+        options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
+        trainer.optimizer.load_state_dict(checkpoint.optimizer)
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}"
+        ) from error
+    for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
+        group.update({key: value for key, value in option.items() if key != "params"})
+    progress = checkpoint.progress
+    trainer.gradients.restore(progress["meeting"])
+    before = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks counts once
+    place = Place(progress["epoch"], progress["done"], checkpoint.step, before, progress["seconds"], progress["data"])
+    notes = [f"{line}; the one before it is used" for line in torn]
+    return place, [*notes, f"goes on after step {checkpoint.step}"]
+
+
+def check_change(before: Recipe, now: Recipe, place: Place, data: str) -> None:
+    """Raise RecipeError for what a run that goes on at `place`, on data with the mark `data`, cannot change.
+
+    The optimizer's state is of its kind; within an epoch the order of samples must stay, or some would be seen twice
+    and others never.
+    """
+    if before.optimizer.name != now.optimizer.name:
+        raise RecipeError(
+            f"optimizer.name = {now.optimizer.name!r}, but the run has the state of {before.optimizer.name!r}; "
+            "a new run can have another"
+        )
+    if place.done and place.data != data:
+        raise RecipeError(
+            f"the run stopped {place.done} steps into an epoch of other data ({place.data}) than now ({data}); "
+            "it can be changed at the end of an epoch alone"
+        )
+    for key in ("batch", "seed"):
+        old, new = getattr(before.training, key), getattr(now.training, key)
+        if place.done and old != new:
+            raise RecipeError(
+                f"training.{key} = {new}, but the run stopped {place.done} steps into an epoch with {old}; "
+                "it can be changed at the end of an epoch alone"
+            )

@@ -1,0 +1,63 @@
+"""The layers of a model, and what their passes take."""
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.bench.layers import Row, layers_of, measure_layers
+from unisono.bench.peak import Peak
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.geometry import Pass
+from unisono.errors import UsageError
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1),
+        nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5),
+    )  # fmt: skip
+
+
+def test_layers_are_found_without_computing() -> None:
+    model = network()
+    found = layers_of(model, (2, 3, 6, 6))
+    assert [layer.name for layer in found] == ["0", "1", "2", "3", "4", "5", "7"]
+    assert found[0].module is model[0]
+    assert (found[0].inputs, found[0].outputs) == ((2, 3, 6, 6), (2, 4, 6, 6))
+    assert (found[-1].inputs, found[-1].outputs) == ((2, 144), (2, 5))
+    assert next(model.parameters()).device.type == "cpu"
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"cannot be shown inputs of shape \(2, 3, 7, 7\)"):
+        layers_of(network(), (2, 3, 7, 7))
+
+
+def test_each_pass_has_a_row() -> None:
+    said: list[str] = []
+    rows = measure_layers(layers_of(network(), (2, 3, 6, 6)), ConvolutionPlan(), torch.float32, said.append)
+    by = {(row.layer, row.which): row for row in rows}
+    assert ("0", Pass.INPUT.value) not in by  # nobody asks for the pictures' gradient
+    assert {which for layer, which in by if layer == "3"} == {which.value for which in Pass}
+    assert {which for layer, which in by if layer == "1"} == {Pass.FORWARD.value, Pass.INPUT.value}
+    assert by["3", Pass.WEIGHT.value].operations == 2 * 2 * 36 * 4 * 4 * 9
+    assert by["3", Pass.WEIGHT.value].way == "library, channels last"
+    assert by["7", Pass.INPUT.value].operations == 2 * 2 * 144 * 5
+    assert by["7", Pass.INPUT.value].least_bytes == 4 * (2 * 144 + 2 * 5 + 144 * 5)
+    assert by["2", Pass.FORWARD.value].operations == 0
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_layers_alike_are_measured_once() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)))
+    said: list[str] = []
+    rows = measure_layers(layers_of(model, (1, 4, 6, 6)), ConvolutionPlan(), torch.float32, said.append)
+    assert said == ["1/4 0", "2/4 1"]
+    assert len({row.seconds for row in rows if row.which == Pass.FORWARD.value and row.layer != "0"}) == 1
+    assert [row.layer for row in rows if row.which == Pass.INPUT.value] == ["1", "2", "3"]
+
+
+def test_share_of_the_bound() -> None:
+    peak = Peak(operations_per_second=100.0, bytes_per_second=10.0)
+    assert Row("a", "Conv2d", "forward", 4.0, 200, 10, "").share_of_bound(peak) == 0.5
+    assert Row("a", "ReLU", "forward", 4.0, 0, 10, "").share_of_bound(peak) == 0.25

@@ -1,0 +1,30 @@
+"""Bounds that were measured."""
+
+import pytest
+import torch
+
+from unisono.bench import peak
+from unisono.bench.peak import Peak, fastest, measure_peak
+
+BOTH = Peak(operations_per_second=100.0, bytes_per_second=10.0)
+
+
+def test_the_longer_of_both_is_the_bound() -> None:
+    assert BOTH.least_seconds(operations=200, least_bytes=10) == 2.0
+    assert not BOTH.by_memory(operations=200, least_bytes=10)
+    assert BOTH.least_seconds(operations=100, least_bytes=30) == 3.0
+    assert BOTH.by_memory(operations=100, least_bytes=30)
+
+
+def test_the_first_attempt_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0, 1, 0, 5, 0, 3, 0, 4, 0, 6, 0, 7])
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: next(now))
+    assert fastest(lambda: None) == 3
+
+
+def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "SIDE", 64)
+    monkeypatch.setattr(peak, "COPIED", 1 << 16)
+    found = measure_peak(torch.float32)
+    assert found.operations_per_second > 0
+    assert found.bytes_per_second > 0

@@ -1,0 +1,73 @@
+"""Which cores each rank of a node computes on."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.compute.binding import MANY, Share, bind, own_cores, report, share_cores
+
+
+@given(st.frozensets(st.integers(0, 200), min_size=1), st.integers(1, 12))
+def test_equal_masks_are_shared_fairly(mask: frozenset[int], ranks: int) -> None:
+    shares = share_cores([mask] * ranks)
+    assert len(shares) == ranks
+    assert all(share.threads >= 1 for share in shares)
+    assert len({share.bound for share in shares}) == 1
+    assert shares[0].bound == (ranks <= len(mask))
+    if shares[0].bound:
+        given = [core for share in shares for core in share.cores]
+        assert sorted(given) == sorted(mask)
+        sizes = [len(share.cores) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(share.threads == len(share.cores) - (len(share.cores) >= MANY) for share in shares)
+
+
+def test_what_a_launcher_has_bound_stays() -> None:
+    masks = [frozenset({4, 5}), frozenset({0, 1})]
+    assert share_cores(masks) == (Share((4, 5), 2, bound=True), Share((0, 1), 2, bound=True))
+
+
+def test_masks_that_overlap_are_left_alone() -> None:
+    shares = share_cores([frozenset({0, 1}), frozenset({1, 2})])
+    assert [share.bound for share in shares] == [False, False]
+    assert [share.threads for share in shares] == [1, 1]
+    assert report(shares) == "cores: 2 ranks take turns on 3 cores (0 to 2); the launcher has bound them so"
+
+
+@pytest.mark.parametrize(
+    ("mask", "ranks", "said"),
+    [
+        ({0, 1}, 1, "cores: rank 0 on 0 and 1"),
+        ({0, 1, 2, 8}, 1, "cores: rank 0 on 0 to 2, 8"),
+        ({0, 1}, 4, "cores: 4 ranks take turns on 2 cores (0 and 1); fewer ranks would be faster"),
+        (set(), 1, "cores: not known on this system"),
+    ],
+)
+def test_what_is_said(mask: set[int], ranks: int, said: str) -> None:
+    assert report(share_cores([frozenset(mask)] * ranks)) == said
+
+
+@pytest.mark.skipif(not own_cores(), reason="this system does not say which cores a process may use")
+def test_all_threads_are_bound() -> None:
+    program = """
+import os, threading
+from unisono.compute.binding import Share, bind
+core = min(os.sched_getaffinity(0))
+seen, begun, go = [], threading.Event(), threading.Event()
+def work():
+    begun.set(); go.wait(); seen.append(os.sched_getaffinity(0))
+thread = threading.Thread(target=work); thread.start(); begun.wait()
+bind(Share((core,), 1, True)); go.set(); thread.join()
+print(seen == [{core}] and os.sched_getaffinity(0) == {core})
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "True"
+
+
+def test_ranks_that_take_turns_are_not_bound() -> None:
+    before = own_cores()
+    bind(Share(tuple(before)[:1], 1, bound=False))
+    assert own_cores() == before

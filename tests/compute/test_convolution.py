@@ -1,0 +1,122 @@
+"""A model's own layers that follow a plan."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.compute import convolution_plan
+from unisono.compute.convolution import PlannedConvolution, plan_convolutions
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.geometry import Pass
+from unisono.compute.ways.table import WAYS
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, 2, groups=2),
+        nn.Conv2d(8, 4, 1),
+        nn.Conv2d(4, 4, 3, padding="same", padding_mode="reflect"),
+    )
+
+
+def gradients(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    inputs.grad = None
+    outputs = model(inputs)
+    outputs.square().mean().backward()
+    assert inputs.grad is not None
+    return [outputs.detach(), inputs.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
+
+
+@pytest.mark.parametrize("small", [0, 10**9], ids=["tried", "small"])
+def test_a_planned_model_is_the_model(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(convolution_plan, "SMALL", small)
+    plain, plan = network(), ConvolutionPlan()
+    planned = copy.deepcopy(plain)
+    assert plan_convolutions(planned, plan) == 4
+    inputs = torch.randn(2, 3, 9, 9, requires_grad=True)
+    for _ in range(2):
+        for found, right in zip(
+            gradients(planned, inputs), gradients(plain, inputs.clone().detach().requires_grad_()), strict=True
+        ):
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    assert bool(plan.measured) == (small == 0)
+    assert list(planned.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_trains(name: str) -> None:
+    class One(ConvolutionPlan):
+        """A plan that has one way alone, where it fits."""
+
+        def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
+            way = WAYS[name] if WAYS[name].fits(geometry) else next(iter(WAYS.values()))
+            return way.compute(which, geometry, first, second)
+
+    plain = network()
+    planned = copy.deepcopy(plain)
+    plan_convolutions(planned, One())
+    inputs = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last).requires_grad_()
+    for found, right in zip(
+        gradients(planned, inputs), gradients(plain, inputs.clone().detach().requires_grad_()), strict=True
+    ):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_are_done_already_stay() -> None:
+    model, plan = network(), ConvolutionPlan()
+    plan_convolutions(model, plan)
+    assert plan_convolutions(model, ConvolutionPlan()) == 0
+    assert all(layer.plan is plan for layer in model if isinstance(layer, PlannedConvolution))
+
+
+def test_a_single_picture_and_none_at_all() -> None:
+    model = network()
+    plan_convolutions(model, ConvolutionPlan())
+    assert model(torch.randn(3, 9, 9)).shape == (4, 4, 4)
+    assert model[0](torch.randn(0, 3, 9, 9)).shape == (0, 8, 9, 9)
+
+
+def test_frozen_weights_have_no_pass() -> None:
+    passes: list[Pass] = []
+
+    class Telling(ConvolutionPlan):
+        """A plan that keeps what it is asked for."""
+
+        def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
+            passes.append(which)
+            return super().compute(which, geometry, first, second)
+
+    layer = nn.Conv2d(2, 2, 3)
+    plan_convolutions(layer, Telling())
+    layer.weight.requires_grad_(requires_grad=False)
+    layer(torch.randn(1, 2, 5, 5)).sum().backward()
+    assert passes == [Pass.FORWARD]
+    assert layer.bias is not None
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.tolist() == [9, 9]
+
+
+def test_autocast_computes_in_sixteen_bits() -> None:
+    layer = nn.Conv2d(2, 4, 3, padding=1)
+    plain = copy.deepcopy(layer)
+    plan_convolutions(layer, ConvolutionPlan())
+    inputs = torch.randn(2, 2, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, right = layer(inputs), plain(inputs)
+    assert found.dtype == right.dtype == torch.bfloat16
+    torch.testing.assert_close(found, right, rtol=2e-2, atol=2e-2)
+    found.float().sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_plan_and_model_can_be_copied() -> None:
+    model = network()
+    plan_convolutions(model, ConvolutionPlan())
+    assert copy.deepcopy(model)(torch.zeros(1, 3, 9, 9)).shape == (1, 4, 4, 4)

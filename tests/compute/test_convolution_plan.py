@@ -1,0 +1,141 @@
+"""Which way each convolution takes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from unisono.compute import convolution_plan
+from unisono.compute.convolution_plan import ConvolutionPlan, best_of, key_of, machine, merge, read_plan, write_plan
+from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.ways.table import OWN, WAYS
+from unisono.compute.ways.way import Way
+from unisono.errors import TableError
+
+LAYER = Geometry(1, 4, 4, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)
+
+
+class Bench:
+    """Ways that say when they are computed, and a clock that goes on by what they take."""
+
+    def __init__(self, seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.now = 0.0
+        monkeypatch.setattr(convolution_plan, "SMALL", 0)
+        monkeypatch.setattr(convolution_plan, "WAYS", {name: self._way(name, each) for name, each in seconds.items()})
+
+    def clock(self) -> float:
+        return self.now
+
+    def _way(self, name: str, seconds: float) -> Way:
+        def compute(geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
+            self.calls.append(name)
+            self.now += seconds
+            return first
+
+        return Way(lambda geometry: seconds > 0, compute, compute, compute)
+
+
+def test_each_way_is_tried_once_and_the_best_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({OWN: 2.0, "fast": 1.0, "slow": 9.0, "unfit": 0.0}, monkeypatch)
+    plan, given = ConvolutionPlan(clock=bench.clock), torch.zeros(1)
+    for _ in range(2):
+        plan.compute(Pass.FORWARD, LAYER, given, given)
+    assert bench.calls == [OWN] * 3 + ["fast"] * 3 + ["slow"] + ["fast"] * 2
+    assert plan.way(Pass.FORWARD, LAYER) == "fast"
+    assert plan.way(Pass.INPUT, LAYER) == OWN
+
+
+def test_what_is_known_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({OWN: 2.0, "fast": 1.0}, monkeypatch)
+    plan = ConvolutionPlan({key_of(LAYER, Pass.INPUT): {OWN: 1.0, "fast": 3.0}}, bench.clock)
+    plan.compute(Pass.INPUT, LAYER, torch.zeros(1), torch.zeros(1))
+    assert bench.calls == [OWN]
+
+
+def test_a_settled_plan_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({OWN: 2.0, "fast": 1.0}, monkeypatch)
+    plan = ConvolutionPlan(clock=bench.clock)
+    plan.compute(Pass.INPUT, LAYER, torch.zeros(1), torch.zeros(1))
+    plan.settle({key_of(LAYER, Pass.INPUT): {OWN: 1.0, "fast": 1.0}})
+    bench.calls.clear()
+    for which in Pass:
+        plan.compute(which, LAYER, torch.zeros(1), torch.zeros(1))
+    assert bench.calls == [OWN] * 3
+
+
+def test_another_number_of_samples_goes_as_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    Bench({OWN: 2.0, "fast": 1.0}, monkeypatch)
+    few, many = (replace(LAYER, samples=samples) for samples in (2, 30))
+    plan = ConvolutionPlan()
+    plan.settle(
+        {
+            key_of(few, Pass.INPUT): {OWN: 1.0, "fast": 2.0},
+            key_of(many, Pass.INPUT): {OWN: 2.0, "fast": 1.0},
+            key_of(replace(many, after=8), Pass.INPUT): {OWN: 1.0, "fast": 2.0},
+        }
+    )
+    assert [plan.way(Pass.INPUT, replace(LAYER, samples=samples)) for samples in (1, 3, 29, 99)] == [
+        OWN, OWN, "fast", "fast",
+    ]  # fmt: skip
+    assert plan.way(Pass.FORWARD, few) == OWN
+
+
+def test_small_layers_are_the_librarys() -> None:
+    def clock() -> float:
+        raise AssertionError("nothing is timed")
+
+    plan = ConvolutionPlan(clock=clock)
+    found = plan.compute(Pass.FORWARD, LAYER, torch.ones(1, 4, 8, 8), torch.ones(4, 4, 3, 3))
+    assert found[0, 0, 4, 4] == 36
+    assert plan.measured == {}
+
+
+def test_another_way_has_to_be_clearly_faster() -> None:
+    assert best_of({OWN: 1.0, "product": 0.96}) == OWN
+    assert best_of({OWN: 1.0, "product": 0.94}) == "product"
+    assert best_of({"product": 2.0, "unfolded": 1.0}) == "unfolded"
+
+
+def test_ranks_agree_on_the_slowest_of_each_way() -> None:
+    merged = merge([{"a": {OWN: 1.0, "x": 3.0}}, {"a": {OWN: 2.0, "x": 1.0, "y": 1.0}, "b": {OWN: 1.0}}])
+    assert merged == {"a": {OWN: 2.0, "x": 3.0}, "b": {OWN: 1.0}}
+
+
+def test_a_plan_is_written_and_read(tmp_path: Path) -> None:
+    path, here = tmp_path / "new" / "plan.json", machine("Xeon")
+    measured = {"a": {OWN: 0.25, "product": 0.125}}
+    write_plan(path, here, measured)
+    assert read_plan(path, here) == measured
+    assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_of_another_machine_is_none_here(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(path, machine("Xeon"), {"a": {OWN: 0.25}})
+    assert read_plan(path, machine("EPYC")) == {}
+    assert read_plan(tmp_path / "none.json", machine("Xeon")) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 1}', json.dumps({"machine": None, "measured": 3})])
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    path, here = tmp_path / "plan.json", machine("Xeon")
+    path.write_text(text.replace('"machine": null', f'"machine": {json.dumps(here)}'))
+    if '"machine": 1' in text:
+        assert read_plan(path, here) == {}
+        return
+    with pytest.raises(TableError, match="is no plan of convolutions"):
+        read_plan(path, here)
+
+
+def test_a_way_of_another_version_is_left_out(tmp_path: Path) -> None:
+    path, here = tmp_path / "plan.json", machine("Xeon")
+    write_plan(path, here, {"a": {OWN: 0.25, "magic": 0.1}})
+    assert read_plan(path, here) == {"a": {OWN: 0.25}}
+
+
+def test_ways_are_part_of_the_machine() -> None:
+    assert machine("Xeon")["ways"] == list(WAYS)

@@ -1,0 +1,50 @@
+"""Local response normalisation over channels."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from unisono.compute import response_norm
+from unisono.compute.response_norm import ResponseNorm, use_response_norms
+
+
+@given(
+    size=st.integers(1, 6),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4)),
+    last=st.booleans(),
+)
+def test_it_is_pytorchs(size: int, shape: tuple[int, int, int, int], last: bool) -> None:
+    plain = nn.LocalResponseNorm(size, alpha=0.3, beta=0.75, k=2.0)
+    own = copy.deepcopy(plain)
+    assert use_response_norms(own) == 1
+    memory = torch.channels_last if last else torch.contiguous_format
+    inputs = torch.randn(shape, dtype=torch.float64).contiguous(memory_format=memory)
+    slope = torch.randn(shape, dtype=torch.float64)
+    found, right = (one.requires_grad_() for one in (inputs.clone(), inputs.clone()))
+    outputs, expected = own(found), plain(right)
+    torch.testing.assert_close(outputs, expected)
+    outputs.backward(slope)
+    expected.backward(slope)
+    torch.testing.assert_close(found.grad, right.grad)
+
+
+def test_a_few_places_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_norm, "AT_ONCE", 12)
+    inputs = torch.randn(2, 5, 3, 3)
+    assert [len(part) for (part,) in response_norm._parts(torch.zeros(2, 3, 3, 5))] == [2] * 9
+    own, plain = nn.LocalResponseNorm(5), nn.LocalResponseNorm(5)
+    use_response_norms(own)
+    torch.testing.assert_close(own(inputs), plain(inputs))
+
+
+def test_other_shapes_are_pytorchs() -> None:
+    own = nn.Sequential(nn.LocalResponseNorm(3))
+    assert use_response_norms(own) == 1
+    assert isinstance(own[0], ResponseNorm)
+    inputs = torch.randn(2, 5, 3)
+    torch.testing.assert_close(own(inputs), nn.LocalResponseNorm(3)(inputs))
+    assert own(torch.zeros(0, 5, 3, 3)).shape == (0, 5, 3, 3)

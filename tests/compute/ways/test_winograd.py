@@ -1,0 +1,78 @@
+"""Tiles as products of polynomials."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.compute.geometry import Geometry
+from unisono.compute.ways import winograd
+from unisono.compute.ways.winograd import WINOGRAD, Transforms, way
+
+SHAPES = [(4, 3), (2, 3), (2, 5), (3, 2), (5, 2), (1, 3)]
+
+
+@pytest.mark.parametrize(("outputs", "kernel"), SHAPES)
+def test_one_dimension_is_a_correlation(outputs: int, kernel: int) -> None:
+    one = Transforms(outputs, kernel)
+    generator = np.random.default_rng(0)
+    inputs, weight = generator.normal(size=one.tile), generator.normal(size=kernel)
+    found = one.back @ ((one.of_kernel @ weight) * (one.of_inputs @ inputs))
+    np.testing.assert_allclose(found, np.correlate(inputs, weight, "valid"), atol=1e-12)
+
+
+def test_the_known_matrices_of_f_2_3() -> None:
+    one = Transforms(2, 3)
+    assert one.of_inputs.tolist() == [[-1, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]
+    assert one.of_kernel.tolist() == [[-1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]
+    assert one.back.tolist() == [[1, 1, 1, 0], [0, 1, -1, 1]]
+
+
+@pytest.mark.parametrize("name", WINOGRAD)
+@given(data=st.data(), seed=st.integers(0, 1))
+def test_any_layer(name: str, layers: Any, data: st.DataObject, seed: int) -> None:
+    geometry = data.draw(layers.geometries())
+    layers.check_way(WINOGRAD[name], geometry, seed, 1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@given(size=st.tuples(st.integers(3, 14), st.integers(3, 14)), padding=st.integers(0, 2), samples=st.integers(1, 5))
+def test_layers_that_fit(layers: Any, groups: int, size: tuple[int, int], padding: int, samples: int) -> None:
+    one = Geometry(samples, 2 * groups, 3 * groups, size, (3, 3), (1, 1), (padding,) * 2, (1, 1), groups, torch.float32)
+    assert WINOGRAD["winograd 4x4, 3x3"].fits(one)
+    layers.check_way(WINOGRAD["winograd 4x4, 3x3"], one, 0, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "blocks"),
+    [
+        (8, [(0, 2, 0, 2), (2, 4, 0, 2), (4, 5, 0, 2)]),
+        (3, [(sample, sample + 1, top, top + 1) for sample in range(5) for top in range(2)]),
+    ],
+)
+def test_some_tiles_at_once(
+    layers: Any, monkeypatch: pytest.MonkeyPatch, tiles: int, blocks: list[tuple[int, ...]]
+) -> None:
+    monkeypatch.setattr(winograd, "TILES", tiles)
+    found = [(block.first, block.last, block.top, block.bottom) for block in winograd._blocks(5, (2, 2))]
+    assert found == blocks
+    one = Geometry(5, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)
+    layers.check_way(WINOGRAD["winograd 4x4, 3x3"], one, 0, 1e-4)
+
+
+def test_sixteen_bits_are_left_to_others() -> None:
+    one = Geometry(1, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.bfloat16)
+    assert not any(each.fits(one) for each in WINOGRAD.values())
+
+
+def test_double_precision_is_exact() -> None:
+    one = Geometry(2, 3, 2, (9, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 3, 9, 7, dtype=torch.float64, generator=generator)
+    weight = torch.randn(2, 3, 3, 3, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(
+        way(4, 3).forward(one, inputs, weight), torch.nn.functional.conv2d(inputs, weight, padding=1)
+    )

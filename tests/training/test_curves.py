@@ -1,0 +1,55 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.errors import UsageError
+from unisono.training.curves import Curve, curve_of, draw, say
+from unisono.training.run_directory import METRICS, add_metrics
+
+
+def line(epoch: int, top1: float, **more: Any) -> dict[str, Any]:
+    return {"epoch": epoch, "elapsed": 30.0 * epoch, "test_accuracy": top1, "loss": 0.1, **more}
+
+
+def test_a_curve_is_read_from_the_metrics(tmp_path: Path) -> None:
+    for epoch, top1 in ((1, 0.5), (2, 0.75)):
+        add_metrics(tmp_path, line(epoch, top1, test_top5=0.9))
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"epoch": 3, "elap')  # the run goes on, or was killed here
+    assert curve_of(tmp_path) == Curve(tmp_path.name, (1, 2), (30.0, 60.0), (0.5, 0.75), (0.9, 0.9))
+
+
+def test_few_classes_have_no_top5(tmp_path: Path) -> None:
+    add_metrics(tmp_path, line(1, 0.5))
+    assert curve_of(tmp_path).top5 == ()
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"nothing in {METRICS}"):
+        curve_of(tmp_path)
+
+
+def test_what_was_reached_is_said() -> None:
+    curve = Curve("mine", (1, 2, 3), (30.0, 60.0, 95.4), (0.5, 0.8, 0.7512), ())
+    assert say(curve) == "mine: 75.12% after 3 epochs, 1:35 min (best 80.00% after 2)"
+    assert say(Curve("mine", (1,), (5.0,), (0.5,), ())) == "mine: 50.00% after 1 epochs, 0:05 min"
+
+
+def test_the_picture_names_each_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    curves = [
+        Curve("one", (1, 2), (30.0, 60.0), (0.5, 0.75), (0.9, 0.95)),
+        Curve("other", (1,), (10.0,), (0.25,), ()),
+    ]
+    draw(curves, tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text()
+    for words in ("one, top-1", "one, top-5", "other, top-1", "minutes", "epochs", "test accuracy"):
+        assert words in drawn
+    assert "other, top-5" not in drawn
+
+
+def test_metrics_of_a_run_are_lines_of_json(tmp_path: Path) -> None:
+    add_metrics(tmp_path, line(1, 0.5))
+    assert json.loads((tmp_path / METRICS).read_text())["elapsed"] == 30.0
