@@ -1,0 +1,1 @@
+"""From the bytes of a recording to what a network is given."""

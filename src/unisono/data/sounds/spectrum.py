@@ -1,0 +1,86 @@
+"""Log-mel frames: how loud a recording is in each band of heights, a hundred times a second.
+
+    samples   ├───── 25 ms ─────┤                     frame 0
+                     ├───── 25 ms ─────┤              frame 1, 10 ms later
+                            ├───── 25 ms ─────┤       frame 2
+    a frame   x Hann's bell ─ FFT ─ squares ─ 40 triangles ─ log ─▶ 40 numbers
+
+Triangles (Davis and Mermelstein 1980): a band begins in the middle of the one before, counts most in its own, and ends
+in that of the next. Middles are even steps of mel apart, mel(f) = 2595 log10(1 + f / 700), as people hear heights:
+about evenly up to 700 Hz, then by ratio.
+
+Half a second at 8,000 samples a second: a frame has 200 samples and begins 80 after the one before, so there are
+1 + (4000 - 200) // 80 = 48; an FFT of 256 has a bin each 31.25 Hz; the bands' middles are 33, 68, 105, ... 3,787 Hz.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Frames = NDArray[np.float32]
+"""Frames x BANDS."""
+
+LENGTH, HOP = 0.025, 0.010
+"""Seconds of a frame, and from the beginning of one to that of the next."""
+
+BANDS = 40
+
+FLOOR = 1e-8
+"""About the power that rounding to 16 bits leaves in silence: what is below says nothing."""
+
+TOGETHER = 512
+"""Frames that are made at once, so that a recording of hours needs no more memory than one of seconds."""
+
+
+class Spectrum:
+    """Makes frames of recordings of one rate."""
+
+    def __init__(self, rate: int) -> None:
+        """`rate` is samples a second."""
+        self._length, self._hop = round(LENGTH * rate), round(HOP * rate)
+        narrowest = hertz(mel(rate / 2) / (BANDS + 1))
+        least = max(self._length, math.ceil(rate / narrowest))  # so that the narrowest band has a bin
+        self._size = 1 << (least - 1).bit_length()
+        self._bell = np.hanning(self._length + 1)[:-1].astype(np.float32)
+        self._bands = triangles(rate, self._size)
+
+    def frames(self, samples: NDArray[np.float32]) -> Frames:
+        """The frames of samples from -1 to 1; what is left after the last whole frame is not heard.
+
+        A recording that is shorter than a frame ends in silence.
+        """
+        if len(samples) < self._length:
+            samples = np.pad(samples, (0, self._length - len(samples)))
+        cut = sliding_window_view(samples, self._length)[:: self._hop]
+        frames = np.empty((len(cut), BANDS), np.float32)
+        for first in range(0, len(cut), TOGETHER):
+            waves = np.fft.rfft(cut[first : first + TOGETHER] * self._bell, self._size)
+            power = waves.real**2 + waves.imag**2
+            # not by BLAS, whose threads would take the cores from the network that trains beside
+            np.einsum("fk,bk->fb", power, self._bands, out=frames[first : first + TOGETHER])
+        np.log(np.maximum(frames, FLOOR, out=frames), out=frames)
+        return frames
+
+
+def triangles(rate: int, size: int) -> NDArray[np.float32]:
+    """How much each bin of an FFT of `size` samples counts in each band, (BANDS, size // 2 + 1): 1 in its middle."""
+    edges = np.array([hertz(step * mel(rate / 2) / (BANDS + 1)) for step in range(BANDS + 2)])
+    below, middle, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    bins = np.arange(size // 2 + 1) * (rate / size)
+    sides = (bins - below) / (middle - below), (above - bins) / (above - middle)
+    weights: NDArray[np.float32] = np.maximum(0, np.minimum(*sides)).astype(np.float32)
+    return weights
+
+
+def mel(frequency: float) -> float:
+    """How high people hear a frequency in hertz."""
+    return 2595 * math.log10(1 + frequency / 700)
+
+
+def hertz(height: float) -> float:
+    """`mel` the other way round."""
+    return 700 * (math.pow(10, height / 2595) - 1)
