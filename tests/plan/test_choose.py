@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unisono.engine.embeddings import EMBEDDINGS
 from unisono.gradients.layout import plan_layout
-from unisono.plan.choose import SIMPLEST, SIZES, WITHIN, Candidate, candidates
+from unisono.plan.choose import SIMPLEST, SIZES, WITHIN, Candidate, candidates, finer
 from unisono.plan.computing import Computing, Cost, Load
 from unisono.plan.order import bound
 from unisono.plan.step import predict
@@ -68,6 +68,17 @@ def test_what_is_picked_where_all_is_waited_for(ratio: float, order: list[tuple[
     found = candidates(NETWORK, loads, at(ratio), deferred=False)
     assert summary(found) == order
     assert all(one.setting.sequence == () for one in found)
+
+
+def test_the_same_in_finer_buckets() -> None:
+    best = candidates(NETWORK, loads, at(1))[0]
+    small = finer(best, NETWORK, loads, at(1))
+    assert small is not None
+    assert small.setting.embedding == best.setting.embedding
+    assert small.setting.bucket_bytes == best.setting.bucket_bytes // 4
+    assert small.prediction.step >= best.prediction.step / WITHIN
+    assert finer(best, NETWORK, loads, at(1), sizes=[best.setting.bucket_bytes]) is None
+    assert finer(best, NETWORK, lambda _: loads(MIB), at(1)) is None
 
 
 def test_a_long_latency_wants_larger_buckets() -> None:

@@ -3,7 +3,8 @@
     step 0      buckets as the parameters are declared            the order in which gradients come: rank 0's, for all
     steps 1-4   in small and in large buckets, as a chain         what computing, exchanges and updates take
                 predict every embedding and bucket size           plan/choose.py
-    then        the best of each embedding, if they are near      five steps each, the last four are measured
+    then        the best of each embedding, if they are near,     five steps each, the last four are measured
+                and the very best in buckets a quarter as large
     from then on the one predicted to be best, unless another was faster beyond doubt
 
 What is given is not looked for. All ranks see the same numbers, so that they plan alike.
@@ -25,7 +26,7 @@ from unisono.engine.embeddings import EMBEDDINGS
 from unisono.errors import UsageError
 from unisono.gradients.measured import Measured
 from unisono.gradients.memory import Memory
-from unisono.plan.choose import SIZES, Candidate, Setting, candidates
+from unisono.plan.choose import SIZES, Candidate, Setting, candidates, finer
 from unisono.plan.computing import Computing, Cost, Load, Prediction, fit
 from unisono.world import World
 
@@ -128,7 +129,9 @@ class Tuning:
 
     def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
         found = candidates(computing, self._loads, cost, self._embeddings, self._sizes, deferred=self._deferred)
-        near = [one for one in found if one.prediction.step <= found[0].prediction.step * NEAR]
+        small = finer(found[0], computing, self._loads, cost, self._sizes, deferred=self._deferred)
+        worth = [found[0], *([] if small is None else [small]), *found[1:]]
+        near = [one for one in worth if one.prediction.step <= found[0].prediction.step * NEAR]
         measured: list[tuple[list[float], Candidate]] = []
         for one in near:
             self.setting = one.setting
@@ -141,7 +144,7 @@ class Tuning:
         steps, chosen = reduce(_better, measured)
         self._settled, self.predicted = True, chosen.prediction
         if self._world.rank == 0:
-            for line in _report(computing, cost, median(steps), chosen, measured, found):
+            for line in _report(computing, cost, median(steps), chosen, measured, worth):
                 self.say(line)
         if chosen.setting != self.setting:
             self.setting = chosen.setting
@@ -173,19 +176,25 @@ def _report(
     off = seconds / prediction.step - 1
     rate = f"{1e-6 / cost.a_byte:,.0f} MB/s" if cost.a_byte else "any speed"
     yield (
-        f"embedding {setting.embedding}, buckets of at most {setting.bucket_bytes / (1 << 20):g} MiB: "
+        f"embedding {setting.embedding}, buckets of at most {_mib(chosen)}: "
         f"{_ms(seconds)} a step (predicted {_ms(prediction.step)}, {off:+.0%}); "
         f"computing {_ms(computing.whole)}, exchanging {_ms(prediction.communicating)} at {rate}"
     )
     took = {one.setting: median(steps) for steps, one in measured}
     told = [
-        f"{one.setting.embedding} {_ms(one.prediction.step)}"
+        one.setting.embedding
+        + (f" of {_mib(one)}" if one.setting.embedding == setting.embedding else "")
+        + f" {_ms(one.prediction.step)}"
         + (f" (measured {_ms(took[one.setting])})" if one.setting in took else "")
         for one in found
         if one is not chosen
     ]
     if told:
         yield f"the others as predicted: {', '.join(told)}"
+
+
+def _mib(candidate: Candidate) -> str:
+    return f"{candidate.setting.bucket_bytes / (1 << 20):g} MiB"
 
 
 def _ms(seconds: float) -> str:

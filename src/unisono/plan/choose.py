@@ -16,6 +16,9 @@ SIZES = tuple(1 << power for power in range(19, 28))
 WITHIN = 1.01
 """A prediction that is so near to the best is as good: then larger buckets, and what is simpler, are chosen."""
 
+FINER = 4
+"""How many of the finer buckets go into one."""
+
 SIMPLEST = ("none", "chain", "funnel", "concurrent")
 
 
@@ -55,6 +58,26 @@ def candidates(
     ]
     best = min(one.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.prediction.step, best * WITHIN))
+
+
+def finer(
+    candidate: Candidate,
+    computing: Computing,
+    loads: Callable[[int], Sequence[Load]],
+    cost: Cost,
+    sizes: Iterable[int] = SIZES,
+    outstanding: int = OUTSTANDING,
+    deferred: bool = True,
+) -> Candidate | None:
+    """The same embedding with buckets a quarter as large; None where `sizes` has none, or the buckets stay the same.
+
+    Of two sizes that are predicted to be alike `candidates` takes the larger; long exchanges hold others up.
+    """
+    name, largest, _ = candidate.setting
+    size = largest // FINER
+    if size not in sizes or len(loads(size)) == len(loads(largest)):
+        return None
+    return _candidate(computing, loads(size), size, cost, name, outstanding, deferred)
 
 
 def _candidate(
