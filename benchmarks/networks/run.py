@@ -27,7 +27,7 @@ from unisono.models.table import make_network
 
 HERE = Path(__file__).parent
 NAMES = ("resnet50", "vgg16", "alexnet", "googlenet")
-BATCH, STEPS = 32, 5
+BATCH, STEPS = 32, 3
 REPORTED = ("vgg16", "resnet50")
 
 

@@ -19,9 +19,9 @@ def test_all_make_the_same_steps() -> None:
     for contender in contenders:
         assert contender.step() > 0
         assert contender.step() > 0
-    stock, autocast, ours = (torch.cat([one.flatten() for one in c.model.parameters()]) for c in contenders)
+    stock, tuned, ours = (torch.cat([one.flatten() for one in c.model.parameters()]) for c in contenders)
     torch.testing.assert_close(ours, stock, rtol=1e-2, atol=1e-3)
-    torch.testing.assert_close(autocast, stock, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(tuned, stock, rtol=1e-2, atol=1e-3)
 
 
 def test_the_first_step_is_not_counted() -> None:
@@ -30,7 +30,7 @@ def test_the_first_step_is_not_counted() -> None:
 
 
 def test_table() -> None:
-    seconds = {"stock": [4.0, 2.0, 3.0], "autocast": [6.0], "ours": [1.5]}
+    seconds = {"stock": [4.0, 2.0, 3.0], "tuned": [6.0], "ours": [1.5]}
     lines = as_markdown([{"network": "vgg16", "batch": 6, "seconds": seconds}]).splitlines()
     assert lines[2] == "| vgg16 | 6 | 2.00 (1.50-3.00) | 1.00 (1.00-1.00) | 4.00 (4.00-4.00) | 2.00 | 4.00 |"
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")

@@ -49,6 +49,24 @@ def test_each_way_is_tried_once_and_the_best_kept(monkeypatch: pytest.MonkeyPatc
     assert plan.way(Pass.INPUT, LAYER) == OWN
 
 
+def test_a_large_layer_is_tried_on_some_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def compute(geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
+        seen.append((geometry.samples, len(first), len(second)))
+        return first
+
+    monkeypatch.setattr(convolution_plan, "SMALL", 0)
+    monkeypatch.setattr(convolution_plan, "TRIED", 5 * LAYER.operations)
+    monkeypatch.setattr(convolution_plan, "WAYS", {OWN: Way(lambda _: True, compute, compute, compute)})
+    plan, many = ConvolutionPlan(), replace(LAYER, samples=20)
+    for which, (first, second) in {Pass.FORWARD: (20, 4), Pass.INPUT: (20, 4), Pass.WEIGHT: (20, 20)}.items():
+        seen.clear()
+        plan.compute(which, many, torch.zeros(first), torch.zeros(second))
+        assert seen[:-1] == [(5, 5, 5 if which is Pass.WEIGHT else 4)] * 3
+        assert seen[-1] == (20, first, second)
+
+
 def test_what_is_known_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench({OWN: 2.0, "fast": 1.0}, monkeypatch)
     plan = ConvolutionPlan({key_of(LAYER, Pass.INPUT): {OWN: 1.0, "fast": 3.0}}, bench.clock)

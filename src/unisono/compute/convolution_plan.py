@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ from unisono.errors import TableError
 
 SMALL = 100_000_000
 """Operations up to which a pass is the library's, untried."""
+
+TRIED = 12_000_000_000
+"""Operations of a trial: a tenth of a second, or so, on a few cores."""
 
 CLEARLY = 0.95
 """Another way has to take less than this share of the library's time."""
@@ -112,8 +115,12 @@ class ConvolutionPlan:
         return alike[min(alike, key=lambda number: abs(number - geometry.samples))] if alike else {}
 
     def _try(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
-        """Time every way that fits."""
+        """Time every way that fits, on as many samples as tell it from the others."""
         times: Times = {}
+        samples = -(-TRIED * geometry.samples // geometry.operations)
+        if samples < geometry.samples:
+            geometry = replace(geometry, samples=samples)
+            first, second = first[:samples], second[:samples] if which is Pass.WEIGHT else second
         for name, way in WAYS.items():
             if not way.fits(geometry):
                 continue
