@@ -21,10 +21,10 @@ import pyarrow as pa
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
-from unisono.data.memory.segment import Segment
 
 from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.loading import Loader, Mode
+from unisono.data.memory.segment import Segment
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.pictures.crops import part_of
