@@ -44,6 +44,7 @@ def layers(
     from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
     from unisono.compute.precision import check, choose
     from unisono.compute.processor import processor
+    from unisono.compute.response_norm import use_response_norms
     from unisono.models.table import make_network
 
     check(precision)
@@ -53,7 +54,9 @@ def layers(
     console = Console(highlight=False, soft_wrap=True, width=wide)
     known = {} if plan is None else read_plan(plan, machine(here.name))
     ways = ConvolutionPlan(known)
-    found = layers_of(make_network(model, "", classes, shape[1]), shape)
+    network = make_network(model, "", classes, shape[1])
+    use_response_norms(network)
+    found = layers_of(network, shape)
     peak = measure_peak(dtype)
     with console.status("") as status:
         rows = measure_layers(found, ways, dtype, status.update)
