@@ -41,16 +41,15 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
     check_run(recipe, world.size)
     if trace is not None:
         world.on_root(lambda: check_writable(trace))
-    share, notes = take_cores(world)
+    share, cores = take_cores(world)
     feed = make_feed(recipe, world, share)
     timeline = None if trace is None else Timeline(world)
     plan = known_plan(recipe, None if resume is None else resume / run_directory.CONVOLUTIONS, world)
     trainer = make_trainer(recipe, world, feed, timeline, plan)
-    place = Place()
+    place, notes = Place(), list[str]()
     if resume is not None:
         before = world.on_root(lambda: run_directory.recipe_of(resume, []))
-        place, found = go_on(resume, trainer, world)
-        notes += found
+        place, notes = go_on(resume, trainer, world)
         check_change(before, recipe, place, feed.mark)
         world.on_root(lambda: run_directory.write_recipe(resume, replace(recipe, ranks=world.size)))
     home = resume or world.on_root(lambda: run_directory.begin(replace(recipe, ranks=world.size), folder))
@@ -60,6 +59,8 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
             report.say(note)
         on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
         report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
+        for line in cores:
+            report.say(line)
         trainer.gradients.say(report.say)
         _Run(recipe, world, feed, trainer, home, report, place, time.perf_counter() - place.seconds).finish()
     feed.close()
