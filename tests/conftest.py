@@ -10,9 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 from unisono.launch import find_mpiexec, launch_environment, ranks_started
+
+settings.register_profile("unisono", deadline=None)  # how long an example takes is no property of it
+settings.load_profile("unisono")
 
 ROOT = Path(__file__).parent.parent
 UNDER_MPIEXEC = ranks_started(os.environ) is not None
