@@ -77,8 +77,8 @@ def check_way(way: Way, geometry: Geometry, seed: int, tolerance: float) -> None
 def one_thread() -> Iterator[None]:
     """What is tested here is the ways.
 
-    With two threads PyTorch 2.13's own weight gradient of 1 x 1 kernels with a stride and one channel out is wrong once in
-    a thousand times: a race in oneDNN.
+    With two threads PyTorch 2.13's own weight gradient of 1 x 1 kernels with a stride and one channel out is wrong once
+    in a thousand times: a race in oneDNN.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
