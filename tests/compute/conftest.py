@@ -1,7 +1,5 @@
 """Layers of all kinds, and what their three passes give when PyTorch computes them in float64."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -71,19 +69,6 @@ def check_way(way: Way, geometry: Geometry, seed: int, tolerance: float) -> None
             assert found.dtype == geometry.dtype
             assert float((found.double() - right[which]).abs().max()) <= tolerance * float(right[which].abs().max())
             assert all(torch.equal(one, other) for one, other in zip(pair, before, strict=True))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """What is tested here is the ways.
-
-    With two threads PyTorch 2.13's own weight gradient of 1 x 1 kernels with a stride and one channel out is wrong once
-    in a thousand times: a race in oneDNN.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Layers:

@@ -1,5 +1,6 @@
 """PyTorch's own convolution, in both memory formats."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -20,6 +21,16 @@ def test_any_layer(way: Way, layers: Any, data: st.DataObject, seed: int) -> Non
     geometry = data.draw(layers.geometries())
     assert way.fits(geometry)
     layers.check_way(way, geometry, seed, 1e-5)
+
+
+@EACH
+@pytest.mark.parametrize("before", [1, 3, 5, 15])
+@pytest.mark.parametrize("stride", [(2, 1), (1, 2), (2, 2), (3, 3)])
+def test_a_stride_over_few_channels(layers: Any, way: Way, before: int, stride: tuple[int, int]) -> None:
+    for after, size in itertools.product((1, 8), ((8, 8), (13, 14))):
+        geometry = Geometry(3, before, after, size, (1, 1), stride, (0, 0), (1, 1), 1, torch.float32)
+        for seed in range(10):
+            layers.check_way(way, geometry, seed, 1e-5)
 
 
 @EACH

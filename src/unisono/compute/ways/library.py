@@ -6,6 +6,8 @@ channels first   sample, channel, down, right      turned around before and afte
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,10 @@ from unisono.compute.ways.way import Way
 
 CONVOLUTION = torch.ops.aten.convolution
 BACKWARD = torch.ops.aten.convolution_backward
+
+
+FEW = 16
+"""Channels before, below which oneDNN writes beyond its workspace: see `_picked`."""
 
 
 def _way(memory: torch.memory_format) -> Way:
@@ -56,11 +62,24 @@ def _way(memory: torch.memory_format) -> Way:
         return backward(geometry, gradient, inputs, weight, Pass.INPUT).contiguous(memory_format=torch.channels_last)
 
     def weight_gradient(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
+        geometry, inputs = _picked(geometry, inputs)
         shape = (geometry.after, geometry.before // geometry.groups, *geometry.kernel)
         weight = torch.empty(shape, dtype=inputs.dtype, device=inputs.device).contiguous(memory_format=memory)
         return backward(geometry, gradient, inputs.contiguous(memory_format=memory), weight, Pass.WEIGHT)
 
     return Way(lambda _: True, forward, input_gradient, weight_gradient)
+
+
+def _picked(geometry: Geometry, inputs: Tensor) -> tuple[Geometry, Tensor]:
+    """The same weight gradient without a stride, from the pixels that a 1 x 1 kernel sees.
+
+    oneDNN 3.x picks them itself, and with channels last and fewer of them than a vector holds it writes past the memory
+    that it has for that (uxlfoundation/oneDNN#6035): gradients are wrong and the process may abort much later.
+    """
+    if geometry.kernel != (1, 1) or geometry.stride == (1, 1) or geometry.before >= FEW or any(geometry.padding):
+        return geometry, inputs
+    (down, right), (height, width) = geometry.stride, geometry.places
+    return replace(geometry, size=(height, width), stride=(1, 1)), inputs[:, :, ::down, ::right]
 
 
 CHANNELS_LAST = _way(torch.channels_last)
