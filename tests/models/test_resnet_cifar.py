@@ -1,19 +1,19 @@
 import torch
 
-from unisono.models.resnet_cifar import Block, ResNetCIFAR, resnet20
+from unisono.models.resnet_cifar import Block, resnet_cifar
 
 
 def test_size_and_shape() -> None:
-    model = resnet20(10)
+    model = resnet_cifar(20, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) == 269_722
     assert model(torch.zeros(3, 3, 32, 32)).shape == (3, 10)
-    assert resnet20(10, 1)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+    assert resnet_cifar(20, 10, 1)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
 def test_it_has_6_n_layers_and_2() -> None:
-    for blocks in (1, 3):
-        layers = [module for module in ResNetCIFAR(10, 3, blocks).modules() if hasattr(module, "weight")]
-        assert len([layer for layer in layers if not isinstance(layer, torch.nn.BatchNorm2d)]) == 6 * blocks + 2
+    for count in (8, 20):
+        layers = [module for module in resnet_cifar(count, 10).modules() if hasattr(module, "weight")]
+        assert len([layer for layer in layers if not isinstance(layer, torch.nn.BatchNorm2d)]) == count
 
 
 def test_the_short_cut_takes_every_second_place_and_fills_up_with_zeros() -> None:

@@ -36,7 +36,7 @@ NETWORKS = ("alexnet", "vgg16", "vgg19", "resnet50", "googlenet")
 SHAPES = {
     "overfeat_fast": (3, 231, 231),
     "small_convnet": (1, 8, 8),
-    "resnet20": (3, 32, 32),
+    **{f"resnet{layers}": (3, 32, 32) for layers in (8, 20, 32, 44, 56, 110)},
     "cd_dnn": (440,),
 }
 """Of a sample, where it is not a picture of 224 x 224."""

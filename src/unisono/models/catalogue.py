@@ -2,7 +2,12 @@
 
 NETWORKS = (
     "small_convnet",
+    "resnet8",
     "resnet20",
+    "resnet32",
+    "resnet44",
+    "resnet56",
+    "resnet110",
     "resnet50",
     "alexnet",
     "alexnet_bn",

@@ -5,7 +5,8 @@
     block   x ─ 3x3 ─ norm ─ relu ─ 3x3 ─ norm ─ (+) ─ relu        where sizes change, x is taken at every second
             └──────────────────────────────────┘                  place and filled up with zeros: no parameters
 
-ResNet-20, n = 3: 269,722 parameters for 10 classes and 3 colours.
+n = 1, 3, 5, 7, 9 and 18 give ResNet-8, 20, 32, 44, 56 and 110. ResNet-20 has 269,722 parameters for 10 classes and 3
+colours.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class ResNetCIFAR(nn.Module):
         return scores
 
 
-def resnet20(classes: int, colors: int = 3) -> ResNetCIFAR:
-    """ResNet-20."""
-    return ResNetCIFAR(classes, colors, 3)
+def resnet_cifar(layers: int, classes: int, colors: int = 3) -> ResNetCIFAR:
+    """ResNet-20 for 20 layers, and so on: 6 n + 2 of them."""
+    blocks, more = divmod(layers - 2, 6)
+    assert not more, f"{layers} layers are not 6 n + 2"
+    return ResNetCIFAR(classes, colors, blocks)

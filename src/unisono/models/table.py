@@ -1,6 +1,7 @@
 """The networks that a recipe can name."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ from unisono.models.own import is_own, make_own
 
 MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "small_convnet": small_convnet.SmallConvnet,
-    "resnet20": resnet_cifar.resnet20,
+    **{f"resnet{layers}": partial(resnet_cifar.resnet_cifar, layers) for layers in (8, 20, 32, 44, 56, 110)},
     "resnet50": resnet50.ResNet50,
     "alexnet": alexnet.AlexNet,
     "alexnet_bn": alexnet_bn.AlexNetBN,
