@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from unisono.data.dice import DRAWS, Throws, dice
 from unisono.data.loading import Loader, Mode
-from unisono.data.memory.segment import Segment
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.pictures.crops import part_of
@@ -39,11 +39,15 @@ class OneProcess:
     """All samples of a pack in the memory of this process."""
 
     def __init__(self, index: Index) -> None:
-        self.segment = Segment.of(0, read_stretch(index, 0, len(index)))
+        self.each = [
+            data[start:stop]
+            for data, offsets in read_stretch(index, 0, len(index))
+            for start, stop in pairwise(offsets.tolist())
+        ]
 
     def samples(self, numbers: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """The bytes of samples."""
-        return [self.segment.sample(int(number)) for number in numbers]
+        return [self.each[number] for number in numbers.tolist()]
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
@@ -130,7 +134,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
     def bare(turn: int) -> float:
         parts = []
         for number in numbers.tolist():
-            file = memory.segment.sample(number).tobytes()
+            file = memory.each[number].tobytes()
             header = decoder.header(file)
             assert header is not None
             box = look(view, header.width, header.height, throws(turn, number)).box

@@ -1,7 +1,7 @@
 """Times the shuffle beside a bare MPI_Alltoallv of the same bytes, and measures the memory it takes.
 
 `shuffle` moves the samples to holders that are known; `epoch` also finds out who they are and where
-everything lies then.
+everything lies then. Memory: the shelf counts whole, touched or not, less the samples on it.
 
 Started on the ranks by run.py:  shuffling.py OUTPUT PACK SEGMENT_BYTES [RATE_BITS]
 """
@@ -22,6 +22,7 @@ import numpy as np
 import unisono
 from unisono.data.memory.holding import in_epoch
 from unisono.data.memory.partitioned import Partitioned
+from unisono.data.memory.shelf import nbytes_of
 from unisono.data.memory.shuffle import shuffle
 from unisono.data.order import permutation
 from unisono.data.pack.index import read_index
@@ -36,7 +37,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
     world = unisono.init()
     index = read_index(Path(pack))
     memory = Partitioned(index, world, segment_bytes=int(segment))
-    held, ours, whole, bare = memory.nbytes, list[float](), list[float](), list[float]()
+    ours, whole, bare = list[float](), list[float](), list[float]()
     sent = 0
     for epoch in range(0, 2 * ROUNDS + 2, 2):
         holders = in_epoch(permutation(len(index), 0, epoch), BATCH, world.size, world.size)
@@ -45,7 +46,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         sent = max(world.gather(int(counts.sum() - counts[world.rank])))
         world.barrier()
         begun = time.perf_counter()
-        memory._shelf = shuffle(memory._group, memory._segments, holders, index.length, memory._shelf)
+        shuffle(memory._shelf, holders)
         ours.append(max(world.gather(time.perf_counter() - begun)))
         bare.append(max(world.gather(alltoallv(world.comm, counts))))
         order = permutation(len(index), 0, epoch + 1)
@@ -53,25 +54,24 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         begun = time.perf_counter()
         memory.epoch(order, BATCH)
         whole.append(max(world.gather(time.perf_counter() - begun)))
-    segments = len(memory._segments)
+    shelf = memory._shelf
     holders = in_epoch(permutation(len(index), 0, 2 * ROUNDS + 2), BATCH, world.size, world.size)
     base = _private()
     with private_peak() as most:
-        memory._shelf = shuffle(memory._group, memory._segments, holders, index.length, memory._shelf)
-    assert memory._shelf is not None
-    extra = max(0, most[0] - base) + memory._shelf.nbytes
+        shuffle(memory._shelf, holders)
+    extra = max(0, most[0] - base) + nbytes_of(shelf.room, shelf.block) - shelf.nbytes
     found = {
         "ranks": world.size,
         "samples": len(index),
         "bytes": index.nbytes,
-        "segments": segments,
+        "segments": len(shelf.cuts) - 1,
         "sent_by_a_rank": sent,
         "shuffle_s": statistics.median(ours[1:]),
         "epoch_s": statistics.median(whole[1:]),
         "alltoallv_s": statistics.median(bare[1:]),
         "link_s": sent * 8 / float(rate) if float(rate) else None,
         "spread_s": {"shuffle": [min(ours[1:]), max(ours[1:])], "alltoallv": [min(bare[1:]), max(bare[1:])]},
-        "partition_bytes": max(world.gather(held)),
+        "partition_bytes": max(world.gather(shelf.nbytes)),
         "peak_above_partition_bytes": max(world.gather(extra)),
     }
     if world.rank == 0:

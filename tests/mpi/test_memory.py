@@ -166,3 +166,16 @@ def test_a_stripe_that_one_rank_cannot_read_is_told_to_all(group: World, packs: 
 def last_stripe(index: Index) -> int:
     """The first sample of the last stripe."""
     return int(np.searchsorted(index.stripe, index.stripe[-1]))
+
+
+def test_a_share_that_shared_memory_cannot_hold_is_held_without_it(
+    group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    found = []
+    for shared in (1 << 40, 100):
+        monkeypatch.setattr(room, "free_bytes", lambda of_shared, free=shared: free if of_shared else 1 << 40)
+        memory = Partitioned(index, group, 1, 700)
+        found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
+        memory.close()
+    assert found[0] == found[1]

@@ -58,6 +58,14 @@ def test_ranks_hold_as_much_as_each_other_within_a_sample_of_each_step(
     assert np.ptp(np.bincount(holders, minlength=members)) <= groups * steps_of(samples, batch)
 
 
+@pytest.mark.parametrize(("ranks", "kind"), [(1, np.uint8), (256, np.uint8), (257, np.uint16)])
+def test_holders_are_numbers_of_as_few_bytes_as_will_do(ranks: int, kind: type) -> None:
+    order = permutation(600, 0, 0)
+    holders = in_epoch(order, 300, ranks, ranks)
+    assert holders.dtype == kind
+    assert all((holders[share(order, 300, 1, rank, ranks)] == rank).all() for rank in range(ranks))
+
+
 @given(st.integers(1, 300), st.integers(1, 9))
 def test_each_reads_a_stretch_as_even_as_can_be(samples: int, members: int) -> None:
     holders = at_first(samples, members)

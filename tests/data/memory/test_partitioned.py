@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.data.memory import room
 from unisono.data.memory.partitioned import Partitioned
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.quality import beside_permutations
@@ -29,7 +30,7 @@ SEATS = st.integers(1, 9).flatmap(
 @settings(max_examples=25, deadline=None)
 @given(SEATS, st.booleans(), st.sampled_from([15, 40, 400, 1 << 20]), st.integers(1, 70), st.integers(0, 99))
 def test_each_rank_has_what_it_sees_and_each_group_has_all(
-    on_ranks: OnRanks,
+    anywhere: OnRanks,
     tiny: Any,
     sounds: Any,
     seats: tuple[int, int],
@@ -63,14 +64,14 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
         return held
 
     members = ranks // groups
-    for held in zip(*on_ranks(ranks, work), strict=True):
+    for held in zip(*anywhere(ranks, work), strict=True):
         for first in range(0, ranks, members):
             together = [number for rank in held[first : first + members] for number in rank]
             assert sorted(together) == list(range(samples))
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (3, 1), (4, 2), (9, 3)])
-def test_nothing_is_lost_in_100_shuffles(on_ranks: OnRanks, sounds: Any, ranks: int, groups: int) -> None:
+def test_nothing_is_lost_in_100_shuffles(anywhere: OnRanks, sounds: Any, ranks: int, groups: int) -> None:
     index, contents = sounds
 
     def work(world: Any) -> int:
@@ -79,7 +80,7 @@ def test_nothing_is_lost_in_100_shuffles(on_ranks: OnRanks, sounds: Any, ranks: 
             memory.epoch(permutation(len(index), 1, epoch), 13)
         return sum(zlib.crc32(sample) for sample in memory.samples(memory.numbers))
 
-    assert sum(on_ranks(ranks, work)) == groups * sum(map(zlib.crc32, contents))
+    assert sum(anywhere(ranks, work)) == groups * sum(map(zlib.crc32, contents))
 
 
 @pytest.mark.parametrize("ranks", [4, 5])
@@ -108,7 +109,7 @@ def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation
     assert beside_permutations(stretches, index.label).off > 20
 
 
-def test_segments_of_a_byte_are_samples(on_ranks: OnRanks, tiny: Any) -> None:
+def test_segments_of_a_byte_are_samples(anywhere: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> list[int]:
         memory = Partitioned(tiny.index, world, 1, 1)
         memory.epoch(permutation(61, 0, 0), 7)
@@ -117,7 +118,39 @@ def test_segments_of_a_byte_are_samples(on_ranks: OnRanks, tiny: Any) -> None:
         ]
         return memory.numbers.tolist()
 
-    assert sorted(number for numbers in on_ranks(3, work) for number in numbers) == list(range(61))
+    assert sorted(number for numbers in anywhere(3, work) for number in numbers) == list(range(61))
+
+
+@pytest.mark.parametrize("segment_bytes", [100, 1 << 20])
+def test_in_a_usual_run_no_shelf_grows(anywhere: OnRanks, many: Any, segment_bytes: int) -> None:
+    def work(world: Any) -> None:
+        memory = Partitioned(many.index, world, 1, segment_bytes)
+        room = memory._shelf.room.tolist()
+        for epoch in range(6):
+            memory.epoch(permutation(len(many.index), 0, epoch), 32)
+            assert memory._shelf.room.tolist() == room
+        memory.close()
+
+    anywhere(4, work)
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_where_there_is_no_shared_memory_it_goes_by_messages(
+    on_one_node: OnRanks, sounds: Any, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_bytes", lambda shared: free if shared else 1 << 40)
+    index, contents = sounds
+
+    def work(world: Any) -> list[int]:
+        memory = Partitioned(index, world, 1, 2000)
+        assert memory._shelf.shared == bool(free)
+        memory.epoch(permutation(len(index), 0, 0), 7)
+        assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
+            contents[number] for number in memory.numbers
+        ]
+        return memory.numbers.tolist()
+
+    assert sorted(number for numbers in on_one_node(4, work) for number in numbers) == list(range(len(index)))
 
 
 def test_what_a_rank_does_not_hold_it_does_not_give(on_ranks: OnRanks, tiny: Any) -> None:

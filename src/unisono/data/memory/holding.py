@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from unisono.data.order import ranks_of
 from unisono.errors import PackError
 
-Holders = NDArray[np.int32]
+Holders = NDArray[np.integer]
 """The member that holds each sample."""
 
 
@@ -34,16 +34,16 @@ def check_groups(samples: int, ranks: int, groups: int) -> int:
     return members
 
 
-def at_first(samples: int, members: int) -> Holders:
+def at_first(samples: int, members: int) -> NDArray[np.int32]:
     """As a pack is read: a stretch each, as even as can be."""
     places = np.arange(samples, dtype=np.int64)
     return (((places + 1) * members - 1) // max(1, samples)).astype(np.int32)
 
 
 def in_epoch(order: NDArray[np.int64], batch: int, ranks: int, members: int) -> Holders:
-    """In an epoch with this order: what each will see."""
+    """In an epoch with this order: what each will see, in as few bytes as will do, since it is looked up at random."""
     seen = ranks_of(len(order), batch, ranks)
     seen %= members
-    held = np.empty(len(order), np.int32)
-    held[order] = seen
+    held = np.empty(len(order), np.min_scalar_type(members - 1))
+    held[order] = seen.astype(held.dtype)
     return held

@@ -7,16 +7,15 @@ samples  any of those, from memory
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.memory.blocks import block_of, blocks_of
 from unisono.data.memory.holding import check_groups, in_epoch
-from unisono.data.memory.room import check_room
-from unisono.data.memory.segment import Segment
-from unisono.data.memory.shelf import Shelf
+from unisono.data.memory.room import check_room, has_room
+from unisono.data.memory.shelf import Shelf, nbytes_of
 from unisono.data.memory.shuffle import shuffle
+from unisono.data.memory.sliding import capacity
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.errors import PackError
@@ -38,29 +37,28 @@ class Partitioned:
         self.members = check_groups(len(index), world.size, groups)
         self._index, self._world = index, world
         self._group = world if groups == 1 else world.split(world.rank // self.members)
-        begins = [bounds(len(index), self.members, member)[0] for member in range(self.members)]
-        ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
-        largest = int(np.diff(ends[[*begins, len(index)]]).max())
-        first, last = bounds(len(index), self.members, self._group.rank)
-        count = max(1, -(-largest // segment_bytes))
-        wanted = ends[first] + (ends[last] - ends[first]) * np.arange(count + 1) // count
-        cuts = np.searchsorted(ends, wanted).clip(first, last)
-        check_room(world, int(ends[last] - ends[first]) + largest // count)
-        check_room(world, largest // count, shared=True)  # the shelf
-        self._segments = world.on_all(
-            lambda: [Segment.of(int(begin), read_stretch(index, int(begin), int(end))) for begin, end in pairwise(cuts)]
-        )
-        self._shelf: Shelf | None = None
-        self._find()
+        begins = [bounds(len(index), self.members, member)[0] for member in range(self.members)] + [len(index)]
+        block = block_of(index.length)
+        ends = np.concatenate([[0], blocks_of(index.length, block).cumsum(dtype=np.int64)])
+        samples, blocks = int(np.diff(begins).max()), int(np.diff(ends[begins]).max())
+        segments = max(1, -(-blocks * block // segment_bytes))
+        self._shelf = self._new_shelf(samples, blocks, segments)
+        first, last = begins[self._group.rank : self._group.rank + 2]
+        wanted = ends[first] + (ends[last] - ends[first]) * np.arange(segments + 1) // segments
+        rows = np.searchsorted(ends, wanted).clip(first, last) - first
+        rows[-1] = last - first
+        held = np.arange(first, last, dtype=np.int32)
+        world.on_all(lambda: self._shelf.fill(held, read_stretch(index, first, last), rows))
+        self._find(np.arange(first, last))
 
     def epoch(self, order: NDArray[np.int64], batch: int) -> None:
         """Shuffle: from here on each rank holds what it will see of `order` in steps of `batch` samples."""
         holders = in_epoch(order, batch, self._world.size, self.members)
-        self._shelf = shuffle(self._group, self._segments, holders, self._index.length, self._shelf)
-        self._find()
+        shuffle(self._shelf, holders)
+        self._find(np.flatnonzero(holders == self._group.rank))
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The bytes of samples that this rank holds. Raises PackError for others."""
+        """The bytes of samples that this rank holds, as they lie till the next epoch. Raises PackError for others."""
         wanted = numbers.astype(np.int32)
         found = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
         if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[found], wanted)):
@@ -68,12 +66,7 @@ class Partitioned:
                 f"rank {self._world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has "
                 "begun"
             )
-        places = self._rows[found]
-        which = np.searchsorted(self._begins, places, side="right") - 1
-        return [
-            self._segments[segment].sample(row)
-            for segment, row in zip(which.tolist(), (places - self._begins[which]).tolist(), strict=True)
-        ]
+        return self._shelf.samples(self._rows[found])
 
     @property
     def numbers(self) -> NDArray[np.int32]:
@@ -83,21 +76,28 @@ class Partitioned:
     @property
     def nbytes(self) -> int:
         """Bytes of the samples that this rank holds."""
-        return sum(segment.nbytes for segment in self._segments)
+        return self._shelf.nbytes
 
     def close(self) -> None:
         """Forget all samples."""
-        self._segments = []
-        self._find()
-        if self._shelf is not None:
-            self._shelf.free()
+        self._shelf.free()
+        self._find(np.empty(0, np.int64))
         if self._group is not self._world:
             self._group.free()
 
-    def _find(self) -> None:
-        """Note where each number is."""
-        held = [segment.numbers for segment in self._segments]
-        numbers = np.concatenate([np.empty(0, np.int32), *held])
-        self._rows = np.argsort(numbers).astype(np.int32)
-        self._numbers = numbers[self._rows]
-        self._begins = np.concatenate([[0], np.cumsum([len(each) for each in held])[:-1]]).astype(np.int64)
+    def _new_shelf(self, samples: int, blocks: int, segments: int) -> Shelf:
+        """A shelf for as much as any rank reads: shared, which makes the shuffle faster, where there is room for it."""
+        group, lengths = self._group, self._index.length
+        room = capacity(samples, blocks, -(-samples // segments))
+        need = nbytes_of(np.array(room), block_of(lengths))
+        check_room(self._world, need)  # what is not shared needs a segment beside it, too
+        several = group.nodes == 1 and group.size > 1
+        if has_room(self._world, need if several else 0, shared=True) and several:
+            return Shelf(group, lengths, room, shared=True)
+        return Shelf(group, lengths, capacity(samples, blocks, 0), shared=False)
+
+    def _find(self, held: NDArray[np.int64]) -> None:
+        """Note in which row each sample lies; those that this rank holds are given, in ascending order."""
+        rows = np.empty(len(self._index), np.int32)
+        rows[self._shelf.numbers] = np.arange(len(held), dtype=np.int32)
+        self._numbers, self._rows = held.astype(np.int32), rows[held]

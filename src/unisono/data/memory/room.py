@@ -44,14 +44,24 @@ def _kept(group: Path) -> int:
 
 def check_room(world: World, nbytes: int, shared: bool = False) -> None:
     """Raise PackError on every rank where the ranks of a node need more than it has; `nbytes` is this rank's need."""
-    free = free_bytes(shared)
-    seats = world.gather((world.node, nbytes, free))
+    for node, need, least in _short_nodes(world, nbytes, shared):
+        what = "shared memory" if shared else "memory"
+        raise PackError(
+            f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {need / 1e9:.1f} GB of "
+            'the pack; start on more nodes, or hold a share alone (hold = "even", groups = 1)'
+        )
+
+
+def has_room(world: World, nbytes: int, shared: bool = False) -> bool:
+    """Whether every node has what its ranks need, the same on every rank; `nbytes` is this rank's need."""
+    return not list(_short_nodes(world, nbytes, shared))
+
+
+def _short_nodes(world: World, nbytes: int, shared: bool) -> Iterator[tuple[int, int, int]]:
+    """The nodes that have less than their ranks need: need and least that is free."""
+    seats = world.gather((world.node, nbytes, free_bytes(shared)))
     for node in sorted({node for node, _, _ in seats}):
         need = sum(each for at, each, _ in seats if at == node)
         least = min((each for at, _, each in seats if at == node and each is not None), default=need)
         if need > least:
-            what = "shared memory" if shared else "memory"
-            raise PackError(
-                f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {need / 1e9:.1f} GB of "
-                'the pack; start on more nodes, or hold a share alone (hold = "even", groups = 1)'
-            )
+            yield node, need, least

@@ -1,99 +1,188 @@
-"""Where a rank lays a segment out for the others, sorted by who is to hold what; and how they get it.
+"""The samples that a rank holds, side by side in its memory, and which they are.
 
-On one node a shelf is memory that all ranks see: each copies what is for it straight out of the others' shelves.
+    numbers    |  free  | 17 4  52  | 8   33 | 21 90 6  |  free  |        a row each
+    samples    |  free  | aaa b cc  | dd  e  | ff g hhh |  free  |        blocks (`blocks.py`)
+    segments            0           1        2          3                 cuts: rows and blocks
 
-    rank 0's shelf   | how many samples and bytes for 0, 1, 2, 3 | numbers | samples for 0 | for 1 | for 2 | for 3 |
-    rank 2 copies                                                                                  ▲ this, from each
-
-Between nodes what is laid out travels as messages. Rounds: 2 meetings on a node, 3 exchanges between nodes. Bytes that
-each rank copies on a node: n / p in, n / p out.
+Shelves that the ranks of a node share lie in memory that all of them see, so that each puts samples on the others'.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from unisono.data.memory.segment import SLACK, Segment
+from unisono.data.memory.blocks import Numbers, Run, block_of, blocks_of
+from unisono.data.memory.dealing import rows_for
+from unisono.data.memory.room import check_room
+from unisono.data.memory.sliding import Counts, counts
+from unisono.data.pack.batches import Samples
+from unisono.schedules.pieces import bounds
 from unisono.transports.windows import Window
 from unisono.world import World
 
+PART = 512 << 10
+"""Bytes for one rank that are copied at once, about: what lies between in memory is for others, and still in cache."""
+
 Bytes = NDArray[np.uint8]
+
+Lengths = NDArray[np.int32]
+"""Bytes of every sample there is."""
+
+
+class Place(NamedTuple):
+    """Memory for samples, and for their numbers."""
+
+    numbers: NDArray[np.int32]
+    blocks: Bytes
+    """(blocks, bytes of a block)."""
 
 
 class Shelf:
-    """Room for the segments of the ranks of `world`, one at a time. Made, used and freed by all together."""
+    """The samples of a rank. Made, grown and freed by all ranks of `world` together."""
 
-    def __init__(self, world: World, samples: int, nbytes: int) -> None:
-        """Room for so many samples of so many bytes in all."""
-        self._world, self.samples, self.nbytes = world, samples, nbytes
-        heads = 16 * (world.size + 1)
-        self._cuts = np.cumsum([heads, 4 * samples + -4 * samples % 8, nbytes])
-        self._window = Window(world.comm, int(self._cuts[-1])) if world.nodes == 1 and world.size > 1 else None
-        buffers = [np.empty(self._cuts[-1], np.uint8)] if self._window is None else self._window.buffers
-        self._shelves = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        self._own = self._shelves[world.rank if self._window is not None else 0]
+    def __init__(self, world: World, lengths: Lengths, room: tuple[int, int], shared: bool) -> None:
+        """Room for so many samples in so many blocks on each rank; `lengths` are of all samples that there are.
 
-    def lay_out(self, segment: Segment, to: NDArray[np.integer]) -> None:
-        """Sort a segment's samples by the ranks that are to hold them."""
-        laid = segment.take(np.argsort(to, kind="stable"), self._parts(self._own)[2])
-        heads, numbers, _ = self._parts(self._own)
-        heads[0, 0] = 0
-        np.cumsum(np.bincount(to, minlength=self._world.size), out=heads[0, 1:])
-        heads[1] = heads[0] * laid.lengths[0] if laid.uniform else laid.offsets[heads[0]]
-        numbers[: len(laid)] = laid.numbers
+        `shared` asks for ranks that sit on one node, and are several.
+        """
+        self.world, self.lengths, self.shared = world, lengths, shared
+        self.block = block_of(lengths)
+        """Bytes of a block."""
+        self.alike = len(lengths) > 0 and bool((lengths == self.block).all())
+        """Whether each sample is a block."""
+        self.room: Counts = np.array(room, np.int64)
+        """Rows and blocks that there are."""
+        self.cuts: Counts = np.zeros((1, 2), np.int64)
+        """Where each segment begins, and the last one ends: rows and blocks."""
+        self.low = True
+        """Whether the segments lie at the beginning of the room; else they lie at its end."""
+        self._begins = np.zeros(1, np.int64)
+        self.places: list[Place] = []
+        """Of all ranks, where they are shared; else of this rank."""
+        self._open()
 
-    def take(self, room: Bytes, lengths: NDArray[np.int32]) -> Segment:
-        """What all ranks have laid out for this one, in `room` where it is large enough; `lengths` of all samples."""
-        return self._by_messages(room, lengths) if self._window is None else self._copied(room, lengths)
+    def fill(self, numbers: NDArray[np.int32], stretches: Iterable[Samples], rows: NDArray[np.int64]) -> None:
+        """Hold these samples, which come in order; segments begin, and the last one ends, at these rows."""
+        begins = self._ends(numbers, 0)
+        self.own.numbers[: len(numbers)] = numbers
+        memory, row = self.own.blocks.reshape(-1), 0
+        for data, offsets in stretches:
+            count = len(offsets) - 1
+            at = (begins[row : row + count] * self.block).tolist()
+            if self.alike:
+                memory[row * self.block : (row + count) * self.block] = data
+            else:
+                for begin, (start, stop) in zip(at, pairwise(offsets.tolist()), strict=True):
+                    memory[begin : begin + stop - start] = data[start:stop]
+            row += count
+        self.hold(np.stack([rows, begins[rows]], axis=1), low=True)
+
+    def hold(self, cuts: Counts, low: bool) -> None:
+        """From here on hold what lies between these cuts, at one end of the room."""
+        self.cuts, self.low = cuts, low
+        if not self.alike:
+            self._begins = self._ends(self.numbers, int(cuts[0, 1]))
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """Which samples there are, row by row."""
+        return self.own.numbers[self.cuts[0, 0] : self.cuts[-1, 0]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples."""
+        return int(self.lengths[self.numbers].sum(dtype=np.int64))
+
+    def samples(self, rows: NDArray[np.integer]) -> list[Bytes]:
+        """The bytes of samples, where they lie: not longer there when the samples move, or go."""
+        begins = (self.cuts[0, 1] + rows if self.alike else self._begins[rows]) * self.block
+        ends = begins + self.lengths[self.numbers[rows]]
+        memory = self.own.blocks.reshape(-1)
+        return [memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    def counts(self, to: NDArray[np.integer]) -> Counts:
+        """Rows and blocks that go to each rank in each segment, (ranks, segments, 2), where sample i goes to to[i]."""
+        begins = None if self.alike else self._begins
+        return counts(to, self.cuts[:, 0] - self.cuts[0, 0], begins, self.world.size)
+
+    def lay(self, segment: int, to: NDArray[np.integer], places: list[Place], begins: Counts) -> None:
+        """Copy the samples of a segment that are for rank r to begins[r] (row and block) of places[r].
+
+        Sample i of the segment is for rank to[i]; those for one rank stay in the order in which they lie.
+        """
+        (first, begin), (last, end) = (self.cuts[segment : segment + 2]).tolist()
+        first, last = first - int(self.cuts[0, 0]), last - int(self.cuts[0, 0])
+        numbers, table, at = self.numbers[first:last], self.own.blocks[begin:end], begins.tolist()
+        rows = rows_for(to, len(places))
+        for place, own, (row, _) in zip(places, rows, at, strict=True):
+            numbers.take(own, 0, place.numbers[row : row + len(own)], "clip")  # clip: else by way of a buffer
+        turns = max(1, (end - begin) * self.block // (PART * len(places)))
+        stretch = self._stretches(rows, first, last, begin)
+        for turn in range(turns):
+            for rank, place in enumerate(places):
+                blocks = stretch(rank, *bounds(len(rows[rank]), turns, turn))
+                block = at[rank][1]
+                table.take(blocks, 0, place.blocks[block : block + len(blocks)], "clip")
+                at[rank][1] += len(blocks)
+
+    def grow(self, more: Counts) -> None:
+        """Make room for so many more rows and blocks; what lies at the end lies there again."""
+        check_room(self.world, nbytes_of(self.room + more, self.block), self.shared)
+        old, window = self.own, self._window
+        (first, begin), (last, end) = self.cuts[0].tolist(), self.cuts[-1].tolist()
+        self.room = self.room + more
+        self._open()
+        cuts = self.cuts if self.low else self.cuts + more
+        self.own.numbers[cuts[0, 0] : cuts[-1, 0]] = old.numbers[first:last]
+        self.own.blocks[cuts[0, 1] : cuts[-1, 1]] = old.blocks[begin:end]
+        self.hold(cuts, self.low)
+        del old
+        if window is not None:
+            window.free()
 
     def free(self) -> None:
-        """Give the memory back."""
-        self._shelves, self._own = [], np.empty(0, np.uint8)
+        """Forget the samples and give their memory back."""
+        self.places, self.own = [], Place(np.empty(0, np.int32), np.empty((0, self.block), np.uint8))
+        self.hold(np.zeros((1, 2), np.int64), low=True)
         if self._window is not None:
             self._window.free()
 
-    def _copied(self, room: Bytes, lengths: NDArray[np.int32]) -> Segment:
-        self._world.barrier()
-        own, ranks = self._world.rank, self._world.size
-        shelves = [self._parts(shelf) for shelf in self._shelves]
-        ends = np.cumsum([heads[:, own + 1] - heads[:, own] for heads, _, _ in shelves], axis=0)
-        numbers, data = _room(room, ends[-1])
-        for rank in (*range(own, ranks), *range(own)):
-            heads, given, samples = shelves[rank]
-            (first, begin), (last, end) = heads[:, own], heads[:, own + 1]
-            numbers[ends[rank, 0] - last + first : ends[rank, 0]] = given[first:last]
-            data[ends[rank, 1] - end + begin : ends[rank, 1]] = samples[begin:end]
-        self._world.barrier()  # from here on the shelves may be used again
-        return Segment(numbers, data, lengths[numbers])
+    def _open(self) -> None:
+        """Memory for all that there is room for."""
+        rows, blocks = self.room.tolist()
+        nbytes = nbytes_of(self.room, self.block)
+        begin = nbytes - blocks * self.block
+        self._window = Window(self.world.comm, nbytes) if self.shared else None
+        buffers = [np.empty(nbytes, np.uint8)] if self._window is None else self._window.buffers
+        wholes = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in buffers]
+        shape = blocks, self.block
+        self.places = [Place(whole[: 4 * rows].view(np.int32), whole[begin:].reshape(shape)) for whole in wholes]
+        self.own = self.places[self.world.rank if self.shared else 0]
 
-    def _by_messages(self, room: Bytes, lengths: NDArray[np.int32]) -> Segment:
-        heads, given, samples = self._parts(self._own)
-        sizes = torch.from_numpy(np.ascontiguousarray(np.diff(heads).T))
-        ends = self._world.all_to_all(sizes).numpy().cumsum(axis=0)
-        numbers, data = _room(room, ends[-1])
-        for sends, places, comes, until in (
-            (given, heads[0], numbers, ends[:, 0]),
-            (samples, heads[1], data, ends[:, 1]),
-        ):
-            self._world.exchange(_cut(sends, places), _cut(comes, np.concatenate([[0], until])))
-        return Segment(numbers, data, lengths[numbers])
+    def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
+        """Where samples of these numbers begin and the last one ends, in blocks, side by side from `begin` on."""
+        ends = np.empty(len(numbers) + 1, np.int64)
+        ends[0] = begin
+        np.cumsum(blocks_of(self.lengths[numbers], self.block), out=ends[1:])
+        ends[1:] += begin
+        return ends
 
-    def _parts(self, shelf: Bytes) -> tuple[NDArray[np.int64], NDArray[np.int32], Bytes]:
-        """Where each rank's samples begin, by samples and by bytes; the samples' numbers; the samples."""
-        first, second, third = self._cuts
-        heads = shelf[:first].view(np.int64).reshape(2, -1)
-        return heads, shelf[first:second].view(np.int32), shelf[second:third]
+    def _stretches(self, rows: list[Numbers], first: int, last: int, begin: int) -> Callable[[int, int, int], Numbers]:
+        """Gives the blocks of stretches of each rank's rows: both are counted from where a segment begins, as told."""
+        if self.alike:
+            return lambda rank, one, other: rows[rank][one:other]
+        begins, sizes = self._begins[first:last] - begin, np.diff(self._begins[first : last + 1])
+        runs = [Run(begins[own], sizes[own]) for own in rows]
+        ramp = np.arange(max(int(run.ends[-1]) if len(run.ends) else 0 for run in runs))
+        return lambda rank, one, other: runs[rank].stretch(one, other, ramp)
 
 
-def _room(room: Bytes, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int32], Bytes]:
-    samples, nbytes = sizes.tolist()
-    if len(room) < nbytes:
-        room = np.empty(int(SLACK * nbytes), np.uint8)
-    return np.empty(samples, np.int32), room
-
-
-def _cut(array: NDArray[np.generic], bounds: NDArray[np.int64]) -> list[torch.Tensor]:
-    whole = torch.from_numpy(array)
-    return [whole[first:last] for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+def nbytes_of(room: Counts, block: int) -> int:
+    """Bytes that so many rows and blocks take."""
+    rows, blocks = room.tolist()
+    return int(4 * rows + -4 * rows % 64 + blocks * block)

@@ -1,54 +1,88 @@
 """The shuffle of samples across ranks (DIMD 4.1, Algorithm 2).
 
-What a rank holds is cut into segments. Segment by segment, every rank lays its samples out by who is to hold them, and
-all take what is laid out for them:
+What a rank holds is cut into segments. First all tell each other how much goes from whom to whom, so that each knows
+where everything will lie (`sliding.py`). Then, segment by segment, each sample goes to the rank that is to hold it. On
+one node its giver copies it there; between nodes it is laid out by receiver and sent:
 
-    rank 0   a b c d                 a d | b | c |                a d  g  k          4 ranks, the first segment of each;
-    rank 1   e f g h    ──lay──▶     g | e f | | h    ──take──▶   b  e f  l          samples of a rank lie in the
-    rank 2   i j k l                 k | l | i | j                c  i               order of who gave them
-    rank 3   ...                                                  ...
+    rank 0   a b c d                 a d | b | c |                     a d  g  k     4 ranks, the first segment of each;
+    rank 1   e f g h    ──lay──▶     g | e f | | h    ──exchange──▶    b  e f  l     what comes lies in the order of
+    rank 2   i j k l                 k | l | i | j                     c  i          who gave it
+    rank 3   ...                                                       ...
 
-Rounds: one for each segment. Bytes given by each rank: its samples n / p, less what stays, n / p^2. Memory beside what
-it holds: one segment, the shelf, since what comes lies where what went has lain.
+Only numbers are sorted: samples leave a rank in the order in which they lie there, and the index says where they are.
+Rounds: one for each segment, after two meetings. Bytes of each rank: its samples, n / p, are read once and written once
+on a node; between nodes twice, and sent, less the n / p^2 that stay. Memory beside what it holds: one segment, free on
+the shelf or laid out, and room for chance.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from unisono.data.memory.holding import Holders
-from unisono.data.memory.segment import SLACK, Segment
-from unisono.data.memory.shelf import Shelf
+from unisono.data.memory.shelf import Place, Shelf
+from unisono.data.memory.sliding import Counts, Plan, side_by_side, slide
 from unisono.world import World
 
-Lengths = NDArray[np.int32]
-"""Bytes of every sample there is."""
 
+def shuffle(shelf: Shelf, holders: Holders) -> None:
+    """Bring every sample on the shelves to the rank that is to hold it; called by all ranks together.
 
-def shuffle(
-    world: World, segments: list[Segment], holders: Holders, lengths: Lengths, shelf: Shelf | None = None
-) -> Shelf:
-    """Bring every sample in `segments` to the rank of `world` that is to hold it, in place.
-
-    Called by all ranks together, with as many segments each. Returns the shelf for the next time; it is another one
-    where the one that is given (which is then freed) is too small.
+    All shelves have as many segments. Raises PackError on every rank where more comes than there is room for, and no
+    more is to be had.
     """
-    shelf = _large_enough(world, segments, shelf)
-    shortest = np.min_scalar_type(world.size)  # sorts fastest
-    for number, segment in enumerate(segments):
-        to = holders[segment.numbers].astype(shortest)
-        shelf.lay_out(segment, to)
-        segments[number] = shelf.take(segment.data, lengths)
-    return shelf
+    world = shelf.world
+    if world.size == 1:
+        return
+    shortest = np.min_scalar_type(world.size - 1)  # looked through fastest
+    to = holders.take(shelf.numbers).astype(shortest, copy=False)
+    goes = shelf.counts(to)
+    comes = _swap(world, goes)
+    plan, begins = _agree(shelf, comes)
+    parts = np.split(to, (shelf.cuts[1:-1, 0] - shelf.cuts[0, 0]).tolist())
+    if shelf.shared:
+        for segment in plan.rounds:
+            shelf.lay(segment, parts[segment], shelf.places, begins[:, segment])
+            world.barrier()
+    else:
+        rows, blocks = goes.sum(axis=0).max(axis=0).tolist()
+        out = Place(np.empty(rows, np.int32), np.empty((blocks, shelf.block), np.uint8))
+        for segment in plan.rounds:
+            shelf.lay(segment, parts[segment], [out] * world.size, side_by_side(goes[:, segment]))
+            _exchange(world, out, goes[:, segment], shelf.own, plan.places[:, segment], comes[:, segment])
+    shelf.hold(plan.cuts, not shelf.low)
 
 
-def _large_enough(world: World, segments: list[Segment], shelf: Shelf | None) -> Shelf:
-    """A shelf that takes each segment of each rank: every segment of now, whatever goes before it."""
-    own = [(len(segment), segment.nbytes) for segment in segments]
-    samples, nbytes = np.max([sizes for each in world.gather(own) for sizes in each], axis=0).tolist()
-    if shelf is not None and samples <= shelf.samples and nbytes <= shelf.nbytes:
-        return shelf
-    if shelf is not None:
-        shelf.free()
-    return Shelf(world, int(SLACK * samples) + 1, int(SLACK * nbytes) + 1)
+def _agree(shelf: Shelf, comes: Counts) -> tuple[Plan, Counts]:
+    """This rank's plan, and where the others put what it gives them, (ranks, segments, 2). Shelves grow if need be."""
+    while True:
+        plan = slide(shelf.cuts, comes, shelf.room, shelf.low, not shelf.shared)
+        told = np.concatenate([plan.places, np.broadcast_to(plan.short, (shelf.world.size, 1, 2))], axis=1)
+        heard = _swap(shelf.world, told)
+        short = heard[:, -1].max(axis=0)
+        if not short.any():
+            return plan, heard[:, :-1]
+        shelf.grow(short)
+
+
+def _exchange(world: World, out: Place, goes: Counts, own: Place, places: Counts, comes: Counts) -> None:
+    """Send what is laid out; what comes goes to these places on the shelf."""
+    begins = side_by_side(goes)
+    for kind in (0, 1):
+        world.exchange(
+            _parts(out[kind], begins[:, kind], goes[:, kind]),
+            _parts(own[kind], places[:, kind], comes[:, kind]),
+        )
+
+
+def _swap(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give entry r of an array to rank r; what the others give."""
+    swapped: NDArray[np.int64] = world.all_to_all(torch.from_numpy(np.ascontiguousarray(array))).numpy()
+    return swapped
+
+
+def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[torch.Tensor]:
+    whole = torch.from_numpy(array)
+    return [whole[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
