@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unisono.training.curves import Curve, draw
+
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
 
@@ -45,16 +47,21 @@ def seeds(recipe: str, *numbers: int) -> list[Run]:
     return runs
 
 
+def said(ranks: int, batch: int) -> str:
+    """How a run is called."""
+    return f"{ranks} rank{'s' * (ranks > 1)}, batch {batch}"
+
+
 PARTS = {
     "fashion_mnist": seeds("fashion_mnist", 0, 1, 2),
     "cifar10": seeds("cifar10", 0),
     "spoken_digits": [Run("spoken_digits", "seed 0")],
     "clothing": [Run("clothing", "AlexNet-BN")],
-    "ranks": [Run("fashion_mnist", f"{ranks} ranks, batch 128", ranks) for ranks in (1, 2, 4)],
+    "ranks": [Run("fashion_mnist", said(ranks, 128), ranks) for ranks in (1, 2, 4)],
     "growing": [
         Run(
             "fashion_mnist",
-            f"{ranks} ranks, batch {64 * ranks}",
+            said(ranks, 64 * ranks),
             ranks,
             (f"training.batch={64 * ranks}", "optimizer.for_batch=64", "optimizer.learning_rate=0.05"),
         )
@@ -67,7 +74,8 @@ def main(packs: Path, parts: list[str]) -> None:
     for part in parts or PARTS:
         for run in PARTS[part]:
             keep(part, run, train(run, packs))
-            write_summary()
+        picture(part)
+    write_summary()
 
 
 def train(run: Run, packs: Path) -> list[dict[str, Any]]:
@@ -86,6 +94,16 @@ def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
     found = json.loads(path.read_text()) if path.is_file() else {}
     found[run.label] = {"ranks": run.ranks, "changes": run.changes, "epochs": epochs}
     path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def picture(part: str) -> None:
+    """Draw the runs of a part against time and epochs."""
+    curves = []
+    for label, found in json.loads((HERE / f"{part}.json").read_text()).items():
+        epochs = found["epochs"]
+        columns = [tuple(epoch[key] for epoch in epochs) for key in ("epoch", "elapsed", "test_accuracy")]
+        curves.append(Curve(label, *columns, top5=()))
+    draw(curves, HERE / f"{part}.svg")
 
 
 def write_summary() -> None:
