@@ -35,6 +35,11 @@ def test_the_command() -> None:
     assert command[-4:] == ["-m", "unisono", "train", "a.toml"]
 
 
+def test_large_tensors_lie_in_huge_pages_unless_the_user_says_otherwise() -> None:
+    assert launch_environment({}, terminal=False)["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert launch_environment({"THP_MEM_ALLOC_ENABLE": "0"}, terminal=False)["THP_MEM_ALLOC_ENABLE"] == "0"
+
+
 def test_ranks_behind_a_pipe_are_told_of_the_terminal() -> None:
     assert launch_environment({"A": "b"}, terminal=True)["TTY_INTERACTIVE"] == "1"
     assert "TTY_INTERACTIVE" not in launch_environment({"A": "b"}, terminal=False)

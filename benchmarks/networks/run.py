@@ -1,23 +1,22 @@
 """Training steps of the seeds' networks, their memory, and the layers of two of them.
 
 python benchmarks/networks/run.py                  all
-python benchmarks/networks/run.py steps layers     some of: steps, memory, layers
+python benchmarks/networks/run.py layers           one of: steps, layers
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unisono.bench.contender import CLASSES, shape_of
 from unisono.bench.layer_report import as_data, plot
 from unisono.bench.layers import layers_of, measure_layers
-from unisono.bench.networks import CLASSES, CONTENDERS, OURS, STOCK, as_markdown, make, measure_networks, shape_of
+from unisono.bench.networks import as_markdown, measure_networks
 from unisono.bench.peak import measure_peak
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.formats import AUTO
@@ -32,8 +31,8 @@ REPORTED = ("vgg16", "resnet50")
 
 
 def main(parts: list[str]) -> None:
-    for part in parts or ["steps", "memory", "layers"]:
-        {"steps": steps, "memory": memory, "layers": layers}[part]()
+    for part in parts or ["steps", "layers"]:
+        {"steps": steps, "layers": layers}[part]()
     write_summary()
 
 
@@ -45,28 +44,6 @@ def steps() -> None:
     plan = ConvolutionPlan()
     found = measure_networks(NAMES, BATCH, STEPS, plan, lambda line: print(line, flush=True))
     keep("steps", {**about(), "networks": found, "plan": plan.measured})
-
-
-def memory() -> None:
-    """Peak memory of two steps, each contender in a process of its own."""
-    found = {}
-    for name in NAMES:
-        found[name] = {contender: peak_of(name, contender) for contender in CONTENDERS}
-        print(name, found[name], flush=True)
-    keep("memory", {**about(), "batch": BATCH, "peak_bytes": found})
-
-
-def peak_of(name: str, contender: str) -> int:
-    command = [sys.executable, __file__, "child", name, contender]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
-def child(name: str, contender: str) -> None:
-    plan = ConvolutionPlan(json.loads((HERE / "steps.json").read_text())["plan"])
-    one = make(name, contender, BATCH, plan)
-    for _ in range(2):
-        one.step()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def layers() -> None:
@@ -90,12 +67,6 @@ def write_summary() -> None:
             as_markdown(found["networks"]),
             "",
         ]
-    if (found := read("memory")) is not None:
-        lines += [f"| peak memory, GB | {' | '.join(CONTENDERS)} | ours / stock |", "| --- |" + " ---: |" * 4]
-        for name, peaks in found["peak_bytes"].items():
-            cells = [f"{peaks[one] / 1e9:.2f}" for one in CONTENDERS]
-            lines.append(f"| {' | '.join([name, *cells])} | {peaks[OURS] / peaks[STOCK]:.2f} |")
-        lines.append("")
     for name in REPORTED:
         if (found := read(f"layers_{name}")) is not None:
             lines += [f"{name}: median convolution's share of its bound, and how many of each way", ""]
@@ -123,7 +94,4 @@ def read(name: str) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        child(*sys.argv[2:4])
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])

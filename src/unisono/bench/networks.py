@@ -1,117 +1,108 @@
-"""Training steps of the seeds' networks: pictures a second, ours beside stock PyTorch, by turns (swCaffe's table 3).
+"""Training steps of the seeds' networks: pictures a second and memory, ours beside stock PyTorch (swCaffe's table 3).
 
-    stock      float32, channels first, as a model is that nobody has changed
-    tuned      channels last, bfloat16 by autocast where the processor is made for it: what a careful user would write
-    ours       the same number format, channels last, each convolution by its best way
-
-A step is forward, loss, backward and SGD with momentum, on random pictures. All start with the same weights.
+Each contender (`contender.py`) is a process of its own; they make their steps by turns, while the others wait.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
-
+from unisono.bench.contender import CONTENDERS, OURS, STOCK, TUNED
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.formats import AUTO
-from unisono.compute.precision import choose, products_in
-from unisono.compute.prepare import prepare
-from unisono.compute.processor import processor
-from unisono.models.table import make_network
-from unisono.training.loss import classification_loss
-
-STOCK, TUNED, OURS = "stock", "tuned", "ours"
-CONTENDERS = (STOCK, TUNED, OURS)
+from unisono.errors import UsageError
+from unisono.launch import HUGE_PAGES
 
 NETWORKS = ("alexnet", "vgg16", "vgg19", "resnet50", "googlenet")
 """Those of swCaffe's table 3."""
 
-SHAPES = {
-    "overfeat_fast": (3, 231, 231),
-    "small_convnet": (1, 8, 8),
-    **{f"resnet{layers}": (3, 32, 32) for layers in (8, 20, 32, 44, 56, 110)},
-    "cd_dnn": (440,),
-}
-"""Of a sample, where it is not a picture of 224 x 224."""
 
-CLASSES = 1000
+class Started:
+    """A contender's process."""
 
+    def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
+        command = [sys.executable, "-m", "unisono.bench.contender", name, contender, str(batch)]
+        plain = {key: value for key, value in os.environ.items() if key not in HUGE_PAGES}
+        environment = {**plain, **HUGE_PAGES} if contender == OURS else plain
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._name = f"{contender} of {name}"
+        self._say(json.dumps(measured))
 
-def shape_of(name: str, batch: int, size: int = 0) -> tuple[int, ...]:
-    """The shape of a network's inputs, as its paper has them, or `size` pixels across."""
-    shape = SHAPES.get(name, (3, 224, 224))
-    return (batch, *shape) if not size or len(shape) == 1 else (batch, shape[0], size, size)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        with self._process:
+            self._process.kill()
 
-@dataclass
-class Contender:
-    """One way of making a network's steps."""
+    def step(self) -> dict[str, float]:
+        """Have it make a step: `seconds`, and `peak_bytes` of its memory."""
+        self._say("")
+        return self._answer()
 
-    model: nn.Module
-    inputs: Tensor
-    labels: Tensor
-    within: Callable[[], AbstractContextManager[object]]
+    def plan(self) -> dict[str, Any]:
+        """The ways that it has measured; this is its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._answer()
 
-    def __post_init__(self) -> None:
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: its answer will be missing
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
 
-    def step(self) -> float:
-        """Make a step; its seconds."""
-        begun = time.perf_counter()
-        with self.within():
-            loss = classification_loss(self.model(self.inputs), self.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - begun
-
-
-def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Contender:
-    """A network as one of the contenders has it."""
-    torch.manual_seed(0)
-    shape = shape_of(name, batch)
-    model = make_network(name, "", CLASSES, shape[1])
-    model.train()
-    inputs, labels = torch.randn(shape), torch.randint(CLASSES, (batch,))
-    if contender == STOCK:
-        return Contender(model, inputs, labels, nullcontext)
-    inputs = inputs.contiguous(memory_format=torch.channels_last)
-    dtype = choose(AUTO, torch.float32, "cpu", processor())
-    if contender == TUNED:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    else:
-        prepare(model, plan)
-    return Contender(model, inputs, labels, lambda: products_in(dtype, torch.float32, "cpu"))
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise UsageError(f"{self._name} ended with {self._process.wait()}, as is said above; try a smaller --batch")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
 def measure_networks(
     names: Sequence[str], batch: int, steps: int, plan: ConvolutionPlan, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """For each network and contender the seconds of `steps` steps, by turns, after one that is not counted."""
+    """For each network and contender the seconds of `steps` steps and the most memory in one, after two not counted.
+
+    What is measured of ways is put into `plan`.
+    """
     found = []
     for name in names:
-        seconds: dict[str, list[float]] = {}
-        contenders = {contender: make(name, contender, batch, plan) for contender in CONTENDERS}
-        for number in range(1 + steps):
-            for contender, one in contenders.items():
-                say(f"{name}: step {number} of {steps}, {contender}")
-                took = one.step()
-                if number:
-                    seconds.setdefault(contender, []).append(took)
-        found.append({"network": name, "batch": batch, "seconds": seconds})
+        seconds = {contender: list[float]() for contender in CONTENDERS}
+        peak = dict.fromkeys(CONTENDERS, 0)
+        with ExitStack() as stack:
+            started = {
+                contender: stack.enter_context(Started(name, contender, batch, plan.measured))
+                for contender in CONTENDERS
+            }
+            for number in range(-1, 1 + steps):
+                for contender, one in started.items():
+                    say(f"{name}: step {max(0, number)} of {steps}, {contender}")
+                    told = one.step()
+                    if number > 0:
+                        seconds[contender].append(told["seconds"])
+                        peak[contender] = max(peak[contender], int(told["peak_bytes"]))
+            plan.measured.update(started[OURS].plan())
+        found.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
     return found
 
 
 def as_markdown(found: Sequence[dict[str, Any]]) -> str:
-    """Pictures a second of each contender, median and range, and what ours is beside the others."""
-    head = ["network", "batch", *CONTENDERS, "ours / stock", "ours / tuned"]
+    """Pictures a second of each contender, median and range, what ours is beside the others, and their memory."""
+    head = ["network", "batch", *CONTENDERS, "ours / stock", "ours / tuned", "memory: stock", "tuned", "ours"]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     for row in found:
         batch, seconds = row["batch"], row["seconds"]
@@ -121,5 +112,6 @@ def as_markdown(found: Sequence[dict[str, Any]]) -> str:
             for name in CONTENDERS
         ]
         ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in (STOCK, TUNED)]
-        lines.append(f"| {' | '.join([row['network'], str(batch), *rates, *ratios])} |")
+        memory = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
+        lines.append(f"| {' | '.join([row['network'], str(batch), *rates, *ratios, *memory])} |")
     return "\n".join(lines)

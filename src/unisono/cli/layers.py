@@ -37,9 +37,9 @@ def layers(
     import torch
     from rich.console import Console
 
+    from unisono.bench.contender import shape_of
     from unisono.bench.layer_report import as_data, as_table, medians, plot, sums
     from unisono.bench.layers import layers_of, measure_layers
-    from unisono.bench.networks import shape_of
     from unisono.bench.peak import measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
     from unisono.compute.precision import check, choose

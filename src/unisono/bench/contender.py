@@ -1,0 +1,121 @@
+"""One way of making a network's training steps, in a process of its own: it has its own environment and memory.
+
+    stock      float32, channels first, as a model is that nobody has changed
+    tuned      channels last, bfloat16 by autocast where the processor is made for it: what a careful user would write
+    ours       the same number format, channels last, each convolution by its best way
+
+A step is forward, loss, backward and SGD with momentum, on random pictures. All start with the same weights.
+
+Started as  python -m unisono.bench.contender NETWORK CONTENDER BATCH.  The first line that comes has what is measured
+of ways; each further one asks for a step. The answer is a line of JSON: what the step took, and the most memory that
+the process had in it. At the end it says what it has measured of ways.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.formats import AUTO
+from unisono.compute.precision import choose, products_in
+from unisono.compute.prepare import prepare
+from unisono.compute.processor import processor
+from unisono.models.table import make_network
+from unisono.training.loss import classification_loss
+
+STOCK, TUNED, OURS = "stock", "tuned", "ours"
+CONTENDERS = (STOCK, TUNED, OURS)
+
+SHAPES = {
+    "overfeat_fast": (3, 231, 231),
+    "small_convnet": (1, 8, 8),
+    **{f"resnet{layers}": (3, 32, 32) for layers in (8, 20, 32, 44, 56, 110)},
+    "cd_dnn": (440,),
+}
+"""Of a sample, where it is not a picture of 224 x 224."""
+
+CLASSES = 1000
+
+
+def shape_of(name: str, batch: int, size: int = 0) -> tuple[int, ...]:
+    """The shape of a network's inputs, as its paper has them, or `size` pixels across."""
+    shape = SHAPES.get(name, (3, 224, 224))
+    return (batch, *shape) if not size or len(shape) == 1 else (batch, shape[0], size, size)
+
+
+@dataclass
+class Contender:
+    """One way of making a network's steps."""
+
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+    within: Callable[[], AbstractContextManager[object]]
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
+
+    def step(self) -> float:
+        """Make a step; its seconds."""
+        begun = time.perf_counter()
+        with self.within():
+            loss = classification_loss(self.model(self.inputs), self.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - begun
+
+
+def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Contender:
+    """A network as one of the contenders has it."""
+    torch.manual_seed(0)
+    shape = shape_of(name, batch)
+    model = make_network(name, "", CLASSES, shape[1])
+    model.train()
+    inputs, labels = torch.randn(shape), torch.randint(CLASSES, (batch,))
+    if contender == STOCK:
+        return Contender(model, inputs, labels, nullcontext)
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+    dtype = choose(AUTO, torch.float32, "cpu", processor())
+    if contender == TUNED:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    else:
+        prepare(model, plan)
+    return Contender(model, inputs, labels, lambda: products_in(dtype, torch.float32, "cpu"))
+
+
+def serve(name: str, contender: str, batch: int) -> None:
+    """Make a step for each line on standard input but the first, and answer on standard output."""
+    plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
+    one = make(name, contender, batch, plan)
+    for _ in sys.stdin:
+        forget_peak()
+        took = one.step()
+        print(json.dumps({"seconds": took, "peak_bytes": peak_bytes()}), flush=True)
+    print(json.dumps(plan.measured), flush=True)
+
+
+def forget_peak() -> None:
+    """From here on `peak_bytes` counts anew (Linux: proc_pid_clear_refs)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process had at once."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found, "Linux tells it"
+    return 1024 * int(found[1])
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
