@@ -26,7 +26,9 @@ class _Norm(nn.BatchNorm1d):
 
 def _convolution(before: int, after: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(before, after, kernel, stride, padding, groups=groups, bias=False), nn.BatchNorm2d(after), nn.ReLU()
+        nn.Conv2d(before, after, kernel, stride, padding, groups=groups, bias=False),
+        nn.BatchNorm2d(after),
+        nn.ReLU(inplace=True),
     )
 
 
@@ -49,10 +51,10 @@ class AlexNetBN(nn.Module):
             nn.Flatten(),
             nn.Linear(256 * 6 * 6, 4096, bias=False),
             _Norm(4096),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Linear(4096, 4096, bias=False),
             _Norm(4096),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Linear(4096, classes),
         )
 

@@ -29,7 +29,7 @@ class CDDNN(nn.Module):
         super().__init__()
         layers, before = list[nn.Module](), inputs
         for _ in range(HIDDEN):
-            layers += [nn.Linear(before, WIDTH), nn.ReLU()]
+            layers += [nn.Linear(before, WIDTH), nn.ReLU(inplace=True)]
             before = WIDTH
         self.layers = nn.Sequential(*layers, nn.Linear(before, classes))
         for module in self.layers:

@@ -39,7 +39,7 @@ MODULES = {
 def convolution(before: int, after: int, kernel: int, stride: int = 1, norm: bool = False) -> nn.Sequential:
     """A convolution that keeps the size, or divides it by the stride; with batch norm or a bias; and relu."""
     layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=not norm)]
-    return nn.Sequential(*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU())
+    return nn.Sequential(*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU(inplace=True))
 
 
 class Inception(nn.Module):
@@ -72,7 +72,7 @@ class Auxiliary(nn.Module):
             convolution(before, 128, 1),
             nn.Flatten(),
             nn.Linear(128 * 4 * 4, 1024),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Dropout(0.7),
             nn.Linear(1024, classes),
         )

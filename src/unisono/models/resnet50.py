@@ -11,8 +11,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.nn.functional import relu
+from torch import nn, relu_
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 EXPANSION = 4
@@ -36,9 +35,9 @@ class Bottleneck(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """(samples, before, h, w) to (samples, 4 width, h / stride, w / stride)."""
-        inner = relu(self.norm1(self.convolution1(inputs)))
-        inner = relu(self.norm2(self.convolution2(inner)))
-        return relu(self.norm3(self.convolution3(inner)) + self.short(inputs))
+        inner = relu_(self.norm1(self.convolution1(inputs)))
+        inner = relu_(self.norm2(self.convolution2(inner)))
+        return relu_(self.norm3(self.convolution3(inner)).add_(self.short(inputs)))
 
 
 class ResNet50(nn.Module):
@@ -62,6 +61,6 @@ class ResNet50(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Scores before the softmax."""
-        features: torch.Tensor = self.blocks(self.pool(relu(self.first(images))))
+        features: torch.Tensor = self.blocks(self.pool(relu_(self.first(images))))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores

@@ -12,8 +12,8 @@ colours.
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.nn.functional import pad, relu
+from torch import nn, relu_
+from torch.nn.functional import pad
 
 WIDTHS = (16, 32, 64)
 
@@ -34,8 +34,8 @@ class Block(nn.Module):
         short = inputs
         if self._more:
             short = pad(inputs[:, :, ::2, ::2], (0, 0, 0, 0, self._more // 2, self._more - self._more // 2))
-        inner = relu(self.norm1(self.convolution1(inputs)))
-        return relu(self.norm2(self.convolution2(inner)) + short)
+        inner = relu_(self.norm1(self.convolution1(inputs)))
+        return relu_(self.norm2(self.convolution2(inner)).add_(short))
 
 
 class ResNetCIFAR(nn.Module):
@@ -56,7 +56,7 @@ class ResNetCIFAR(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Scores before the softmax."""
-        features: torch.Tensor = self.blocks(relu(self.first(images)))
+        features: torch.Tensor = self.blocks(relu_(self.first(images)))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 

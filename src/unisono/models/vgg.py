@@ -26,17 +26,17 @@ class VGG(nn.Module):
         before, layers = colors, list[nn.Module]()
         for width, depth in zip(WIDTHS, depths, strict=True):
             for _ in range(depth):
-                layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
+                layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
                 before = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Flatten(),
             nn.Linear(512 * 7 * 7, 4096),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Dropout(),
             nn.Linear(4096, 4096),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Dropout(),
             nn.Linear(4096, classes),
         )
