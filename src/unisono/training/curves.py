@@ -74,6 +74,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
                 axes.plot(across, curve.top5, color=color, marker=".", linestyle=":", label=f"{curve.name}, top-5")
     left.set(xlabel="minutes", ylabel="test accuracy", xlim=(0, None))
     right.set(xlabel="epochs", xlim=(0, None))
+    right.xaxis.get_major_locator().set_params(integer=True)
     for axes in (left, right):
         axes.yaxis.set_major_formatter("{x:.0%}")
         axes.grid(alpha=0.3)
