@@ -74,8 +74,8 @@ def main(packs: Path, parts: list[str]) -> None:
     for part in parts or PARTS:
         for run in PARTS[part]:
             keep(part, run, train(run, packs))
-        picture(part)
-    write_summary()
+            picture(part)
+            write_summary()
 
 
 def train(run: Run, packs: Path) -> list[dict[str, Any]]:
