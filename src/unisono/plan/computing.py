@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import NamedTuple
 
 
@@ -61,10 +62,12 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
     >>> fit([1, 2, 3], [3.0, 5.0, 7.0])
     Cost(latency=1.0, a_byte=2.0)
     """
-    count = len(sizes)
-    middle, mean = sum(sizes) / count, sum(seconds) / count
-    spread = sum((size - middle) ** 2 for size in sizes)
-    slope = sum((size - middle) * took for size, took in zip(sizes, seconds, strict=True)) / spread if spread else 0.0
+    # fsum: rounded once, so that the order of what was measured is nothing, even where the line is almost level
+    count, total, bytes_moved = len(sizes), fsum(seconds), fsum(sizes)
+    middle, mean = bytes_moved / count, total / count
+    spread = fsum((size - middle) ** 2 for size in sizes)
+    rising = fsum((size - middle) * took for size, took in zip(sizes, seconds, strict=True))
+    slope = rising / spread if spread else 0.0
     if slope <= 0 or mean - slope * middle < 0:  # too few sizes to tell, or noise: all is the bytes'
-        return Cost(0.0, sum(seconds) / sum(sizes)) if sum(sizes) else Cost(mean, 0.0)
+        return Cost(0.0, total / bytes_moved) if bytes_moved else Cost(mean, 0.0)
     return Cost(mean - slope * middle, slope)
