@@ -30,6 +30,7 @@ from unisono.compute.formats import AUTO
 from unisono.compute.precision import choose, products_in
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
+from unisono.models.catalogue import CIFAR_LAYERS
 from unisono.models.table import make_network
 from unisono.training.loss import classification_loss
 
@@ -39,7 +40,7 @@ CONTENDERS = (STOCK, TUNED, OURS)
 SHAPES = {
     "overfeat_fast": (3, 231, 231),
     "small_convnet": (1, 8, 8),
-    **{f"resnet{layers}": (3, 32, 32) for layers in (8, 20, 32, 44, 56, 110)},
+    **{f"resnet{layers}": (3, 32, 32) for layers in CIFAR_LAYERS},
     "cd_dnn": (440,),
 }
 """Of a sample, where it is not a picture of 224 x 224."""

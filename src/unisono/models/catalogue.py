@@ -1,13 +1,11 @@
 """The names of the networks, known without loading PyTorch."""
 
+CIFAR_LAYERS = (8, 20, 32, 44, 56, 110)
+"""Of the residual networks for small pictures."""
+
 NETWORKS = (
     "small_convnet",
-    "resnet8",
-    "resnet20",
-    "resnet32",
-    "resnet44",
-    "resnet56",
-    "resnet110",
+    *(f"resnet{layers}" for layers in CIFAR_LAYERS),
     "resnet50",
     "alexnet",
     "alexnet_bn",

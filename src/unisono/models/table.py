@@ -17,11 +17,12 @@ from unisono.models import (
     small_convnet,
     vgg,
 )
+from unisono.models.catalogue import CIFAR_LAYERS
 from unisono.models.own import is_own, make_own
 
 MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "small_convnet": small_convnet.SmallConvnet,
-    **{f"resnet{layers}": partial(resnet_cifar.resnet_cifar, layers) for layers in (8, 20, 32, 44, 56, 110)},
+    **{f"resnet{layers}": partial(resnet_cifar.resnet_cifar, layers) for layers in CIFAR_LAYERS},
     "resnet50": resnet50.ResNet50,
     "alexnet": alexnet.AlexNet,
     "alexnet_bn": alexnet_bn.AlexNetBN,
