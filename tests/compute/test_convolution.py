@@ -49,23 +49,44 @@ def test_a_planned_model_is_the_model(monkeypatch: pytest.MonkeyPatch, small: in
     assert list(planned.state_dict()) == list(plain.state_dict())
 
 
+class Only(ConvolutionPlan):
+    """A plan that has one way alone, where it fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
+        way = WAYS[self.name] if WAYS[self.name].fits(geometry) else next(iter(WAYS.values()))
+        return way.compute(which, geometry, first, second)
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_trains(name: str) -> None:
-    class One(ConvolutionPlan):
-        """A plan that has one way alone, where it fits."""
-
-        def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
-            way = WAYS[name] if WAYS[name].fits(geometry) else next(iter(WAYS.values()))
-            return way.compute(which, geometry, first, second)
-
     plain = network()
     planned = copy.deepcopy(plain)
-    plan_convolutions(planned, One())
+    plan_convolutions(planned, Only(name))
     inputs = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last).requires_grad_()
     for found, right in zip(
         gradients(planned, inputs), gradients(plain, inputs.clone().detach().requires_grad_()), strict=True
     ):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WAYS)
+def test_what_follows_may_change_outputs_in_place(name: str, dtype: torch.dtype) -> None:
+    layer = nn.Conv2d(4, 4, 1 if name == "product" else 3, bias=False)
+    plain, inputs = nn.Sequential(copy.deepcopy(layer), nn.ReLU()), torch.randn(2, 4, 6, 6)
+    planned = nn.Sequential(layer, nn.ReLU(inplace=True))
+    plan_convolutions(planned, Only(name))
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        outputs, right = planned(inputs), plain(inputs)
+        outputs.float().sum().backward()
+        right.float().sum().backward()
+    torch.testing.assert_close(outputs, right, rtol=0.05, atol=0.05)
+    found, exact = (next(model.parameters()).grad for model in (planned, plain))
+    torch.testing.assert_close(found, exact, rtol=0.1, atol=0.5)
 
 
 def test_layers_that_are_done_already_stay() -> None:

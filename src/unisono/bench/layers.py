@@ -109,7 +109,7 @@ def _measure(layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype, first: boo
     elif isinstance(module, nn.Linear):
         passes = _of_linear(module, layer, dtype)
     else:
-        passes = _of_other(module, layer)
+        passes = _of_other(module, layer, dtype)
     for which, (work, operations, least_bytes, way) in passes.items():
         if not (first and which is Pass.INPUT):
             row = type(module).__name__.removeprefix("Planned"), which.value, median_of(work), operations
@@ -149,15 +149,16 @@ def _of_linear(module: nn.Linear, layer: Layer, dtype: torch.dtype) -> Mapping[P
     return {which: (work, operations, least_bytes, None) for which, work in works.items()}
 
 
-def _of_other(module: nn.Module, layer: Layer) -> Mapping[Pass, Work]:
-    inputs, gradient = _random(layer.inputs, torch.float32).requires_grad_(), _random(layer.outputs, torch.float32)
-    least_bytes = (inputs.numel() + gradient.numel()) * inputs.dtype.itemsize
+def _of_other(module: nn.Module, layer: Layer, dtype: torch.dtype) -> Mapping[Pass, Work]:
+    inputs, gradient = _random(layer.inputs, dtype).requires_grad_(), _random(layer.outputs, dtype)
+    least_bytes = (inputs.numel() + gradient.numel()) * dtype.itemsize
+    given = inputs.clone()  # layers may change it, as they may not change what nothing has made
 
     def forward() -> Tensor:
-        outputs: Tensor = module(inputs)
+        outputs: Tensor = module(given)
         return outputs
 
-    outputs = forward()
+    outputs = module(inputs.clone())
 
     def backward() -> object:
         return torch.autograd.grad(outputs, inputs, gradient, retain_graph=True)

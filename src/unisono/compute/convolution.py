@@ -46,7 +46,8 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.geometry, ctx.plan = geometry, plan
-        outputs = plan.compute(Pass.FORWARD, geometry, inputs, weight)
+        # a way may give a view of its product, and a view that is made here must not be changed by what follows (relu)
+        outputs = plan.compute(Pass.FORWARD, geometry, inputs, weight).detach()
         return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
