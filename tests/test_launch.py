@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,9 +38,22 @@ def test_the_command() -> None:
     assert command[-4:] == ["-m", "unisono", "train", "a.toml"]
 
 
-def test_large_tensors_lie_in_huge_pages_unless_the_user_says_otherwise() -> None:
-    assert launch_environment({}, terminal=False)["THP_MEM_ALLOC_ENABLE"] == "1"
-    assert launch_environment({"THP_MEM_ALLOC_ENABLE": "0"}, terminal=False)["THP_MEM_ALLOC_ENABLE"] == "0"
+def test_memory_is_kept_from_step_to_step_unless_the_user_says_otherwise() -> None:
+    assert launch_environment({}, terminal=False)["GLIBC_TUNABLES"].startswith("glibc.malloc.hugetlb=1:")
+    assert launch_environment({"GLIBC_TUNABLES": ""}, terminal=False)["GLIBC_TUNABLES"] == ""
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, launch.MEMORY["GLIBC_TUNABLES"]), ("glibc.malloc.check=0", None)])
+def test_a_program_starts_anew_to_keep_memory(before: str | None, after: str | None) -> None:
+    program = "import os, sys\nfrom unisono.launch import keep_memory\nprint(os.getpid())\nsys.stdout.flush()\n"
+    program += "keep_memory()\nprint(os.environ['GLIBC_TUNABLES'])"
+    environment = {key: value for key, value in os.environ.items() if key not in launch.MEMORY}
+    environment |= {} if before is None else {"GLIBC_TUNABLES": before}
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    *pids, found = said.stdout.split()
+    assert found == (after or before)
+    assert len(pids) == (1 if before else 2)
+    assert len(set(pids)) == 1
 
 
 def test_ranks_behind_a_pipe_are_told_of_the_terminal() -> None:

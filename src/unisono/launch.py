@@ -49,15 +49,29 @@ def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str]) -> list[
     return [str(mpiexec), "-n", str(ranks), sys.executable, "-m", "unisono", *arguments]
 
 
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""PyTorch then asks Linux for huge pages for large tensors. Else a sixth of a step of ResNet-50 on a processor goes
-into faults of small ones: what a step keeps for its way back is given back and taken anew in each."""
+MEMORY = {
+    "GLIBC_TUNABLES": ":".join(
+        (
+            "glibc.malloc.hugetlb=1",  # ask Linux for pages of 2 MB
+            "glibc.malloc.mmap_max=0",  # no memory of its own for a large tensor, which goes back when it is freed
+            f"glibc.malloc.trim_threshold={1 << 36}",  # what is freed is kept for the next step
+        )
+    )
+}
+"""How glibc is to hand out memory. Else a sixth of a step of ResNet-50 on a processor, and more in a virtual machine,
+goes into page faults: what a step keeps for its way back is given to the system and taken anew in each."""
+
+
+def keep_memory() -> None:
+    """Start this program anew, once, with MEMORY, which glibc reads at its start; what is set already stays."""
+    if not MEMORY.keys() <= os.environ.keys():
+        os.execve(sys.executable, sys.orig_argv, {**MEMORY, **os.environ})
 
 
 def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[str, str]:
     """The environment of the ranks: what this process has, and what they cannot find out behind a launcher's pipe.
 
-    Tensors lie in huge pages, unless the environment says otherwise.
+    Memory is kept from step to step, in huge pages, unless the environment says otherwise.
     Open MPI refuses more ranks than cores, and root; on one machine, asked for by number, both are meant.
     """
     extra = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
@@ -65,4 +79,4 @@ def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[s
         extra |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if terminal:  # Rich reads these
         extra |= {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
-    return {**HUGE_PAGES, **environment, **extra}
+    return {**MEMORY, **environment, **extra}

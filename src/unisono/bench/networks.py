@@ -18,10 +18,13 @@ from typing import Any, Self
 from unisono.bench.contender import CONTENDERS, OURS, STOCK, TUNED
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
-from unisono.launch import HUGE_PAGES
+from unisono.launch import MEMORY
 
 NETWORKS = ("alexnet", "vgg16", "vgg19", "resnet50", "googlenet")
 """Those of swCaffe's table 3."""
+
+UNCOUNTED = 3
+"""First steps, in which ways are tried and memory is taken."""
 
 
 class Started:
@@ -29,8 +32,8 @@ class Started:
 
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
         command = [sys.executable, "-m", "unisono.bench.contender", name, contender, str(batch)]
-        plain = {key: value for key, value in os.environ.items() if key not in HUGE_PAGES}
-        environment = {**plain, **HUGE_PAGES} if contender == OURS else plain
+        plain = {key: value for key, value in os.environ.items() if key not in MEMORY}
+        environment = {**plain, **MEMORY} if contender == OURS else plain
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -75,9 +78,9 @@ class Started:
 def measure_networks(
     names: Sequence[str], batch: int, steps: int, plan: ConvolutionPlan, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """For each network and contender the seconds of `steps` steps and the most memory in one, after two not counted.
+    """For each network and contender the seconds of `steps` steps, and the most memory in one.
 
-    What is measured of ways is put into `plan`.
+    Some steps before are not counted. What is measured of ways is put into `plan`.
     """
     found = []
     for name in names:
@@ -88,7 +91,7 @@ def measure_networks(
                 contender: stack.enter_context(Started(name, contender, batch, plan.measured))
                 for contender in CONTENDERS
             }
-            for number in range(-1, 1 + steps):
+            for number in range(1 - UNCOUNTED, 1 + steps):
                 for contender, one in started.items():
                     say(f"{name}: step {max(0, number)} of {steps}, {contender}")
                     told = one.step()

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from unisono.errors import UsageError
+from unisono.launch import keep_memory
 from unisono.models.own import check_name
 
 WIDTH = 140
@@ -29,6 +30,7 @@ def layers(
     precision: Annotated[str, typer.Option(help="float32, bfloat16; auto: what the processor is made for.")] = "auto",
 ) -> None:
     """Time each layer's three passes by themselves, by their best way, beside the bounds measured here."""
+    keep_memory()
     if batch < 1:
         raise UsageError(f"--batch {batch}: a batch has at least 1 sample")
     check_name(model)
