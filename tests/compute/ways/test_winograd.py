@@ -49,18 +49,20 @@ def test_layers_that_fit(layers: Any, groups: int, size: tuple[int, int], paddin
 
 
 @pytest.mark.parametrize(
-    ("tiles", "blocks"),
-    [
-        (8, [(0, 2, 0, 2), (2, 4, 0, 2), (4, 5, 0, 2)]),
-        (3, [(sample, sample + 1, top, top + 1) for sample in range(5) for top in range(2)]),
-    ],
+    ("tiles", "samples", "rows"),
+    [(8, [(0, 2), (2, 4), (4, 5)], [(0, 2)]), (3, [(first, first + 1) for first in range(5)], [(0, 1), (1, 2)])],
 )
 def test_some_tiles_at_once(
-    layers: Any, monkeypatch: pytest.MonkeyPatch, tiles: int, blocks: list[tuple[int, ...]]
+    layers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tiles: int,
+    samples: list[tuple[int, int]],
+    rows: list[tuple[int, int]],
 ) -> None:
     monkeypatch.setattr(winograd, "TILES", tiles)
-    found = [(block.first, block.last, block.top, block.bottom) for block in winograd._blocks(5, (2, 2))]
-    assert found == blocks
+    found = list(winograd._blocks(5, (2, 2)))
+    assert [(some.start, some.stop) for some, _ in found] == samples
+    assert all([(block.top, block.bottom) for block in blocks] == rows for _, blocks in found)
     one = Geometry(5, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)
     layers.check_way(WINOGRAD["winograd 4x4, 3x3"], one, 0, 1e-4)
 

@@ -127,19 +127,24 @@ def convolve(transforms: Transforms, inputs: Tensor, weight: Tensor, padding: Pa
     samples, after = len(inputs), len(weight)
     down, right = (size + 2 * edge - r + 1 for size, edge in zip(inputs.shape[1:3], padding, strict=True))
     tiles = -(-down // m), -(-right // m)
-    source = padded(inputs, padding, (tiles[0] * m + r - 1, tiles[1] * m + r - 1))
+    within, whole = (tiles[0] * m + r - 1, tiles[1] * m + r - 1), (tiles[0] * m, tiles[1] * m)
     kernels = _kernels(transforms, weight, groups)
     of_inputs, back = plane(transforms.of_inputs, inputs), plane(transforms.back, inputs)
-    out = inputs.new_empty(samples, tiles[0] * m, tiles[1] * m, after)
-    for block in _blocks(samples, tiles):
-        values = _evaluate(of_inputs, block.of(source, m, t), m, t, block.tiles)
-        parts = [torch.bmm(part, own) for part, own in zip(_cut(values, groups), kernels, strict=True)]
-        products = parts[0] if groups == 1 else torch.cat(parts, 2)
-        found = (back @ products.view(t * t, -1)).view(m, m, block.samples, *block.tiles, after)
-        block.of(out, m, m).view(block.samples, block.tiles[0], m, block.tiles[1], m, after).copy_(
-            found.permute(2, 3, 0, 4, 1, 5)
-        )
-    return out[:, :down, :right].contiguous()
+    found = inputs.new_empty(samples, down, right, after)
+    for some, blocks in _blocks(samples, tiles):
+        source = padded(inputs[some], padding, within)
+        out = found[some] if whole == (down, right) else found.new_empty(len(source), *whole, after)
+        for block in blocks:
+            values = _evaluate(of_inputs, block.of(source, m, t), m, t, block.tiles)
+            parts = [torch.bmm(part, own) for part, own in zip(_cut(values, groups), kernels, strict=True)]
+            products = parts[0] if groups == 1 else torch.cat(parts, 2)
+            pixels = (back @ products.view(t * t, -1)).view(m, m, len(source), *block.tiles, after)
+            block.of(out, m, m).view(len(source), block.tiles[0], m, block.tiles[1], m, after).copy_(
+                pixels.permute(2, 3, 0, 4, 1, 5)
+            )
+        if whole != (down, right):
+            found[some] = out[:, :down, :right]
+    return found
 
 
 def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding: Pair, groups: int) -> Tensor:
@@ -147,19 +152,20 @@ def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding:
     m, r, t = transforms.outputs, transforms.kernel, transforms.tile
     samples, down, right, after = gradient.shape
     tiles = -(-down // m), -(-right // m)
-    source = padded(inputs, padding, (tiles[0] * m + r - 1, tiles[1] * m + r - 1))
-    slopes = padded(gradient, (0, 0), (tiles[0] * m, tiles[1] * m))
+    within, whole = (tiles[0] * m + r - 1, tiles[1] * m + r - 1), (tiles[0] * m, tiles[1] * m)
     of_inputs, forth = plane(transforms.of_inputs, inputs), plane(transforms.back.T, inputs)
     before = inputs.shape[3] // groups
     wide = torch.promote_types(inputs.dtype, torch.float32)
     sums = [inputs.new_zeros(t * t, before, after // groups, dtype=wide) for _ in range(groups)]
-    for block in _blocks(samples, tiles):
-        values = _evaluate(of_inputs, block.of(source, m, t), m, t, block.tiles)
-        others = _evaluate(forth, block.of(slopes, m, m), m, m, block.tiles)
-        for total, part, other in zip(sums, _cut(values, groups), _cut(others, groups), strict=True):
-            _add_product(total, part.transpose(1, 2), other)
-    whole = torch.cat(sums, 2).view(t * t, -1)
-    found = plane(transforms.of_kernel.T, whole) @ whole
+    for some, blocks in _blocks(samples, tiles):
+        source, slopes = padded(inputs[some], padding, within), padded(gradient[some], (0, 0), whole)
+        for block in blocks:
+            values = _evaluate(of_inputs, block.of(source, m, t), m, t, block.tiles)
+            others = _evaluate(forth, block.of(slopes, m, m), m, m, block.tiles)
+            for total, part, other in zip(sums, _cut(values, groups), _cut(others, groups), strict=True):
+                _add_product(total, part.transpose(1, 2), other)
+    values = torch.cat(sums, 2).view(t * t, -1)
+    found = plane(transforms.of_kernel.T, values) @ values
     return found.view(r, r, before, after).permute(3, 2, 0, 1).to(inputs.dtype)
 
 
@@ -198,36 +204,32 @@ def _cut(tensor: Tensor, groups: int) -> Sequence[Tensor]:
 
 @dataclass(frozen=True)
 class Block:
-    """Some samples, and some rows of tiles of them."""
+    """Some rows of tiles, of all pictures at hand."""
 
-    first: int
-    last: int
     top: int
     bottom: int
     columns: int
 
     @property
-    def samples(self) -> int:
-        """How many."""
-        return self.last - self.first
-
-    @property
     def tiles(self) -> Pair:
-        """Of a sample, down and right."""
+        """Of a picture, down and right."""
         return self.bottom - self.top, self.columns
 
     def of(self, source: Tensor, step: int, size: int) -> Tensor:
         """The block of a (samples, height, width, channels) whose tiles of `size` are each `step` from the next."""
-        return source[self.first : self.last, self.top * step : (self.bottom - 1) * step + size]
+        return source[:, self.top * step : (self.bottom - 1) * step + size]
 
 
-def _blocks(samples: int, tiles: Pair) -> Iterator[Block]:
-    """Whole samples, where TILES are at least as many as one has; else rows of one."""
+def _blocks(samples: int, tiles: Pair) -> Iterator[tuple[slice, list[Block]]]:
+    """Some samples, and their rows of tiles: all rows of several, where TILES are as many as one has; else some of one.
+
+    What is copied for them is little: a few pictures, never all.
+    """
     down, right = tiles
     each, rows_of = max(1, TILES // (down * right)), min(down, max(1, TILES // right))
+    blocks = [Block(top, min(down, top + rows_of), right) for top in range(0, down, rows_of)]
     for first in range(0, samples, each):
-        for top in range(0, down, rows_of):
-            yield Block(first, min(samples, first + each), top, min(down, top + rows_of), right)
+        yield slice(first, min(samples, first + each)), blocks
 
 
 WINOGRAD = {"winograd 4x4, 3x3": way(4, 3), "winograd 2x2, 3x3": way(2, 3), "winograd 2x2, 5x5": way(2, 5)}
