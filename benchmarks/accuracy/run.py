@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unisono.compute.processor import processor
 from unisono.training.curves import Curve, draw
 
 HERE = Path(__file__).parent
@@ -56,7 +57,11 @@ PARTS = {
     "fashion_mnist": seeds("fashion_mnist", 0, 1, 2),
     "cifar10": seeds("cifar10", 0),
     "spoken_digits": [Run("spoken_digits", "seed 0")],
-    "clothing": [Run("clothing", "AlexNet-BN")],
+    "clothing": [
+        Run("clothing", "AlexNet-BN"),
+        Run("clothing", "AlexNet-BN, plain", changes=PLAIN),
+        Run("clothing", "ResNet-50", changes=("model.name=resnet50",)),
+    ],
     "ranks": [Run("fashion_mnist", said(ranks, 128), ranks) for ranks in (1, 2, 4)],
     "growing": [
         Run(
@@ -92,7 +97,8 @@ def train(run: Run, packs: Path) -> list[dict[str, Any]]:
 def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
     path = HERE / f"{part}.json"
     found = json.loads(path.read_text()) if path.is_file() else {}
-    found[run.label] = {"ranks": run.ranks, "changes": run.changes, "epochs": epochs}
+    products = "float32" if set(PLAIN) <= set(run.changes) or not processor().bfloat16 else "bfloat16"
+    found[run.label] = {"ranks": run.ranks, "changes": run.changes, "products": products, "epochs": epochs}
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -115,13 +121,14 @@ def write_summary() -> None:
         lines += [
             f"## {part}",
             "",
-            "| run | epochs | held out, right | top 5 | seconds |",
-            "| --- | ---: | ---: | ---: | ---: |",
+            "| run | products in | epochs | held out, right | top 5 | seconds |",
+            "| --- | --- | ---: | ---: | ---: | ---: |",
         ]
         for label, found in json.loads(path.read_text()).items():
             last, seconds = found["epochs"][-1], sum(epoch["seconds"] for epoch in found["epochs"])
             five = f"{last['test_top5']:.2%}" if "test_top5" in last else ""
-            lines.append(f"| {label} | {last['epoch']} | {last['test_accuracy']:.2%} | {five} | {seconds:,.0f} |")
+            shares = f"{last['test_accuracy']:.2%} | {five} | {seconds:,.0f}"
+            lines.append(f"| {label} | {found['products']} | {last['epoch']} | {shares} |")
         lines.append("")
     (HERE / "summary.md").write_text("\n".join(lines))
 

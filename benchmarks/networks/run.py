@@ -1,7 +1,7 @@
 """Training steps of the seeds' networks, their memory, and the layers of two of them.
 
-python benchmarks/networks/run.py                  all
-python benchmarks/networks/run.py layers           one of: steps, layers
+python benchmarks/networks/run.py                        all
+python benchmarks/networks/run.py steps layers:vgg16     some of: steps, layers, and either of one network
 """
 
 from __future__ import annotations
@@ -34,39 +34,51 @@ REPORTED = ("vgg16", "resnet50")
 def main(parts: list[str]) -> None:
     keep_memory()
     for part in parts or ["steps", "layers"]:
-        {"steps": steps, "layers": layers}[part]()
-    write_summary()
+        what, _, name = part.partition(":")
+        measure, names = {"steps": (steps, NAMES), "layers": (layers, REPORTED)}[what]
+        for one in [name] if name else names:
+            measure(one)
+            write_summary()
 
 
 def about() -> dict[str, object]:
-    return {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    here = processor()
+    machine = {"processor": here.name, "bfloat16": here.bfloat16, "threads": torch.get_num_threads()}
+    return {**machine, "torch": torch.__version__}
 
 
-def steps() -> None:
+def told(found: dict[str, Any]) -> str:
+    products = "bfloat16" if found["bfloat16"] else "float32 only"
+    return f"{found['processor']} ({products}), {found['threads']} threads, PyTorch {found['torch']}"
+
+
+def steps(name: str) -> None:
     plan = ConvolutionPlan()
-    found = measure_networks(NAMES, BATCH, STEPS, plan, lambda line: print(line, flush=True))
-    keep("steps", {**about(), "networks": found, "plan": plan.measured})
+    (found,) = measure_networks([name], BATCH, STEPS, plan, tell)
+    keep(f"steps_{name}", {**about(), **found, "plan": plan.measured})
 
 
-def layers() -> None:
+def layers(name: str) -> None:
     dtype = choose(AUTO, torch.float32, "cpu", processor())
-    for name in REPORTED:
-        shape = shape_of(name, BATCH)
-        found = layers_of(make_network(name, "", CLASSES, 3), shape)
-        peak = measure_peak(dtype)
-        rows = measure_layers(found, ConvolutionPlan(), dtype, lambda line: print(line, flush=True))
-        keep(f"layers_{name}", as_data(rows, peak, {**about(), "model": name, "inputs": shape, "dtype": str(dtype)}))
-        plot(rows, peak, f"{name}, batch {BATCH}", HERE / f"layers_{name}.svg")
+    shape = shape_of(name, BATCH)
+    found = layers_of(make_network(name, "", CLASSES, 3), shape)
+    peak = measure_peak(dtype)
+    rows = measure_layers(found, ConvolutionPlan(), dtype, tell)
+    keep(f"layers_{name}", as_data(rows, peak, {**about(), "model": name, "inputs": shape, "dtype": str(dtype)}))
+    plot(rows, peak, f"{name}, batch {BATCH}", HERE / f"layers_{name}.svg")
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)
 
 
 def write_summary() -> None:
     lines = ["# Networks: what was measured", ""]
-    if (found := read("steps")) is not None:
-        where = f"{found['processor']}, {found['threads']} threads, PyTorch {found['torch']}"
+    if measured := [found for name in NAMES if (found := read(f"steps_{name}"))]:
         lines += [
-            f"{where}; pictures a second, median (range)",
+            f"{'; '.join(sorted({told(one) for one in measured}))}; pictures a second, median (range)",
             "",
-            as_markdown(found["networks"]),
+            as_markdown(measured),
             "",
         ]
     for name in REPORTED:
