@@ -75,12 +75,8 @@ def tell(line: str) -> None:
 def write_summary() -> None:
     lines = ["# Networks: what was measured", ""]
     if measured := [found for name in NAMES if (found := read(f"steps_{name}"))]:
-        lines += [
-            f"{'; '.join(sorted({told(one) for one in measured}))}; pictures a second, median (range)",
-            "",
-            as_markdown(measured),
-            "",
-        ]
+        places = "; ".join(sorted({told(one) for one in measured}))
+        lines += [f"{places}; pictures a second, median (range)", "", as_markdown(measured), ""]
     for name in REPORTED:
         if (found := read(f"layers_{name}")) is not None:
             lines += [f"{name}: median convolution's share of its bound, and how many of each way", ""]
