@@ -86,7 +86,7 @@ def plot(rows: Sequence[Row], peak: Peak, title: str, path: Path) -> None:
         one.barh(names, bound, color="#08519c", height=0.4, label="bound")
         one.set(xlabel="ms", title=which.value)
         one.grid(axis="x", alpha=0.3)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
     axes[0].tick_params(axis="y", labelsize=7)
     axes[-1].legend(loc="lower right")
     figure.suptitle(title)

@@ -4,7 +4,7 @@
     rank 1   forward, backward on zeros: each way timed ┴ the slowest rank's time of each way ─ the best, on all ranks
 
 The ranks try at the same time, as they compute later: what one way takes depends on how much memory the others read.
-Nothing is left of it: no gradient, no mean of a norm.
+Nothing is left of it: no gradient, no mean of a norm, none of the memory that the ways wanted which were not taken.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.compute.convolution_plan import ConvolutionPlan, merge
+from unisono.compute.memory import give_back
 from unisono.world import World
 
 
@@ -29,4 +30,5 @@ def rehearse(
         for buffer, before in buffers:
             buffer.copy_(before)
         model.zero_grad(set_to_none=True)
+        give_back()
     plan.settle(merge(world.gather(plan.measured)))

@@ -1,0 +1,39 @@
+"""Free memory goes back to the system."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from unisono.launch import MEMORY
+
+PROGRAM = """
+import torch
+from unisono.bench.contender import forget_peak, peak_bytes
+from unisono.compute.memory import give_back
+
+def held():
+    forget_peak()
+    return peak_bytes()
+
+before = held()
+tensors = [torch.ones(1 << 20) for _ in range(64)]
+last = torch.ones(1 << 20)
+del tensors
+kept = held() - before
+assert give_back()
+print(kept >> 20, (held() - before) >> 20, int(last.sum()) == 1 << 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory as it likes")
+def test_what_is_free_goes_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, **MEMORY}, capture_output=True, text=True, check=True
+    )
+    kept, after, whole = done.stdout.split()
+    assert int(kept) >= 250
+    assert int(after) < 50
+    assert whole == "True"
