@@ -23,8 +23,8 @@ from unisono.launch import MEMORY
 NETWORKS = ("alexnet", "vgg16", "vgg19", "resnet50", "googlenet")
 """Those of swCaffe's table 3."""
 
-UNCOUNTED = 3
-"""First steps, in which ways are tried and memory is taken."""
+UNCOUNTED = 5
+"""First steps, in which ways are tried and memory is taken, until what is freed fits what is asked for."""
 
 
 class Started:
