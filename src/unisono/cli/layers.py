@@ -30,12 +30,12 @@ def layers(
     precision: Annotated[str, typer.Option(help="float32, bfloat16; auto: what the processor is made for.")] = "auto",
 ) -> None:
     """Time each layer's three passes by themselves, by their best way, beside the bounds measured here."""
-    keep_memory()
     if batch < 1:
         raise UsageError(f"--batch {batch}: a batch has at least 1 sample")
     check_name(model)
     if output is not None:
         _make(output)
+    keep_memory()
     import torch
     from rich.console import Console
 
