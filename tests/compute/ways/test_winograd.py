@@ -14,7 +14,7 @@ from unisono.compute.ways import winograd
 from unisono.compute.ways.library import CHANNELS_LAST
 from unisono.compute.ways.winograd import WINOGRAD, Transforms, way
 
-SHAPES = [(4, 3), (2, 3), (2, 5), (3, 2), (5, 2)]
+SHAPES = [(4, 3), (2, 3), (2, 5), (3, 2), (5, 2), (1, 3)]
 
 
 @pytest.mark.parametrize(("outputs", "kernel"), SHAPES)

@@ -34,7 +34,7 @@ from torch import Tensor
 from unisono.compute.geometry import Geometry, Pair, image, padded, rows
 from unisono.compute.ways.way import Way
 
-POINTS = {3: (0.0, 1.0, -1.0), 5: (0.0, 0.75, -0.75, 1.5, -1.5)}
+POINTS = {2: (0.0, 1.0), 3: (0.0, 1.0, -1.0), 5: (0.0, 0.75, -0.75, 1.5, -1.5)}
 """Where polynomials are evaluated beside infinity, by how many such places there are."""
 
 FORMATS = (torch.bfloat16, torch.float32, torch.float64)
@@ -57,10 +57,15 @@ class Transforms:
         """Inputs of a tile, in each direction."""
         return self.outputs + self.kernel - 1
 
+    @property
+    def points(self) -> Matrix:
+        """Where polynomials are evaluated, beside infinity."""
+        return np.array(POINTS[self.tile - 1])
+
     @cached_property
     def back(self) -> Matrix:
         """A, (outputs, tile): from values to coefficients, and what lies beyond."""
-        points = np.array(POINTS[self.tile - 1])
+        points = self.points
         found = np.zeros((self.outputs, self.tile))
         found[:, :-1] = points ** np.arange(self.outputs)[:, None]
         found[-1, -1] = 1
@@ -69,7 +74,7 @@ class Transforms:
     @cached_property
     def of_kernel(self) -> Matrix:
         """G, (tile, kernel)."""
-        points = np.array(POINTS[self.tile - 1])
+        points = self.points
         found = np.zeros((self.tile, self.kernel))
         for place, point in enumerate(points):
             found[place] = point ** np.arange(self.kernel) / np.prod(point - np.delete(points, place))
@@ -79,7 +84,7 @@ class Transforms:
     @cached_property
     def of_inputs(self) -> Matrix:
         """B, (tile, tile)."""
-        points = np.array(POINTS[self.tile - 1])
+        points = self.points
         found = np.zeros((self.tile, self.tile))
         for place in range(len(points)):
             found[place, :-1] = polynomial.polyfromroots(np.delete(points, place))
@@ -164,8 +169,8 @@ def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding:
             others = _evaluate(forth, block.of(slopes, m, m), m, m, block.tiles)
             for total, part, other in zip(sums, _cut(values, groups), _cut(others, groups), strict=True):
                 _add_product(total, part.transpose(1, 2), other)
-    values = torch.cat(sums, 2).view(t * t, -1)
-    found = plane(transforms.of_kernel.T, values) @ values
+    total = torch.cat(sums, 2).view(t * t, -1)
+    found = plane(transforms.of_kernel.T, total) @ total
     return found.view(r, r, before, after).permute(3, 2, 0, 1).to(inputs.dtype)
 
 
