@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,32 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, t
     for key in ("step", "learning_rate", "test_accuracy"):
         assert [line[key] for line in seen[0]] == [line[key] for line in seen[1]]
     assert [line["step"] for line in seen[0]] == [23, 46, 69, 92, 115, 138]
+
+
+def test_ended_by_sigterm_nothing_goes_on(recipe: str, tmp_path: Path) -> None:
+    folder = tmp_path / "long"
+    command = [sys.executable, "-m", "unisono", "train", recipe, "--set", "training.epochs=10000", f"--run={folder}"]
+    environment = launch_environment(os.environ, terminal=False)
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, env=environment) as process:
+        while not (folder / "metrics.jsonl").is_file():
+            time.sleep(0.01)
+            assert process.poll() is None, "the run ended by itself"
+        assert len(running(folder)) > 3, "this one, the launcher, and two ranks"
+        process.terminate()
+        assert process.wait(60) == 143
+    until = time.monotonic() + 30
+    while running(folder):
+        assert time.monotonic() < until, running(folder)
+        time.sleep(0.1)
+
+
+def running(run: Path) -> list[str]:
+    """The command lines of all processes that have to do with a run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if str(run) in line]
 
 
 def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(unisono: Run, recipe: str, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -69,15 +71,24 @@ def _say(notes: list[str]) -> None:
 
 
 def launch(ranks: int, arguments: list[str]) -> int:
-    """Run this command on `ranks` ranks; the exit code of the launcher."""
+    """Run this command on `ranks` ranks; the exit code of the launcher, or 143 after SIGTERM, which ends it too."""
     command = launch_command(find_mpiexec(), ranks, arguments)
     environment = launch_environment(os.environ, sys.stdout.isatty())
+    received: list[int] = []
     with subprocess.Popen(command, env=environment) as process:
+
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            received.append(number)
+            process.send_signal(number)
+
+        signal.signal(signal.SIGTERM, pass_on)
         while True:
             try:
                 code = process.wait()
             except KeyboardInterrupt:  # the launcher got it too, and ends the ranks
                 continue
+            if received:
+                return 128 + received[0]
             return code if code >= 0 else 128 - code
 
 
