@@ -15,10 +15,11 @@ from unisono.compute.response_norm import ResponseNorm, use_response_norms
 @given(
     size=st.integers(1, 6),
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4)),
+    beta=st.sampled_from([0.75, 0.5]),
     last=st.booleans(),
 )
-def test_it_is_pytorchs(size: int, shape: tuple[int, int, int, int], last: bool) -> None:
-    plain = nn.LocalResponseNorm(size, alpha=0.3, beta=0.75, k=2.0)
+def test_it_is_pytorchs(size: int, shape: tuple[int, int, int, int], beta: float, last: bool) -> None:
+    plain = nn.LocalResponseNorm(size, alpha=0.3, beta=beta, k=2.0)
     own = copy.deepcopy(plain)
     assert use_response_norms(own) == 1
     memory = torch.channels_last if last else torch.contiguous_format
@@ -39,6 +40,21 @@ def test_a_few_places_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, plain = nn.LocalResponseNorm(5), nn.LocalResponseNorm(5)
     use_response_norms(own)
     torch.testing.assert_close(own(inputs), plain(inputs))
+
+
+def test_numbers_of_16_bits() -> None:
+    plain = nn.LocalResponseNorm(5, alpha=0.3)
+    own = copy.deepcopy(plain)
+    use_response_norms(own)
+    exact = torch.randn(2, 32, 7, 7, generator=torch.Generator().manual_seed(0)).bfloat16().double().requires_grad_()
+    found = exact.detach().bfloat16().requires_grad_()
+    outputs, expected = own(found), plain(exact)
+    for result in (outputs, expected):
+        result.sum().backward()
+    assert found.grad is not None
+    assert exact.grad is not None
+    assert float((outputs - expected).detach().norm() / expected.detach().norm()) < 0.005
+    assert float((found.grad - exact.grad).norm() / exact.grad.norm()) < 0.01
 
 
 def test_other_shapes_are_pytorchs() -> None:
