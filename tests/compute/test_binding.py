@@ -37,6 +37,20 @@ def test_masks_that_overlap_are_left_alone() -> None:
     assert report(shares) == "cores: 2 ranks take turns on 3 cores (0 to 2); the launcher has bound them so"
 
 
+def test_ranks_of_a_socket_share_it() -> None:
+    near, far = frozenset(range(16)), frozenset(range(16, 32))
+    shares = share_cores([near, far, near, far])
+    assert [share.cores[0] for share in shares] == [0, 16, 8, 24]
+    assert all(share == Share(share.cores, MANY - 1, bound=True) for share in shares)
+    crowded = share_cores([frozenset({0}), frozenset({1}), frozenset({1})])
+    assert report(crowded) == "cores: rank 0 on 0, 2 ranks take turns on 1 cores (1); fewer ranks would be faster"
+
+
+def test_cores_are_divided_among_those_that_use_them() -> None:
+    masks = [frozenset(range(8)), frozenset(range(4, 12)), frozenset(range(20, 24))]
+    assert [share.threads for share in share_cores(masks)] == [4, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("mask", "ranks", "said"),
     [

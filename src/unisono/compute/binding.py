@@ -3,9 +3,10 @@
     4 cores, 2 ranks      rank 0: 0 1      rank 1: 2 3
     2 cores, 4 ranks      nobody is bound; the ranks take turns, and it is said
     16 cores, 2 ranks     rank 0: 0 to 6 compute, 7 exchanges        rank 1: 8 to 14, 15
+    2 sockets of 4 cores, 4 ranks that a launcher has bound two to a socket: each shares its socket with one other
 
-A launcher that has bound the ranks already is left alone. With MANY cores a rank or more, one is left to the threads
-that exchange and load.
+A launcher that has given each rank cores of its own is left alone. With MANY cores a rank or more, one is left to the
+threads that exchange and load.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ def share_cores(masks: Sequence[frozenset[int]]) -> tuple[Share, ...]:
     >>> share_cores([frozenset({0, 1}), frozenset({0, 1})])
     (Share(cores=(0,), threads=1, bound=True), Share(cores=(1,), threads=1, bound=True))
     """
-    if all(not (mask & other) for number, mask in enumerate(masks) for other in masks[:number]):
-        return tuple(Share(tuple(sorted(mask)), _threads(len(mask)), True) for mask in masks)
-    cores = sorted(masks[0])
-    if any(mask != masks[0] for mask in masks) or len(cores) < len(masks):
-        return tuple(Share(tuple(sorted(mask)), max(1, len(mask) // len(masks)), False) for mask in masks)
-    shares = []
-    for rank in range(len(masks)):
-        first, last = bounds(len(cores), len(masks), rank)
-        shares.append(Share(tuple(cores[first:last]), _threads(last - first), True))
-    return tuple(shares)
+    return tuple(_share(masks, rank) for rank in range(len(masks)))
+
+
+def _share(masks: Sequence[frozenset[int]], rank: int) -> Share:
+    """What a rank has of the cores that it may use, which those with the same mask share in their order."""
+    mask, cores = masks[rank], sorted(masks[rank])
+    users = [other for other, one in enumerate(masks) if one & mask]
+    if any(masks[other] != mask for other in users) or (cores and len(cores) < len(users)):
+        return Share(tuple(cores), max(1, len(cores) // len(users)), False)
+    first, last = bounds(len(cores), max(1, len(users)), users.index(rank) if users else 0)
+    return Share(tuple(cores[first:last]), _threads(last - first), True)
 
 
 def own_cores() -> frozenset[int]:
@@ -77,11 +79,13 @@ def report(shares: Sequence[Share]) -> str:
     """
     if not any(share.cores for share in shares):
         return "cores: not known on this system"
-    if shares[0].bound:
-        return "cores: " + ", ".join(f"rank {rank} on {_words(share.cores)}" for rank, share in enumerate(shares))
-    every = sorted({core for share in shares for core in share.cores})
-    remedy = "; fewer ranks would be faster" if len(every) < len(shares) else "; the launcher has bound them so"
-    return f"cores: {len(shares)} ranks take turns on {len(every)} cores ({_words(every)}){remedy}"
+    said = [f"rank {rank} on {_words(share.cores)}" for rank, share in enumerate(shares) if share.bound]
+    turns = [share for share in shares if not share.bound]
+    if turns:
+        every = sorted({core for share in turns for core in share.cores})
+        remedy = "fewer ranks would be faster" if len(every) < len(turns) else "the launcher has bound them so"
+        said.append(f"{len(turns)} ranks take turns on {len(every)} cores ({_words(every)}); {remedy}")
+    return "cores: " + ", ".join(said)
 
 
 def _threads(cores: int) -> int:
