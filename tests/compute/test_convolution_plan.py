@@ -138,13 +138,10 @@ def test_a_plan_of_another_machine_is_none_here(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "none.json", machine("Xeon")) == {}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 1}', json.dumps({"machine": None, "measured": 3})])
+@pytest.mark.parametrize("text", ["", "3", "[3]", '[{"machine": HERE, "measured": 3}]', '{"machine": HERE}'])
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     path, here = tmp_path / "plan.json", machine("Xeon")
-    path.write_text(text.replace('"machine": null', f'"machine": {json.dumps(here)}'))
-    if '"machine": 1' in text:
-        assert read_plan(path, here) == {}
-        return
+    path.write_text(text.replace("HERE", json.dumps(here)))
     with pytest.raises(TableError, match="is no plan of convolutions"):
         read_plan(path, here)
 

@@ -1,16 +1,19 @@
 """What a recipe asks for, made: the plan of its convolutions. The rest needs ranks: tests/mpi/test_run.py."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
 from unisono.compute.processor import processor
 from unisono.compute.ways.table import OWN
-from unisono.errors import UsageError
-from unisono.training.making import keep_plan, known_plan
+from unisono.errors import RecipeError, UsageError
+from unisono.models.table import make_network
+from unisono.training.making import check_fit, keep_plan, known_plan
 from unisono.training.recipe import Recipe, parse_recipe
 
 HERE = machine(processor().name)
@@ -40,7 +43,7 @@ def test_a_run_that_goes_on_computes_as_it_began(tmp_path: Path) -> None:
     write_plan(shared, HERE, {"b": {OWN: 1.0}})
     found = known_plan(recipe(shared), own, WORLD)
     assert found.measured == {"a": {OWN: 1.0}}
-    assert found.settled
+    assert not found.settled, "layers that have become others are tried"
 
 
 def test_what_several_runs_share_is_taken_up_and_added_to(tmp_path: Path) -> None:
@@ -63,6 +66,17 @@ def test_it_is_kept_with_the_run_and_for_others(tmp_path: Path) -> None:
     assert read_plan(own, HERE) == read_plan(shared, HERE) == {"a": {OWN: 1.0}}
 
 
+def test_what_others_have_tried_stays(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own.json", tmp_path / "shared.json"
+    elsewhere = {**HERE, "threads": -1}
+    write_plan(shared, elsewhere, {"a": {OWN: 2.0}})
+    write_plan(shared, HERE, {"b": {OWN: 1.0}})
+    keep_plan(recipe(shared), own, ConvolutionPlan({"a": {OWN: 1.0}}), WORLD)
+    assert read_plan(own, HERE) == {"a": {OWN: 1.0}}
+    assert read_plan(shared, HERE) == {"a": {OWN: 1.0}, "b": {OWN: 1.0}}
+    assert read_plan(shared, elsewhere) == {"a": {OWN: 2.0}}
+
+
 def test_nothing_tried_is_not_kept(tmp_path: Path) -> None:
     keep_plan(recipe(), tmp_path / "own.json", ConvolutionPlan(), WORLD)
     assert list(tmp_path.iterdir()) == []
@@ -72,3 +86,21 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write .*file/plan.json"):
         keep_plan(recipe(), tmp_path / "file" / "plan.json", ConvolutionPlan({"a": {OWN: 1.0}}), WORLD)
+
+
+def test_a_plan_that_could_not_be_written_is_said_before_anything_is_tried(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write the plan .*: Is a directory"):
+        known_plan(recipe(tmp_path), None, WORLD)
+    assert list(tmp_path.parent.glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize(("name", "shape"), [("small_convnet", (1, 1, 32, 32)), ("cd_dnn", (1, 1, 8, 8))])
+def test_a_network_that_does_not_take_the_data_is_told(name: str, shape: tuple[int, ...]) -> None:
+    model = make_network(name, "", 10, shape[1])
+    with pytest.raises(RecipeError, match=rf"'{name}' does not take samples of {' x '.join(map(str, shape[1:]))}"):
+        check_fit(model, name, torch.zeros(shape), nullcontext)
+
+
+def test_a_network_that_takes_the_data_and_one_of_ones_own() -> None:
+    check_fit(make_network("small_convnet", "", 10, 1), "small_convnet", torch.zeros(1, 1, 8, 8), nullcontext)
+    check_fit(torch.nn.Linear(3, 4), "nets:mine", torch.zeros(1, 5), nullcontext)

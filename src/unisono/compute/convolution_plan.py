@@ -4,15 +4,17 @@
     64-64 3x3, forward         library 41 ms, product -, ... 23 ms     winograd 4x4
     64-64 3x3, weight          library 52 ms, ...                      library
 
-What was found goes into a file, which a later run on such a processor with as many threads takes up. Layers of few
-operations are not tried: a call more or less would decide, and noise. Once a plan is settled nothing is tried any more,
-so that a run goes on as it began: a layer that meets another number of samples (the last batch, a test) takes the way
-of the nearest that was measured.
+What was found goes into a file, which a later run on such a processor with as many threads takes up and adds to.
+Layers of few operations are not tried: a call more or less would decide, and noise. Once a plan is settled nothing is
+tried any more, so that a run goes on as it began: a layer that meets another number of samples (the last batch, a test)
+takes the way of the nearest that was measured.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from unisono.compute.geometry import Geometry, Pass
 from unisono.compute.ways.table import OWN, WAYS
-from unisono.errors import TableError
+from unisono.errors import TableError, UsageError
 
 SMALL = 100_000_000
 """Operations up to which a pass is the library's, untried."""
@@ -41,7 +43,7 @@ HOPELESS = 2.0
 ATTEMPTS = 2
 """After the first, which loads caches and makes the library's plans."""
 
-FORMAT = 1
+FORMAT = 2
 
 Times = dict[str, float]
 """Seconds by the name of a way."""
@@ -154,27 +156,45 @@ def machine(processor: str) -> dict[str, Any]:
 
 
 def read_plan(path: Path, here: Mapping[str, Any]) -> dict[str, Times]:
-    """What a file holds, where it was measured on a machine like `here`; else, and where there is none, nothing.
+    """What a file holds of a machine like `here`; where there is none, or no such file, nothing.
 
     Raises TableError where the file is none of ours.
     """
-    if not path.is_file():
-        return {}
     try:
-        found = json.loads(path.read_text())
-        if found["machine"] != dict(here):
-            return {}
         return {
             key: {name: float(seconds) for name, seconds in times.items() if name in WAYS}
-            for key, times in found["measured"].items()
+            for plan in _plans(path)
+            if plan["machine"] == dict(here)
+            for key, times in plan["measured"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(f"{path} is no plan of convolutions ({error!r}); remove it, and it is made anew") from error
 
 
 def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times]) -> None:
-    """Write what was measured, whole or not at all."""
+    """Add what was measured to a file, whole or not at all; what it holds of other layers and machines stays."""
+    known = {**read_plan(path, here), **measured}
+    others = [plan for plan in _plans(path) if plan["machine"] != dict(here)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps({"machine": dict(here), "measured": dict(measured)}, indent=1) + "\n")
+    aside = path.parent / f"{path.name}.tmp"
+    aside.write_text(json.dumps([*others, {"machine": dict(here), "measured": known}], indent=1) + "\n")
     aside.replace(path)
+
+
+def check_plan(path: Path) -> None:
+    """Raise UsageError when a plan could not be written there: better now than when it has been measured."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        aside = path.parent / f"{path.name}.tmp"
+        aside.touch()
+        aside.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write the plan {path}: {error.strerror}") from error
+
+
+def _plans(path: Path) -> list[dict[str, Any]]:
+    """Of each machine what was measured there."""
+    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    return found

@@ -5,6 +5,8 @@ cores ─ feed ─ network ─ a rehearsal, where its convolutions are to be tri
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +14,13 @@ import torch
 from torch import Tensor
 
 from unisono.compute.binding import Share, bind, own_cores, report, share_cores
-from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan, write_plan
+from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
 from unisono.compute.precision import choose, products_in
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
 from unisono.data.feed import Feed, Hold, InMemory, Packed
 from unisono.data.table import DATA
-from unisono.errors import UsageError
+from unisono.errors import RecipeError, UsageError
 from unisono.models.table import make_network
 from unisono.optimizers.table import make_optimizer
 from unisono.rules import BSP, Exchange
@@ -32,6 +34,8 @@ from unisono.world import World
 
 MOST_THREADS = 8
 """Threads that decode, unless the recipe says more."""
+
+Within = Callable[[], AbstractContextManager[object]]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -59,22 +63,22 @@ def make_feed(recipe: Recipe, world: World, share: Share) -> Feed:
 
 
 def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | None, plan: ConvolutionPlan) -> Trainer:
-    """The network, with weights from the seed, and what trains it; `plan` is settled, by a rehearsal if it is not."""
+    """The network, with weights from the seed, and what trains it; a rehearsal settles `plan`."""
     torch.manual_seed(recipe.training.seed)
     dtype = DTYPES[recipe.model.dtype]
     network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
     model, options = network.to(dtype), recipe.optimizer
     within = partial(products_in, choose(recipe.compute.precision, dtype, "cpu", processor()), dtype, "cpu")
+    check_fit(model, recipe.model.name, feed.blank(1).to(dtype), within)
     if recipe.compute.convolutions == "tried":
         prepare(model, plan)
-        if not plan.settled:
-            first, last = bounds(recipe.training.batch, world.size, world.rank)
+        first, last = bounds(recipe.training.batch, world.size, world.rank)
 
-            def step(inputs: Tensor, labels: Tensor) -> Tensor:
-                with within():
-                    return classification_loss(model(inputs), labels)
+        def step(inputs: Tensor, labels: Tensor) -> Tensor:
+            with within():
+                return classification_loss(model(inputs), labels)
 
-            rehearse(model, step, feed.blank(last - first).to(dtype), plan, world)
+        rehearse(model, step, feed.blank(last - first).to(dtype), plan, world)
     optimizer = make_optimizer(options.name, model, options.learning_rate, options.momentum, options.weight_decay)
     wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
     megabytes = recipe.exchange.bucket_megabytes
@@ -83,21 +87,41 @@ def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | 
     return Trainer(model, optimizer, rule, world, clip=options.clip or None, timeline=timeline, within=within)
 
 
-def known_plan(recipe: Recipe, own: Path | None, world: World) -> ConvolutionPlan:
-    """What was tried before: settled, where a run that goes on has its `own`; else what the recipe's file holds."""
+def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: Within) -> None:
+    """Raise RecipeError where a network that is ours does not take the data; one's own says itself what is wrong."""
+    if ":" in name:
+        return
+    try:
+        with torch.no_grad(), within():
+            model.eval()(inputs)
+    except (RuntimeError, ValueError) as error:
+        shape = " x ".join(map(str, inputs.shape[1:]))
+        raise RecipeError(
+            f"model.name = {name!r} does not take samples of {shape}, as the data has them ({error}); "
+            "see docs/training.md for what each network takes"
+        ) from error
 
-    def read() -> tuple[dict[str, Times], bool]:
+
+def known_plan(recipe: Recipe, own: Path | None, world: World) -> ConvolutionPlan:
+    """What was tried before: where a run that goes on has its `own`, that alone, so that it computes as it began; else
+    what the recipe's file holds. What is missing is tried.
+
+    Raises UsageError where the recipe's file could not be written.
+    """
+
+    def read() -> dict[str, Times]:
         here = machine(processor().name)
         before = {} if own is None else read_plan(own, here)
-        shared = Path(recipe.compute.plan) if recipe.compute.plan else None
-        return (before, True) if before else ({} if shared is None else read_plan(shared, here), False)
+        if not recipe.compute.plan:
+            return before
+        check_plan(Path(recipe.compute.plan))
+        return before or read_plan(Path(recipe.compute.plan), here)
 
-    measured, settled = world.on_root(read)
-    return ConvolutionPlan(measured, settled=settled)
+    return ConvolutionPlan(world.on_root(read))
 
 
 def keep_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) -> None:
-    """Write what was tried into the run's folder and the recipe's file."""
+    """Write what was tried into the run's folder, and add it to the recipe's file."""
 
     def write() -> None:
         here = machine(processor().name)

@@ -38,6 +38,7 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
 
     `trace` is a file for the timeline of what is done here.
     """
+    begun = time.perf_counter()
     check_run(recipe, world.size)
     if trace is not None:
         world.on_root(lambda: check_writable(trace))
@@ -62,7 +63,7 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
         for line in cores:
             report.say(line)
         trainer.gradients.say(report.say)
-        _Run(recipe, world, feed, trainer, home, report, place, time.perf_counter() - place.seconds).finish()
+        _Run(recipe, world, feed, trainer, home, report, place, begun - place.seconds).finish()
     feed.close()
     if timeline is not None and trace is not None:
         timeline.write(trace)
