@@ -33,6 +33,33 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         layers_of(network(), (2, 3, 7, 7))
 
 
+def test_layers_that_no_plan_computes() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+        nn.ConvTranspose2d(4, 4, 3), nn.Softmax(1),
+    )  # fmt: skip
+    rows = measure_layers(layers_of(model, (2, 3, 6, 6)), ConvolutionPlan(), torch.bfloat16, lambda _: None)
+    assert {(row.layer, row.kind) for row in rows} == {
+        ("0", "Conv2d"), ("1", "Conv2d"), ("2", "ConvTranspose2d"), ("3", "Softmax"),
+    }  # fmt: skip
+    assert all(row.way == "" for row in rows)
+
+
+def test_a_layer_that_cannot_be_computed_so_is_named() -> None:
+    class Refusing(nn.Module):
+        """A layer for other numbers."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if inputs.dtype == torch.bfloat16:
+                raise RuntimeError("not of 16 bits")
+            return inputs
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Refusing())
+    said = r"layer 1, Refusing\(\), cannot be computed in torch.bfloat16: not of 16 bits; try --precision float32"
+    with pytest.raises(UsageError, match=said):
+        measure_layers(layers_of(model, (2, 3, 6, 6)), ConvolutionPlan(), torch.bfloat16, lambda _: None)
+
+
 def test_each_pass_has_a_row() -> None:
     said: list[str] = []
     rows = measure_layers(layers_of(network(), (2, 3, 6, 6)), ConvolutionPlan(), torch.float32, said.append)

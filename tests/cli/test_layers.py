@@ -39,6 +39,7 @@ def test_what_is_asked_wrongly(tmp_path: Path) -> None:
         (["--batch=0"], "--batch 0"),
         (["--precision=float8"], "float8"),
         (["--model=vgg16", "--size=8"], "cannot be shown inputs"),
+        (["--model=small_convnet", "--plan=."], "cannot write the plan .: Is a directory"),
     ):
         done = run("layers", *options, folder=tmp_path)
         assert done.returncode == 2

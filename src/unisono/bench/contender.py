@@ -2,7 +2,8 @@
 
     stock      float32, channels first, as a model is that nobody has changed
     tuned      channels last, bfloat16 by autocast where the processor is made for it: what a careful user would write
-    ours       the same number format, channels last, each convolution by its best way
+    ours       products in the same number format, channels last, each convolution by its best way; response norms stay
+               in that format, which autocast computes in float32
 
 A step is forward, loss, backward and SGD with momentum, on random pictures. All start with the same weights.
 

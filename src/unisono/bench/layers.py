@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from unisono.bench.peak import Peak
-from unisono.compute.convolution import geometry_of
+from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.precision import products_in
 from unisono.errors import UsageError
 
 TIMED = 3
@@ -79,7 +80,7 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
     hooks = [module.register_forward_hook(see) for module in names]
     try:
         ghost(torch.empty(inputs, device="meta"))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise UsageError(f"the model cannot be shown inputs of shape {inputs}: {error}") from error
     finally:
         for hook in hooks:
@@ -90,21 +91,30 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
 def measure_layers(
     layers: list[Layer], plan: ConvolutionPlan, dtype: torch.dtype, say: Callable[[str], None]
 ) -> list[Row]:
-    """Time the passes of each layer, its products in `dtype`; the first layer's inputs need no gradient."""
+    """Time the passes of each layer, its products in `dtype`; the first layer's inputs need no gradient.
+
+    Raises UsageError for a layer that cannot be computed so.
+    """
     rows: list[Row] = []
     known: dict[Any, list[Row]] = {}
     for number, layer in enumerate(layers):
         key = (repr(layer.module), layer.inputs, number == 0)
         if key not in known:
             say(f"{number + 1}/{len(layers)} {layer.name}")
-            known[key] = list(_measure(layer, plan, dtype, first=number == 0))
+            try:
+                known[key] = list(_measure(layer, plan, dtype, first=number == 0))
+            except RuntimeError as error:
+                raise UsageError(
+                    f"layer {layer.name}, {layer.module}, cannot be computed in {dtype}: {error}; "
+                    "try --precision float32"
+                ) from error
         rows += [Row(**{**asdict(row), "layer": layer.name}) for row in known[key]]
     return rows
 
 
 def _measure(layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[Row]:
     module = layer.module
-    if isinstance(module, nn.Conv2d) and len(layer.inputs) == 4:
+    if isinstance(module, nn.Conv2d) and plannable(module, layer.inputs):
         passes = _of_convolution(module, layer, plan, dtype)
     elif isinstance(module, nn.Linear):
         passes = _of_linear(module, layer, dtype)
@@ -150,15 +160,18 @@ def _of_linear(module: nn.Linear, layer: Layer, dtype: torch.dtype) -> Mapping[P
 
 
 def _of_other(module: nn.Module, layer: Layer, dtype: torch.dtype) -> Mapping[Pass, Work]:
-    inputs, gradient = _random(layer.inputs, dtype).requires_grad_(), _random(layer.outputs, dtype)
-    least_bytes = (inputs.numel() + gradient.numel()) * dtype.itemsize
+    inputs, weights = _random(layer.inputs, dtype).requires_grad_(), torch.float32
     given = inputs.clone()  # layers may change it, as they may not change what nothing has made
 
     def forward() -> Tensor:
-        outputs: Tensor = module(given)
-        return outputs
+        with products_in(dtype, weights, "cpu"):
+            outputs: Tensor = module(given)
+            return outputs
 
-    outputs = module(inputs.clone())
+    with products_in(dtype, weights, "cpu"):
+        outputs = module(inputs.clone())
+    gradient = torch.randn_like(outputs)
+    least_bytes = inputs.nbytes + gradient.nbytes
 
     def backward() -> object:
         return torch.autograd.grad(outputs, inputs, gradient, retain_graph=True)

@@ -1,7 +1,10 @@
-"""What the processor reaches at its best, measured here and now: the bounds of every layer.
+"""What the processor reaches at large, measured here and now: the bounds that layers are held beside.
 
 products   large square matrices                  operations a second
 memory     a copy of more than the caches hold    bytes a second, read and written
+
+A layer can be above them a little: its numbers may lie in the cache, its sizes suit the processor better than the
+square does, the clock be higher in that moment; and what is written in place needs no line of memory read for it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Peak:
-    """What nothing can be faster than."""
+    """What a large product and a large copy reach."""
 
     operations_per_second: float
     bytes_per_second: float

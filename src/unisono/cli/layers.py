@@ -43,13 +43,15 @@ def layers(
     from unisono.bench.layer_report import as_data, as_table, medians, plot, sums
     from unisono.bench.layers import layers_of, measure_layers
     from unisono.bench.peak import measure_peak
-    from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
+    from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
     from unisono.compute.precision import check, choose
     from unisono.compute.processor import processor
     from unisono.compute.response_norm import use_response_norms
     from unisono.models.table import make_network
 
     check(precision)
+    if plan is not None:
+        check_plan(plan)
     here, dtype = processor(), choose(precision, torch.float32, "cpu", processor())
     shape = shape_of(model, batch, size)
     wide = None if sys.stdout.isatty() else WIDTH

@@ -7,6 +7,7 @@ What a plan cannot compute (other padding than zeros, single pictures) stays PyT
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class PlannedConvolution(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
         inputs = input
-        if inputs.ndim != 4 or not len(inputs) or self.padding_mode != "zeros" or isinstance(self.padding, str):
+        if not plannable(self, inputs.shape):
             own: Tensor = super()._conv_forward(inputs, weight, bias)
             return own
         device = inputs.device.type
@@ -35,6 +36,12 @@ class PlannedConvolution(nn.Conv2d):
         geometry = geometry_of(self, inputs)
         outputs: Tensor = _Convolve.apply(inputs, weight, bias, geometry, self.plan)  # type: ignore[no-untyped-call]
         return outputs
+
+
+def plannable(layer: nn.Conv2d, inputs: Sequence[int]) -> bool:
+    """Whether a plan can compute a layer of inputs of this shape."""
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return zeros and len(inputs) == 4 and inputs[0] > 0
 
 
 class _Convolve(torch.autograd.Function):
