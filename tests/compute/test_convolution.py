@@ -10,7 +10,7 @@ from unisono.compute import convolution_plan
 from unisono.compute.convolution import PlannedConvolution, plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Pass
-from unisono.compute.ways.table import WAYS
+from unisono.compute.ways.table import OWN, WAYS
 
 
 def network() -> nn.Sequential:
@@ -20,6 +20,7 @@ def network() -> nn.Sequential:
         nn.ReLU(),
         nn.Conv2d(8, 8, 3, 2, groups=2),
         nn.Conv2d(8, 4, 1),
+        nn.Conv2d(4, 4, 5, padding=2),
         nn.Conv2d(4, 4, 3, padding="same", padding_mode="reflect"),
     )
 
@@ -38,7 +39,7 @@ def test_a_planned_model_is_the_model(monkeypatch: pytest.MonkeyPatch, small: in
     monkeypatch.setattr(convolution_plan, "SMALL", small)
     plain, plan = network(), ConvolutionPlan()
     planned = copy.deepcopy(plain)
-    assert plan_convolutions(planned, plan) == 4
+    assert plan_convolutions(planned, plan) == 5
     inputs = torch.randn(2, 3, 9, 9, requires_grad=True)
     for _ in range(2):
         for found, right in zip(
@@ -54,39 +55,49 @@ class Only(ConvolutionPlan):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.taken = name, set[Pass]()
 
     def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
-        way = WAYS[self.name] if WAYS[self.name].fits(geometry) else next(iter(WAYS.values()))
-        return way.compute(which, geometry, first, second)
+        if not WAYS[self.name].fits(geometry):
+            return WAYS[OWN].compute(which, geometry, first, second)
+        self.taken.add(which)
+        return WAYS[self.name].compute(which, geometry, first, second)
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_trains(name: str) -> None:
     plain = network()
     planned = copy.deepcopy(plain)
-    plan_convolutions(planned, Only(name))
+    plan = Only(name)
+    plan_convolutions(planned, plan)
     inputs = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last).requires_grad_()
     for found, right in zip(
         gradients(planned, inputs), gradients(plain, inputs.clone().detach().requires_grad_()), strict=True
     ):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    assert plan.taken == set(Pass)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", WAYS)
 def test_what_follows_may_change_outputs_in_place(name: str, dtype: torch.dtype) -> None:
-    layer = nn.Conv2d(4, 4, 1 if name == "product" else 3, bias=False)
-    plain, inputs = nn.Sequential(copy.deepcopy(layer), nn.ReLU()), torch.randn(2, 4, 6, 6)
+    kernel = {"product": 1, "winograd 2x2, 5x5": 5}.get(name, 3)
+    layer, inputs = nn.Conv2d(4, 4, kernel, bias=False), torch.rand(2, 4, 6, 6)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0])  # no output is near to 0, where rounding would decide
+    layer.weight = nn.Parameter((0.1 + torch.rand_like(layer.weight)) * signs[:, None, None, None])
+    plain = nn.Sequential(copy.deepcopy(layer), nn.ReLU())
     planned = nn.Sequential(layer, nn.ReLU(inplace=True))
-    plan_convolutions(planned, Only(name))
+    plan = Only(name)
+    plan_convolutions(planned, plan)
     with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
         outputs, right = planned(inputs), plain(inputs)
         outputs.float().sum().backward()
         right.float().sum().backward()
-    torch.testing.assert_close(outputs, right, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(outputs, right, rtol=0.05, atol=0.5)
     found, exact = (next(model.parameters()).grad for model in (planned, plain))
     torch.testing.assert_close(found, exact, rtol=0.1, atol=0.5)
+    if (name, dtype) != ("shifted", torch.bfloat16):  # which would round each of its sums
+        assert Pass.FORWARD in plan.taken
 
 
 def test_layers_that_are_done_already_stay() -> None:
