@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.launch import launch_environment
+from unisono.launch import MEMORY, launch_environment
 from unisono.training.checkpoint import load_newest
 from unisono.training.recorder import KINDS
 
@@ -113,10 +113,18 @@ def test_a_timeline_shows_every_thread_of_every_rank(unisono: Run, recipe: str, 
         starts |= arrows.keys()
 
 
-def test_one_rank_needs_no_mpiexec(unisono: Run, recipe: str) -> None:
-    done = unisono("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1")
+def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import os\nfrom torch.nn import *\n"
+        "def told(classes, channels):\n"
+        "    print('memory:', os.environ.get('GLIBC_TUNABLES'))\n"
+        "    return Sequential(Flatten(), Linear(64, classes))\n"
+    )
+    own = ("--set", "model.name=nets:told", "--set", f"model.folder={tmp_path}")
+    done = unisono("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1", *own)
     assert done.returncode == 0, done.stderr
-    assert "digits: 1 ranks on 1 node" in done.stdout
+    assert done.stdout.count("digits: 1 ranks on 1 node") == 1
+    assert f"memory: {MEMORY['GLIBC_TUNABLES']}" in done.stdout
 
 
 def test_inside_mpiexec_it_is_a_rank(mpiexec: Run, recipe: str, tmp_path: Path) -> None:
@@ -266,6 +274,7 @@ def test_a_network_of_ones_own_beside_the_recipe(unisono: Run, recipe: str, tmp_
         (["--set", "data.name=digit"], "data.name = 'digit'; there are digits"),
         (["--set", "model.name=vgg"], "model.name = 'vgg'; there are small_convnet"),
         (["--set", "model.name=nowhere:wide"], "model.name = 'nowhere:wide': there is no module nowhere in"),
+        (["--set", "model.name=cd_dnn"], "model.name = 'cd_dnn' does not take samples of 1 x 8 x 8, as the data has"),
         (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
         (["--set", "exchange.algorithm=rong"], "no schedule 'rong'; there are"),
         (["--ranks", "0"], "--ranks 0: a run has at least 1 rank"),

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from unisono.errors import LaunchError, UsageError
-from unisono.launch import find_mpiexec, launch_command, launch_environment, ranks_started
+from unisono.launch import find_mpiexec, keep_memory, launch_command, launch_environment, ranks_started
 from unisono.training import run_directory
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
 
@@ -46,6 +46,7 @@ def train(
         _say(notes)
         raise typer.Exit(launch(count, ["train", *([str(recipe)] if recipe else []), *options]))
     if started is None:
+        keep_memory()
         _say(notes)
     _be_a_rank(wanted, run, resume, timeline)
 
