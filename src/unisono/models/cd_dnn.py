@@ -40,5 +40,6 @@ class CDDNN(nn.Module):
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         """The logarithms of the windows' posteriors, their mean over the windows of each sample."""
         scores: torch.Tensor = self.layers(windows)
-        posteriors = torch.log_softmax(scores, dim=-1)
+        exact = torch.promote_types(scores.dtype, torch.float32)  # rounded to 16 bits, the mean would lose digits
+        posteriors = torch.log_softmax(scores, dim=-1, dtype=exact)
         return posteriors.mean(dim=1) if windows.ndim == 3 else posteriors
