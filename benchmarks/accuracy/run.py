@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unisono.compute.processor import processor
+from unisono.launch import cores
 from unisono.training.curves import Curve, draw
 
 HERE = Path(__file__).parent
@@ -98,7 +101,8 @@ def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
     path = HERE / f"{part}.json"
     found = json.loads(path.read_text()) if path.is_file() else {}
     products = "float32" if set(PLAIN) <= set(run.changes) or not processor().bfloat16 else "bfloat16"
-    found[run.label] = {"ranks": run.ranks, "changes": run.changes, "products": products, "epochs": epochs}
+    machine = {"processor": processor().name, "cores": cores(), "torch": torch.__version__}
+    found[run.label] = {"ranks": run.ranks, "changes": run.changes, "products": products, **machine, "epochs": epochs}
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -121,13 +125,13 @@ def write_summary() -> None:
         lines += [
             f"## {part}",
             "",
-            "| run | products in | epochs | held out, right | top 5 | seconds |",
-            "| --- | --- | ---: | ---: | ---: | ---: |",
+            "| run | products in | epochs | held out, right | top 5 |",
+            "| --- | --- | ---: | ---: | ---: |",
         ]
         for label, found in json.loads(path.read_text()).items():
-            last, seconds = found["epochs"][-1], sum(epoch["seconds"] for epoch in found["epochs"])
+            last = found["epochs"][-1]
             five = f"{last['test_top5']:.2%}" if "test_top5" in last else ""
-            shares = f"{last['test_accuracy']:.2%} | {five} | {seconds:,.0f}"
+            shares = f"{last['test_accuracy']:.2%} | {five}"
             lines.append(f"| {label} | {found['products']} | {last['epoch']} | {shares} |")
         lines.append("")
     (HERE / "summary.md").write_text("\n".join(lines))
