@@ -1,7 +1,7 @@
 """What networks learn on real data: with everything that makes them fast and without, on one rank and on several.
 
     python benchmarks/accuracy/run.py PACKS                          all; hours on 2 cores
-    python benchmarks/accuracy/run.py PACKS fashion_mnist ranks      some of: the names in PARTS
+    python benchmarks/accuracy/run.py PACKS ranks clothing:ResNet-50      some of: the names in PARTS, and one run of one
 
 PACKS holds the packs that the recipes name: fashion_mnist, cifar10, spoken_digits, clothing.
 """
@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class Run:
     label: str
     ranks: int = 2
     changes: tuple[str, ...] = field(default=())
+    way: str = ""
+    """Of all convolutions that can take it; else of each the fastest."""
 
 
 def seeds(recipe: str, *numbers: int) -> list[Run]:
@@ -66,6 +69,10 @@ PARTS = {
         Run("clothing", "ResNet-50", changes=("model.name=resnet50",)),
     ],
     "ranks": [Run("fashion_mnist", said(ranks, 128), ranks) for ranks in (1, 2, 4)],
+    "winograd": [
+        Run("fashion_mnist", f"seed {seed}, 4 x 4 tiles", 2, (f"training.seed={seed}",), "winograd 4x4, 3x3")
+        for seed in (0, 1, 2)
+    ],
     "growing": [
         Run(
             "fashion_mnist",
@@ -79,22 +86,43 @@ PARTS = {
 
 
 def main(packs: Path, parts: list[str]) -> None:
-    for part in parts or PARTS:
+    for asked in parts or PARTS:
+        part, _, label = asked.partition(":")
         for run in PARTS[part]:
-            keep(part, run, train(run, packs))
-            picture(part)
-            write_summary()
+            if label in ("", run.label):
+                keep(part, run, train(run, packs))
+                picture(part)
+                write_summary()
 
 
 def train(run: Run, packs: Path) -> list[dict[str, Any]]:
     """The metrics of each epoch."""
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder, "run")
         changes = (f"data.pack={packs / run.recipe}", *run.changes)
-        command = [sys.executable, "-m", "unisono", "train", str(RECIPES / f"{run.recipe}.toml")]
-        options = [f"--ranks={run.ranks}", f"--run={home}", *(f"--set={change}" for change in changes)]
-        subprocess.run([*command, *options], check=True)
+        if run.way:
+            plan = Path(folder, "plan.json")
+            changes = (*changes, f"compute.plan={plan}")
+            carry_out(run, Path(folder, "trial"), (*changes, "training.epochs=1"))
+            take_only(run.way, plan)
+        home = Path(folder, "run")
+        carry_out(run, home, changes)
         return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+
+
+def carry_out(run: Run, home: Path, changes: Sequence[str]) -> None:
+    """Train it, in this folder."""
+    command = [sys.executable, "-m", "unisono", "train", str(RECIPES / f"{run.recipe}.toml")]
+    options = [f"--ranks={run.ranks}", f"--run={home}", *(f"--set={change}" for change in changes)]
+    subprocess.run([*command, *options], check=True)
+
+
+def take_only(way: str, plan: Path) -> None:
+    """Leave a plan no choice where this way was tried."""
+    found = json.loads(plan.read_text())
+    for machine in found:
+        passes = machine["measured"].items()
+        machine["measured"] = {key: {way: times[way]} if way in times else times for key, times in passes}
+    plan.write_text(json.dumps(found))
 
 
 def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
