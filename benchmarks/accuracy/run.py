@@ -1,7 +1,7 @@
 """What networks learn on real data: with everything that makes them fast and without, on one rank and on several.
 
-    python benchmarks/accuracy/run.py PACKS                          all; hours on 2 cores
-    python benchmarks/accuracy/run.py PACKS ranks clothing:ResNet-50      some of: the names in PARTS, and one run of one
+    python benchmarks/accuracy/run.py PACKS                             all; hours on 2 cores
+    python benchmarks/accuracy/run.py PACKS ranks clothing:ResNet-50    some of: the names in PARTS, one run of one
 
 PACKS holds the packs that the recipes name: fashion_mnist, cifar10, spoken_digits, clothing.
 """
