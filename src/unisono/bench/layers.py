@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,15 +161,15 @@ def _of_linear(module: nn.Linear, layer: Layer, dtype: torch.dtype) -> Mapping[P
 
 
 def _of_other(module: nn.Module, layer: Layer, dtype: torch.dtype) -> Mapping[Pass, Work]:
-    inputs, weights = _random(layer.inputs, dtype).requires_grad_(), torch.float32
+    inputs, within = _random(layer.inputs, dtype).requires_grad_(), partial(products_in, dtype, torch.float32, "cpu")
     given = inputs.clone()  # layers may change it, as they may not change what nothing has made
 
     def forward() -> Tensor:
-        with products_in(dtype, weights, "cpu"):
+        with within():
             outputs: Tensor = module(given)
             return outputs
 
-    with products_in(dtype, weights, "cpu"):
+    with within():
         outputs = module(inputs.clone())
     gradient = torch.randn_like(outputs)
     least_bytes = inputs.nbytes + gradient.nbytes

@@ -2,8 +2,8 @@
 
     weights float32 ─ rounded ─▶ bfloat16 products ─▶ float32 gradients ─ exchange, update ─▶ weights float32
 
-PyTorch's autocast rounds what products read; on a processor what follows them (norms, relu, pooling) stays in bfloat16,
-its sums in float32, and losses are float32.
+PyTorch's autocast rounds what products read; on a processor what follows them (batch norm, relu, pooling) stays in
+bfloat16, and losses are float32.
 """
 
 from __future__ import annotations
