@@ -18,8 +18,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.formats import AUTO
 from unisono.compute.memory import give_back
-from unisono.compute.precision import choose, products_in
+from unisono.compute.precision import Within, choose, products_in
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
 from unisono.models.catalogue import CIFAR_LAYERS
@@ -63,7 +62,7 @@ class Contender:
     model: nn.Module
     inputs: Tensor
     labels: Tensor
-    within: Callable[[], AbstractContextManager[object]]
+    within: Within
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)

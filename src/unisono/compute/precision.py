@@ -8,6 +8,7 @@ bfloat16, and losses are float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,6 +16,9 @@ import torch
 from unisono.compute.formats import AUTO, PRECISIONS
 from unisono.compute.processor import Processor
 from unisono.errors import UsageError
+
+Within = Callable[[], AbstractContextManager[object]]
+"""Gives what a step is computed in."""
 
 
 def choose(asked: str, weights: torch.dtype, device: str, processor: Processor) -> torch.dtype:

@@ -5,8 +5,6 @@ cores ─ feed ─ network ─ a rehearsal, where its convolutions are to be tri
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from unisono.compute.binding import Share, bind, own_cores, report, share_cores
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
-from unisono.compute.precision import choose, products_in
+from unisono.compute.precision import Within, choose, products_in
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
 from unisono.data.feed import Feed, Hold, InMemory, Packed
@@ -34,8 +32,6 @@ from unisono.world import World
 
 MOST_THREADS = 8
 """Threads that decode, unless the recipe says more."""
-
-Within = Callable[[], AbstractContextManager[object]]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from unisono.compute.precision import Within
 from unisono.errors import UsageError
 from unisono.gradients import gradients_of
 from unisono.gradients.awaited import await_parameters
@@ -43,7 +44,7 @@ class Trainer:
         loss: Loss = classification_loss,
         clip: float | None = None,
         timeline: Timeline | None = None,
-        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        within: Within = nullcontext,
     ) -> None:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
