@@ -1,6 +1,8 @@
 """Which way each convolution takes."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +23,10 @@ LAYER = Geometry(1, 4, 4, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float
 class Bench:
     """Ways that say when they are computed, and a clock that goes on by what they take."""
 
-    def __init__(self, seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch, first: float = 1.0) -> None:
+        """`first`: how many times longer the first call of a way takes."""
         self.calls: list[str] = []
+        self.first = first
         self.now = 0.0
         monkeypatch.setattr(convolution_plan, "SMALL", 0)
         monkeypatch.setattr(convolution_plan, "WAYS", {name: self._way(name, each) for name, each in seconds.items()})
@@ -32,21 +36,29 @@ class Bench:
 
     def _way(self, name: str, seconds: float) -> Way:
         def compute(geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
+            self.now += seconds if name in self.calls else seconds * self.first
             self.calls.append(name)
-            self.now += seconds
             return first
 
         return Way(lambda geometry: seconds > 0, compute, compute, compute)
 
 
 def test_each_way_is_tried_once_and_the_best_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench({OWN: 2.0, "fast": 1.0, "slow": 9.0, "unfit": 0.0}, monkeypatch)
+    bench = Bench({OWN: 2.0, "fast": 1.0, "slow": 9.0, "hopeless": 11.0, "unfit": 0.0}, monkeypatch)
     plan, given = ConvolutionPlan(clock=bench.clock), torch.zeros(1)
     for _ in range(2):
         plan.compute(Pass.FORWARD, LAYER, given, given)
-    assert bench.calls == [OWN] * 3 + ["fast"] * 3 + ["slow"] + ["fast"] * 2
+    assert bench.calls == [OWN] * 3 + ["fast"] * 3 + ["slow"] * 2 + ["hopeless"] + ["fast"] * 2
+    assert plan.measured == {key_of(LAYER, Pass.FORWARD): {OWN: 2.0, "fast": 1.0, "slow": 9.0}}
     assert plan.way(Pass.FORWARD, LAYER) == "fast"
     assert plan.way(Pass.INPUT, LAYER) == OWN
+
+
+def test_what_the_first_call_takes_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench({OWN: 2.0, "fast": 1.0}, monkeypatch, first=8.0)
+    plan = ConvolutionPlan(clock=bench.clock)
+    plan.compute(Pass.FORWARD, LAYER, torch.zeros(1), torch.zeros(1))
+    assert plan.measured == {key_of(LAYER, Pass.FORWARD): {OWN: 2.0, "fast": 1.0}}
 
 
 def test_a_large_layer_is_tried_on_some_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +141,27 @@ def test_a_plan_is_written_and_read(tmp_path: Path) -> None:
     write_plan(path, here, measured)
     assert read_plan(path, here) == measured
     assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
+
+
+def test_runs_that_check_and_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from unisono.compute.convolution_plan import check_plan, write_plan
+path, own = Path(sys.argv[1]), sys.argv[2]
+for number in range(200):
+    check_plan(path)
+    write_plan(path, {"processor": own}, {str(number): {"product": 1.0}})
+"""
+    path = tmp_path / "plan.json"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(path), own], stderr=subprocess.PIPE, text=True)
+        for own in ("first", "second")
+    ]
+    said = [run.communicate(timeout=120)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    assert "199" in {**read_plan(path, {"processor": "first"}), **read_plan(path, {"processor": "second"})}
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_plan_of_another_machine_is_none_here(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,11 @@ TRIED = 12_000_000_000
 CLEARLY = 0.95
 """Another way has to take less than this share of the library's time."""
 
-HOPELESS = 2.0
-"""A way whose first attempt takes so many times the best so far is not tried again."""
-
 ATTEMPTS = 2
-"""After the first, which loads caches and makes the library's plans."""
+"""That count, after a first, which takes memory, loads caches and makes the library's plans."""
+
+HOPELESS_FIRST, HOPELESS = 10.0, 2.0
+"""A way is not tried again whose first attempt, or one that counts, takes so many times the best so far."""
 
 FORMAT = 2
 
@@ -132,8 +134,10 @@ class ConvolutionPlan:
                 way.compute(which, geometry, first, second)
                 _await(first)
                 seconds = self.clock() - begun
-                times[name] = min(seconds, times.get(name, seconds)) if attempt else seconds
-                if seconds > HOPELESS * min(times.values()):
+                best = min(times.values(), default=seconds)
+                if attempt:
+                    times[name] = min(seconds, times.get(name, seconds))
+                if seconds > (HOPELESS if attempt else HOPELESS_FIRST) * best:
                     break
         return times
 
@@ -172,13 +176,17 @@ def read_plan(path: Path, here: Mapping[str, Any]) -> dict[str, Times]:
 
 
 def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times]) -> None:
-    """Add what was measured to a file, whole or not at all; what it holds of other layers and machines stays."""
+    """Add what was measured to a file, whole or not at all; what it holds of other layers and machines stays.
+
+    Of two runs that write at the same moment the last counts: what the other had measured is measured again.
+    """
     known = {**read_plan(path, here), **measured}
     others = [plan for plan in _plans(path) if plan["machine"] != dict(here)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.parent / f"{path.name}.tmp"
-    aside.write_text(json.dumps([*others, {"machine": dict(here), "measured": known}], indent=1) + "\n")
-    aside.replace(path)
+    content = json.dumps([*others, {"machine": dict(here), "measured": known}], indent=1) + "\n"
+    with _aside(path) as aside:
+        aside.write_text(content)
+        aside.replace(path)
 
 
 def check_plan(path: Path) -> None:
@@ -187,11 +195,20 @@ def check_plan(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        aside = path.parent / f"{path.name}.tmp"
-        aside.touch()
-        aside.unlink()
+        with _aside(path) as aside:
+            aside.touch()
     except OSError as error:
         raise UsageError(f"cannot write the plan {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A file beside it that no other process of any machine writes; gone at the end."""
+    aside = path.parent / f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp"
+    try:
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _plans(path: Path) -> list[dict[str, Any]]:
