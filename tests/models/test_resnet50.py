@@ -27,3 +27,14 @@ def test_a_block_without_its_convolutions_is_its_short_cut() -> None:
     inputs = torch.rand(1, 8, 5, 5)
     assert torch.equal(block(inputs), inputs)
     assert Bottleneck(8, 2, 2)(inputs).shape == (1, 8, 3, 3)
+
+
+def test_a_network_begins_as_its_short_cuts() -> None:
+    block = Bottleneck(8, 2, 1)
+    inputs = torch.rand(2, 8, 5, 5)
+    assert not torch.equal(block(inputs), inputs)
+    network = ResNet50(3)
+    plain = [block for block in network.blocks if isinstance(block.short, torch.nn.Identity)]
+    assert len(plain) == 12
+    inputs = torch.rand(2, 2048, 2, 2)
+    assert torch.equal(plain[-1](inputs), inputs)

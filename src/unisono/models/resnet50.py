@@ -5,7 +5,9 @@
     block of w   x ─ 1x1, w ─ norm, relu ─ 3x3, w ─ norm, relu ─ 1x1, 4 w ─ norm ─ (+) ─ relu
                  └── (1x1, 4 w ─ norm, where sizes change) ─────────────────────┘
 
-25,557,032 parameters for 1,000 classes and 3 colours.
+25,557,032 parameters for 1,000 classes and 3 colours. The last norm of each block begins at 0, so that the network
+begins as its short cuts alone, and the classifier's weights at 0.01 (Goyal et al. 2017, section 5.1): rates that are
+too high for the first steps do less harm.
 """
 
 from __future__ import annotations
@@ -58,6 +60,9 @@ class ResNet50(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, Bottleneck):
+                nn.init.zeros_(module.norm3.weight)
+        nn.init.normal_(self.classifier.weight, std=0.01)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Scores before the softmax."""
