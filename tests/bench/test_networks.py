@@ -1,5 +1,7 @@
 """Training steps of networks, by turns."""
 
+import subprocess
+
 import pytest
 
 from unisono.bench.contender import CONTENDERS
@@ -14,7 +16,7 @@ def test_the_first_steps_are_not_counted() -> None:
     assert {name: len(seconds) for name, seconds in found[0]["seconds"].items()} == dict.fromkeys(CONTENDERS, 3)
     assert all(seconds > 0 for each in found[0]["seconds"].values() for seconds in each)
     assert all(100e6 < peak < 4e9 for peak in found[0]["peak_bytes"].values()), "PyTorch alone takes 200 MB"
-    assert told[-3:] == [f"small_convnet: step 3 of 3, {name}" for name in CONTENDERS]
+    assert told[-len(CONTENDERS) :] == [f"small_convnet: step 3 of 3, {name}" for name in CONTENDERS]
 
 
 def test_what_ours_has_measured_of_ways_is_told() -> None:
@@ -33,9 +35,24 @@ def test_a_contender_that_ends_is_told() -> None:
 
 
 def test_table() -> None:
-    seconds = {"stock": [4.0, 2.0, 3.0], "tuned": [6.0], "ours": [1.5]}
-    peak = {"stock": 4e9, "tuned": 3e9, "ours": 2.5e9}
+    seconds = {"stock": [4.0, 2.0, 3.0], "tuned": [6.0], "kept": [4.5], "ours": [1.5]}
+    peak = {"stock": 4e9, "tuned": 3e9, "kept": 3.5e9, "ours": 2.5e9}
     lines = as_markdown([{"network": "vgg16", "batch": 6, "seconds": seconds, "peak_bytes": peak}]).splitlines()
-    speed = "| vgg16 | 6 | 2.00 (1.50-3.00) | 1.00 (1.00-1.00) | 4.00 (4.00-4.00) | 2.00 | 4.00 |"
-    assert lines[2] == f"{speed} 4.00 GB | 3.00 GB | 2.50 GB |"
+    rates = "2.00 (1.50-3.00) | 1.00 (1.00-1.00) | 1.33 (1.33-1.33) | 4.00 (4.00-4.00)"
+    assert lines[2] == f"| vgg16 | 6 | {rates} | 2.00 | 4.00 | 3.00 | 4.00 GB | 3.00 GB | 3.50 GB | 2.50 GB |"
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
+
+
+def test_who_keeps_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    started = dict[str, bool]()
+
+    def start(command: list[str], env: dict[str, str], **_: object) -> subprocess.Popen[str]:
+        started[command[4]] = "GLIBC_TUNABLES" in env
+        raise OSError("enough")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    for contender in CONTENDERS:
+        with pytest.raises(OSError, match="enough"):
+            Started("small_convnet", contender, 2, {})
+    assert started == {"stock": False, "tuned": False, "kept": True, "ours": True}

@@ -23,8 +23,20 @@ def test_the_first_attempt_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "SIDE", 64)
+    monkeypatch.setattr(peak, "PRODUCTS", [(64, 32, 16)])
+    monkeypatch.setattr(peak, "CONVOLVED", (1, 4, 8))
     monkeypatch.setattr(peak, "COPIED", 1 << 16)
     found = measure_peak(torch.float32)
     assert found.operations_per_second > 0
     assert found.bytes_per_second > 0
+
+
+def test_the_best_of_products_is_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "PRODUCTS", [(10, 20, 30), (100, 20, 30)])
+    monkeypatch.setattr(peak, "CONVOLVED", (2, 5, 4))
+    seconds = {"products": iter([4.0, 10.0]), "others": iter([100.0, 2.0])}
+    monkeypatch.setattr(peak, "fastest", lambda work: next(seconds["products"], None) or next(seconds["others"]))
+    monkeypatch.setattr(peak, "COPIED", 1 << 10)
+    found = measure_peak(torch.float32)
+    assert found.operations_per_second == 2 * 100 * 20 * 30 / 10
+    assert found.bytes_per_second == 2 * 1024 / 2

@@ -2,8 +2,9 @@
 
     stock      float32, channels first, as a model is that nobody has changed
     tuned      channels last, bfloat16 by autocast where the processor is made for it: what a careful user would write
-    ours       products in the same number format, channels last, each convolution by its best way; response norms stay
-               in that format, which autocast computes in float32
+    kept       tuned, in the environment that `unisono train` gives its ranks: memory kept from step to step
+    ours       in that environment, products in the same number format, channels last, each convolution by its best way;
+               response norms stay in that format, which autocast computes in float32
 
 A step is forward, loss, backward and SGD with momentum, on random pictures. All start with the same weights.
 
@@ -35,8 +36,8 @@ from unisono.models.catalogue import CIFAR_LAYERS
 from unisono.models.table import make_network
 from unisono.training.loss import classification_loss
 
-STOCK, TUNED, OURS = "stock", "tuned", "ours"
-CONTENDERS = (STOCK, TUNED, OURS)
+STOCK, TUNED, KEPT, OURS = "stock", "tuned", "kept", "ours"
+CONTENDERS = (STOCK, TUNED, KEPT, OURS)
 
 SHAPES = {
     "overfeat_fast": (3, 231, 231),
@@ -89,7 +90,7 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
         return Contender(model, inputs, labels, nullcontext)
     inputs = inputs.contiguous(memory_format=torch.channels_last)
     dtype = choose(AUTO, torch.float32, "cpu", processor())
-    if contender == TUNED:
+    if contender in (TUNED, KEPT):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     else:
         prepare(model, plan)
@@ -101,7 +102,7 @@ def serve(name: str, contender: str, batch: int) -> None:
     plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
     one = make(name, contender, batch, plan)
     for number, _ in enumerate(sys.stdin):
-        if contender == OURS and number == 1:
+        if contender in (KEPT, OURS) and number == 1:
             give_back()  # as a run does after the step in which ways are tried
         forget_peak()
         took = one.step()

@@ -123,7 +123,7 @@ def _measure(layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype, first: boo
         passes = _of_other(module, layer, dtype)
     for which, (work, operations, least_bytes, way) in passes.items():
         if not (first and which is Pass.INPUT):
-            row = type(module).__name__.removeprefix("Planned"), which.value, median_of(work), operations
+            row = type(module).__name__, which.value, median_of(work), operations
             yield Row(layer.name, *row, least_bytes, way() if way else "")
 
 

@@ -15,13 +15,10 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from unisono.bench.contender import CONTENDERS, OURS, STOCK, TUNED
+from unisono.bench.contender import CONTENDERS, KEPT, OURS
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 from unisono.launch import MEMORY
-
-NETWORKS = ("alexnet", "vgg16", "vgg19", "resnet50", "googlenet")
-"""Those of swCaffe's table 3."""
 
 UNCOUNTED = 5
 """First steps, in which ways are tried and memory is taken, until what is freed fits what is asked for."""
@@ -33,7 +30,7 @@ class Started:
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
         command = [sys.executable, "-m", "unisono.bench.contender", name, contender, str(batch)]
         plain = {key: value for key, value in os.environ.items() if key not in MEMORY}
-        environment = {**plain, **MEMORY} if contender == OURS else plain
+        environment = {**plain, **MEMORY} if contender in (KEPT, OURS) else plain
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -105,7 +102,9 @@ def measure_networks(
 
 def as_markdown(found: Sequence[dict[str, Any]]) -> str:
     """Pictures a second of each contender, median and range, what ours is beside the others, and their memory."""
-    head = ["network", "batch", *CONTENDERS, "ours / stock", "ours / tuned", "memory: stock", "tuned", "ours"]
+    peers = CONTENDERS[:-1]
+    beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
+    head = ["network", "batch", *CONTENDERS, *beside, *memory]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     for row in found:
         batch, seconds = row["batch"], row["seconds"]
@@ -114,7 +113,7 @@ def as_markdown(found: Sequence[dict[str, Any]]) -> str:
             f"{batch / middle[name]:.2f} ({batch / max(seconds[name]):.2f}-{batch / min(seconds[name]):.2f})"
             for name in CONTENDERS
         ]
-        ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in (STOCK, TUNED)]
-        memory = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
-        lines.append(f"| {' | '.join([row['network'], str(batch), *rates, *ratios, *memory])} |")
+        ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in peers]
+        taken = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
+        lines.append(f"| {' | '.join([row['network'], str(batch), *rates, *ratios, *taken])} |")
     return "\n".join(lines)

@@ -1,10 +1,11 @@
 """What the processor reaches at large, measured here and now: the bounds that layers are held beside.
 
-products   large square matrices                  operations a second
-memory     a copy of more than the caches hold    bytes a second, read and written
+products   the best of large matrix products, one square and one tall, and a       operations a second
+           convolution of the library's, which goes by blocks that fit the caches
+memory     a copy of more than the caches hold                                     bytes a second, read and written
 
-A layer can be above them a little: its numbers may lie in the cache, its sizes suit the processor better than the
-square does, the clock be higher in that moment; and what is written in place needs no line of memory read for it.
+A layer can be above them a little: its numbers may lie in the cache, or the clock be higher in that moment; and what is
+written in place needs no line of memory read for it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
-SIDE = 2048
-"""Rows and columns of the matrices."""
+PRODUCTS = ((2048, 2048, 2048), (16384, 512, 512))
+"""Rows, sums, columns."""
+
+CONVOLVED = (8, 64, 56)
+"""Samples, channels, pixels across of the 3 x 3 convolution."""
 
 COPIED = 256 << 20
 """Bytes that are copied."""
@@ -42,13 +47,29 @@ class Peak:
 
 def measure_peak(dtype: torch.dtype) -> Peak:
     """The peak of products in `dtype`, and of copies."""
-    left, right = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
-    product = torch.empty_like(left)
+    products = max(*(_product(*sizes, dtype) for sizes in PRODUCTS), _convolution(*CONVOLVED, dtype))
     source = torch.ones(COPIED // 4)
     target = torch.empty_like(source)
-    products = fastest(lambda: torch.mm(left, right, out=product))
-    copies = fastest(lambda: target.copy_(source))
-    return Peak(2 * SIDE**3 / products, 2 * COPIED / copies)
+    return Peak(products, 2 * COPIED / fastest(lambda: target.copy_(source)))
+
+
+def _product(rows: int, between: int, columns: int, dtype: torch.dtype) -> float:
+    """Operations a second, the second matrix turned, as a layer's weight is."""
+    left, right = torch.randn(rows, between).to(dtype), torch.randn(columns, between).to(dtype)
+    product = torch.empty(rows, columns, dtype=dtype)
+    return 2 * rows * between * columns / fastest(lambda: torch.mm(left, right.t(), out=product))
+
+
+def _convolution(samples: int, channels: int, size: int, dtype: torch.dtype) -> float:
+    """Operations a second."""
+    inputs, weight = (
+        torch.randn(samples, channels, size, size).to(dtype),
+        torch.randn(channels, channels, 3, 3).to(dtype),
+    )
+    inputs, weight = (one.contiguous(memory_format=torch.channels_last) for one in (inputs, weight))
+    with torch.no_grad():
+        seconds = fastest(lambda: functional.conv2d(inputs, weight, padding=1))
+    return 2 * 9 * channels**2 * samples * size**2 / seconds
 
 
 def fastest(work: Callable[[], object]) -> float:

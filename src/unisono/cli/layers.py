@@ -73,7 +73,8 @@ def layers(
     name = str(dtype).removeprefix("torch.")
     console.print(
         f"\n{model}, {' x '.join(map(str, shape))}, {name}, {torch.get_num_threads()} threads on {here.name}: "
-        f"{1e3 * whole:.0f} ms in all\npeak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
+        f"{1e3 * whole:.0f} ms of these layers, without biases and what the network calls between them\n"
+        f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
         f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
         + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),
         markup=False,
