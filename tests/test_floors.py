@@ -13,7 +13,7 @@ FLOORS = [
     ("lab",),
     ("mpi",),
     ("schedules",),
-    ("network",),
+    ("binding", "network"),
     ("transports",),
     ("choosing",),
     ("collectives",),

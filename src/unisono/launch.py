@@ -28,9 +28,14 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
     return tasks if tasks > 1 and "SLURM_PROCID" in environment else None
 
 
+def own_cores() -> frozenset[int]:
+    """Those that this process may use; empty where the system does not say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(own_cores()) or os.cpu_count() or 1
 
 
 def find_mpiexec() -> Path:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from unisono import witness
+from unisono.binding import shares_of
 from unisono.choosing.table import Table, read_table
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import Allreduce
@@ -29,7 +30,7 @@ from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
-from unisono.launch import cores, ranks_started
+from unisono.launch import own_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
 
@@ -238,12 +239,13 @@ def init(table: Path | None = None) -> World:
     _end_all_on_error(world)
     comm = world.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    on_node, leader = node.size, node.bcast(comm.rank, 0)
+    leader, on_node = node.bcast(comm.rank, 0), node.rank
+    shares = shares_of(node.allgather(own_cores()), alone=comm.size == 1)
     _call_witness(node, comm)
     _forget_shared_files(node)
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // on_node))
+        torch.set_num_threads(shares[on_node].threads)
     named = os.environ.get("UNISONO_TABLE")
     choices = _read_by_root(comm, table or (Path(named) if named else None))
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))

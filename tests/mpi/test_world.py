@@ -92,5 +92,9 @@ def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:
 def test_each_rank_has_its_share_of_threads(world: World) -> None:
     import os
 
+    from unisono.binding import shares_of
+    from unisono.launch import own_cores
+
     if "OMP_NUM_THREADS" not in os.environ:
-        assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) // world.size)
+        shares = shares_of(world.gather(own_cores()), alone=world.size == 1)
+        assert torch.get_num_threads() == shares[world.rank].threads

@@ -5,8 +5,9 @@
 
 A rank that comes to a meeting leaves a card: its turn (how many meetings it has come to) and the number of the call it
 is in, in one word, so that one look tells both; odd and even turns have a place each. Waiting looks at the lines of the
-others; where each rank has a core it looks a thousand times (some 50 us) before it gives the core away between looks,
-where ranks share cores it gives it away at once. `Win.Sync` is the memory barrier that MPI asks for.
+others; where each rank has cores it looks a thousand times (some 50 us) before it gives the core away between looks;
+where ranks share cores, or the threads of a rank share one, it gives it away at once. `Win.Sync` is the memory barrier
+that MPI asks for.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from unisono.binding import crowded
 from unisono.errors import MismatchError
-from unisono.launch import cores
+from unisono.launch import cores, own_cores
 from unisono.mpi import MPI
 
 LANES = 16
@@ -96,7 +98,8 @@ class Signals:
         self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
         self.turn = 0
-        self._patience = LOOKS if self.size <= cores() and not one_of_several else 5
+        room = cores() > 1 and not crowded(comm.allgather(own_cores()))  # else this rank's other threads wait for it
+        self._patience = LOOKS if room and not one_of_several else 5
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()

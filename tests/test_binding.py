@@ -1,0 +1,144 @@
+"""Which cores each rank of a node computes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.binding import MANY, Share, bind, crowded, find_seats, report, share_cores
+from unisono.launch import own_cores
+
+
+@given(st.frozensets(st.integers(0, 200), min_size=1), st.integers(1, 12))
+def test_equal_masks_are_shared_fairly(mask: frozenset[int], ranks: int) -> None:
+    shares = share_cores([mask] * ranks, {})
+    assert len(shares) == ranks
+    assert all(share.threads >= 1 for share in shares)
+    assert len({share.bound for share in shares}) == 1
+    assert shares[0].bound == (ranks <= len(mask))
+    if shares[0].bound:
+        given = [core for share in shares for core in share.cores]
+        assert sorted(given) == sorted(mask)
+        sizes = [len(share.cores) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(share.threads == len(share.cores) - (len(share.cores) >= MANY) for share in shares)
+
+
+def test_what_a_launcher_has_bound_stays() -> None:
+    masks = [frozenset({4, 5}), frozenset({0, 1})]
+    assert share_cores(masks, {}) == (Share((4, 5), 2, bound=True), Share((0, 1), 2, bound=True))
+
+
+def test_masks_that_overlap_are_left_alone() -> None:
+    shares = share_cores([frozenset({0, 1}), frozenset({1, 2})], {})
+    assert [share.bound for share in shares] == [False, False]
+    assert [share.threads for share in shares] == [1, 1]
+    assert report(shares) == "cores: 2 ranks take turns on 3 cores (0 to 2); the launcher has bound them so"
+
+
+def test_ranks_of_a_socket_share_it() -> None:
+    near, far = frozenset(range(16)), frozenset(range(16, 32))
+    shares = share_cores([near, far, near, far], {})
+    assert [share.cores[0] for share in shares] == [0, 16, 8, 24]
+    assert all(share == Share(share.cores, MANY - 1, bound=True) for share in shares)
+    crowded = share_cores([frozenset({0}), frozenset({1}), frozenset({1})], {})
+    assert report(crowded) == "cores: rank 0 on 0, 2 ranks take turns on 1 cores (1); fewer ranks would be faster"
+
+
+def test_cores_are_divided_among_those_that_use_them() -> None:
+    masks = [frozenset(range(8)), frozenset(range(4, 12)), frozenset(range(20, 24))]
+    assert [share.threads for share in share_cores(masks, {})] == [4, 4, 4]
+
+
+SIBLINGS = {core: (core % 2, core % 8) for core in range(16)}
+"""8 real cores of two hardware threads, core and core + 8, by turns in two sockets."""
+
+
+def test_ranks_have_whole_cores_of_one_socket() -> None:
+    shares = share_cores([frozenset(range(16))] * 2, SIBLINGS)
+    assert [share.cores for share in shares] == [(0, 2, 4, 6, 8, 10, 12, 14), (1, 3, 5, 7, 9, 11, 13, 15)]
+    assert [share.threads for share in shares] == [4, 4]
+    every = share_cores([frozenset(range(16))] * 8, SIBLINGS)
+    assert [share.cores for share in every[:5]] == [(0, 8), (2, 10), (4, 12), (6, 14), (1, 9)]
+    assert {share.threads for share in every} == {1}
+
+
+def test_more_ranks_than_real_cores_have_hardware_threads() -> None:
+    shares = share_cores([frozenset(range(16))] * 16, SIBLINGS)
+    assert [share.cores for share in shares[:4]] == [(0,), (8,), (2,), (10,)]
+    assert all(share.bound and share.threads == 1 for share in shares)
+    assert share_cores([frozenset({0, 8})], SIBLINGS) == (Share((0, 8), 1, bound=True),)
+
+
+@given(st.frozensets(st.integers(0, 15), min_size=1), st.integers(1, 20))
+def test_nobody_shares_and_nothing_is_left(mask: frozenset[int], ranks: int) -> None:
+    shares = share_cores([mask] * ranks, SIBLINGS)
+    if ranks <= len(mask):
+        assert sorted(core for share in shares for core in share.cores) == sorted(mask)
+    else:
+        assert all(share.cores == tuple(sorted(mask)) and not share.bound for share in shares)
+    real = len({core % 8 for core in mask})
+    if ranks <= real:
+        whole = [{core % 8 for core in share.cores} for share in shares]
+        assert sum(map(len, whole)) == real
+        assert [share.threads for share in shares] == [len(one) - (len(one) >= MANY) for one in whole]
+
+
+def test_a_rank_alone_leaves_no_core_to_exchanges() -> None:
+    assert share_cores([frozenset(range(8))], {}, alone=True)[0].threads == 8
+    assert share_cores([frozenset(range(8))], {})[0].threads == 7
+
+
+def test_seats_are_read_as_linux_says_them(tmp_path: Path) -> None:
+    for core, (socket, siblings) in {0: (0, "0,4"), 4: (0, "0,4"), 1: (1, "1-2"), 3: (1, "")}.items():
+        (tmp_path / f"cpu{core}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}/topology/physical_package_id").write_text(f"{socket}\n")
+        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(f"{siblings}\n")
+    assert find_seats(range(5), tmp_path) == {0: (0, 0), 4: (0, 0), 1: (1, 1)}
+
+
+def test_crowded_is_who_has_fewer_cores_than_ranks() -> None:
+    assert not crowded([frozenset({0}), frozenset({1})])
+    assert not crowded([frozenset({0, 1})] * 2)
+    assert crowded([frozenset({0, 1})] * 3)
+    assert crowded([frozenset({0})] * 2)
+    assert not crowded([frozenset()] * 2), "nothing is known"
+
+
+@pytest.mark.parametrize(
+    ("mask", "ranks", "said"),
+    [
+        ({0, 1}, 1, "cores: rank 0 on 0 and 1"),
+        ({0, 1, 2, 8}, 1, "cores: rank 0 on 0 to 2, 8"),
+        ({0, 1}, 4, "cores: 4 ranks take turns on 2 cores (0 and 1); fewer ranks would be faster"),
+        (set(), 1, "cores: not known on this system"),
+    ],
+)
+def test_what_is_said(mask: set[int], ranks: int, said: str) -> None:
+    assert report(share_cores([frozenset(mask)] * ranks, {})) == said
+
+
+@pytest.mark.skipif(not own_cores(), reason="this system does not say which cores a process may use")
+def test_all_threads_are_bound() -> None:
+    program = """
+import os, threading
+from unisono.binding import Share, bind
+core = min(os.sched_getaffinity(0))
+seen, begun, go = [], threading.Event(), threading.Event()
+def work():
+    begun.set(); go.wait(); seen.append(os.sched_getaffinity(0))
+thread = threading.Thread(target=work); thread.start(); begun.wait()
+bind(Share((core,), 1, True)); go.set(); thread.join()
+print(seen == [{core}] and os.sched_getaffinity(0) == {core})
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "True"
+
+
+def test_ranks_that_take_turns_are_not_bound() -> None:
+    before = own_cores()
+    bind(Share(tuple(before)[:1], 1, bound=False))
+    assert own_cores() == before
