@@ -41,6 +41,7 @@ def test_a_run_from_beginning_to_end(unisono: Run, recipe: str, tmp_path: Path) 
     lines = done.stdout.splitlines()
     assert lines[0] == "digits: 2 ranks on 1 node, 1437 samples, into mine"
     assert lines[1].startswith("cores: ")
+    assert re.match(r"products in (float32|bfloat16), \d+ threads? a rank, \S", lines[2])
     assert [line.split("  ")[0] for line in lines if line.startswith("epoch")] == [
         "epoch 1/3",
         "epoch 2/3",

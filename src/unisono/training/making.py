@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unisono.compute.binding import Share, bind, own_cores, report, share_cores
+from unisono.binding import Share, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
 from unisono.compute.precision import Within, choose, products_in
 from unisono.compute.prepare import prepare
@@ -19,6 +19,7 @@ from unisono.compute.processor import processor
 from unisono.data.feed import Feed, Hold, InMemory, Packed
 from unisono.data.table import DATA
 from unisono.errors import RecipeError, UsageError
+from unisono.launch import own_cores
 from unisono.models.table import make_network
 from unisono.optimizers.table import make_optimizer
 from unisono.rules import BSP, Exchange
@@ -39,12 +40,21 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def take_cores(world: World) -> tuple[Share, list[str]]:
     """Keep this rank on its share of its node's cores; the share, and what is to be said of each node, once."""
     node = world.node_world
-    shares = share_cores(node.gather(own_cores()))
+    shares = shares_of(node.gather(own_cores()), alone=world.size == 1)
     share = shares[node.rank]
     bind(share)
-    if share.cores:
-        torch.set_num_threads(min(torch.get_num_threads(), share.threads))
     return share, list(dict.fromkeys(world.gather(report(shares))))
+
+
+def format_of_products(recipe: Recipe) -> torch.dtype:
+    """What convolutions and wide layers are computed in, on this processor."""
+    return choose(recipe.compute.precision, DTYPES[recipe.model.dtype], "cpu", processor())
+
+
+def say_format(recipe: Recipe) -> str:
+    """What is said of it at the start of a run."""
+    name, threads = str(format_of_products(recipe)).removeprefix("torch."), torch.get_num_threads()
+    return f"products in {name}, {threads} thread{'s' * (threads > 1)} a rank, {processor().name}"
 
 
 def make_feed(recipe: Recipe, world: World, share: Share) -> Feed:
@@ -64,7 +74,7 @@ def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | 
     dtype = DTYPES[recipe.model.dtype]
     network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
     model, options = network.to(dtype), recipe.optimizer
-    within = partial(products_in, choose(recipe.compute.precision, dtype, "cpu", processor()), dtype, "cpu")
+    within = partial(products_in, format_of_products(recipe), dtype, "cpu")
     check_fit(model, recipe.model.name, feed.blank(1).to(dtype), within)
     if recipe.compute.convolutions == "tried":
         prepare(model, plan)

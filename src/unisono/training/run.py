@@ -23,7 +23,7 @@ from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.checkpoint import Checkpoint, save
 from unisono.training.learning_rate import rate_of_step
-from unisono.training.making import DTYPES, keep_plan, known_plan, make_feed, make_trainer, take_cores
+from unisono.training.making import DTYPES, keep_plan, known_plan, make_feed, make_trainer, say_format, take_cores
 from unisono.training.progress import Report
 from unisono.training.recipe import Recipe, check_run
 from unisono.training.recorder import KINDS
@@ -62,6 +62,7 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
         report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
         for line in cores:
             report.say(line)
+        report.say(say_format(recipe))
         trainer.gradients.say(report.say)
         _Run(recipe, world, feed, trainer, home, report, place, begun - place.seconds).finish()
     feed.close()
