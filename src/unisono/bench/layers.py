@@ -5,6 +5,9 @@
 Layers of the same sizes are measured once. A bound is the longer of what its operations take at the measured peak of
 products, and of what its inputs, outputs and weight take at the measured rate of memory. A way that needs fewer
 operations than it stands for can be faster than the bound of products; they are counted as a plain sum makes them.
+
+Layers are modules without modules in them. What a network calls between them (`torch.cat`, the sum of a short cut) is
+not seen; of a convolution and a wide layer it is the product, without its bias and the rounding of its weight.
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""Batch norm, the sum of a short cut and relu: PyTorch's own, one after another, and as `torch.compile` fuses them.
+
+python benchmarks/fusing/run.py        two minutes on 2 cores; a C++ compiler is needed
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn, relu_
+
+from unisono.bench.peak import measure_peak
+from unisono.compute.formats import AUTO
+from unisono.compute.precision import choose
+from unisono.compute.processor import processor
+from unisono.launch import keep_memory
+
+HERE = Path(__file__).parent
+
+SHAPES = ((64, 112), (64, 56), (256, 56), (128, 28), (512, 28), (256, 14), (1024, 14), (512, 7), (2048, 7))
+"""Channels and pixels across, of ResNet-50's batch norms."""
+
+BATCH, TIMES = 32, 5
+
+LEAST = {"forward": 3, "backward": 5}
+"""Tensors that a pass reads and writes at least: inputs, short cut, outputs; and three of these, and two gradients."""
+
+Fused = Callable[[Tensor, Tensor], Tensor]
+
+
+class Tail(nn.Module):
+    """The end of a block."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, inputs: Tensor, short: Tensor) -> Tensor:
+        """Both of one shape."""
+        return relu_(self.norm(inputs).add_(short))
+
+
+def passes(
+    tail: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, short: Tensor, slope: Tensor
+) -> tuple[float, float]:
+    """Seconds of the forward and of the backward pass."""
+    begun = time.perf_counter()
+    outputs = tail(inputs, short)
+    between = time.perf_counter()
+    torch.autograd.grad(outputs, (inputs, short), slope)
+    return between - begun, time.perf_counter() - between
+
+
+def measure(channels: int, size: int, dtype: torch.dtype, rate: float) -> dict[str, Any]:
+    """Medians of both, by turns, and the bound."""
+    shape = (BATCH, channels, size, size)
+    inputs, short, slope = (
+        torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last) for _ in range(3)
+    )
+    inputs.requires_grad_(), short.requires_grad_()
+    tail = Tail(channels)
+    contenders: dict[str, Fused] = {"one after another": tail, "torch.compile": torch.compile(tail)}
+    for _ in range(2):
+        for one in contenders.values():
+            passes(one, inputs, short, slope)
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    for _ in range(TIMES):
+        for name, one in contenders.items():
+            taken[name].append(passes(one, inputs, short, slope))
+    bounds = {name: count * inputs.nbytes / rate for name, count in LEAST.items()}
+    seconds = {name: dict(zip(LEAST, map(list, zip(*each, strict=True)), strict=True)) for name, each in taken.items()}
+    return {"channels": channels, "size": size, "seconds": seconds, "bounds": bounds}
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """Milliseconds of each pass, median (range), and how many times the bound that is."""
+    about = (
+        f"{found['processor']}, {found['threads']} threads, PyTorch {found['torch']}, {found['dtype']}, batch {BATCH}"
+    )
+    lines = [
+        "# Fusing: what was measured",
+        "",
+        f"{about}; ms, median (range), and how many times the bound that is",
+        "",
+    ]
+    head = [f"{name}, {which}" for which in LEAST for name in found["rows"][0]["seconds"]]
+    lines += [f"| shape | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
+    for row in found["rows"]:
+        cells = []
+        for which in LEAST:
+            for each in row["seconds"].values():
+                middle = statistics.median(each[which])
+                span = f"{1e3 * min(each[which]):.1f}-{1e3 * max(each[which]):.1f}"
+                cells.append(f"{1e3 * middle:.1f} ({span}), {middle / row['bounds'][which]:.1f}")
+        lines.append(f"| {row['channels']} x {row['size']} x {row['size']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    keep_memory()
+    dtype = choose(AUTO, torch.float32, "cpu", processor())
+    rate = measure_peak(dtype).bytes_per_second
+    rows = []
+    for channels, size in SHAPES:
+        print(f"{channels} x {size} x {size}", flush=True)
+        rows.append(measure(channels, size, dtype, rate))
+    about = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    found = {**about, "dtype": str(dtype), "bytes_per_second": rate, "rows": rows}
+    (HERE / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    (HERE / "summary.md").write_text(as_markdown(found))
+
+
+if __name__ == "__main__":
+    main()
