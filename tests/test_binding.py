@@ -80,11 +80,20 @@ def test_nobody_shares_and_nothing_is_left(mask: frozenset[int], ranks: int) -> 
         assert sorted(core for share in shares for core in share.cores) == sorted(mask)
     else:
         assert all(share.cores == tuple(sorted(mask)) and not share.bound for share in shares)
+    assert all(1 <= share.threads <= len({core % 8 for core in share.cores}) for share in shares)
     real = len({core % 8 for core in mask})
     if ranks <= real:
         whole = [{core % 8 for core in share.cores} for share in shares]
         assert sum(map(len, whole)) == real
         assert [share.threads for share in shares] == [len(one) - (len(one) >= MANY) for one in whole]
+
+
+def test_hardware_threads_of_one_core_given_to_two_ranks() -> None:
+    halves = share_cores([frozenset(range(8)), frozenset(range(8, 16))], SIBLINGS)
+    assert [(share.threads, share.bound) for share in halves] == [(4, True), (4, True)]
+    one = share_cores([frozenset({0}), frozenset({8})], SIBLINGS)
+    assert [share.threads for share in one] == [1, 1]
+    assert [share.threads for share in share_cores([frozenset(range(16))] * 12, SIBLINGS)] == [1] * 12
 
 
 def test_a_rank_alone_leaves_no_core_to_exchanges() -> None:

@@ -41,7 +41,8 @@ class Share:
     cores: tuple[int, ...]
     """Those it may use."""
     threads: int
-    """That compute: one for each real core; one less where there are `MANY` and something is exchanged."""
+    """That compute: one for each real core; one less where there are `MANY` and something is exchanged; 1 where the
+    cores are not known."""
     bound: bool
     """Whether nobody else of the node uses these cores."""
 
@@ -72,16 +73,22 @@ def _share(masks: Sequence[frozenset[int]], rank: int, seats: Seats, alone: bool
     parts = real if len(users) <= len(real) else [(core,) for threads in real for core in threads]
     first, last = bounds(len(parts), max(1, len(users)), users.index(rank) if users else 0)
     cores = tuple(sorted(core for part in parts[first:last] for core in part))
-    left = 1 if last - first >= MANY and not alone else 0
-    return Share(cores, max(1, last - first - left), True)
+    own = {_seat(core, seats) for core in cores}
+    beside = [other for other in masks if other != mask and own & {_seat(core, seats) for core in other}]
+    room = len(own) // (1 + len(beside))
+    return Share(cores, max(1, room - (room >= MANY and not alone)), True)
 
 
 def _real_cores(mask: Iterable[int], seats: Seats) -> list[tuple[int, ...]]:
     """The hardware threads of each real core, those of a socket side by side."""
     found: dict[tuple[int, int], list[int]] = {}
     for core in sorted(mask):
-        found.setdefault(seats.get(core, (0, core)), []).append(core)
+        found.setdefault(_seat(core, seats), []).append(core)
     return [tuple(found[seat]) for seat in sorted(found)]
+
+
+def _seat(core: int, seats: Seats) -> tuple[int, int]:
+    return seats.get(core, (0, core))
 
 
 def find_seats(cores: Iterable[int], system: Path = SYSTEM) -> Seats:
@@ -100,7 +107,7 @@ def find_seats(cores: Iterable[int], system: Path = SYSTEM) -> Seats:
 
 
 def crowded(masks: Sequence[frozenset[int]]) -> bool:
-    """Whether the ranks of a node have fewer cores than they are, as far as the system says."""
+    """Whether ranks have fewer cores than they are, as far as the system says."""
     every = frozenset[int]().union(*masks)
     return bool(every) and len(every) < len(masks)
 

@@ -30,7 +30,7 @@ from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
-from unisono.launch import own_cores, ranks_started
+from unisono.launch import cores, own_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
 
@@ -224,7 +224,7 @@ def init(table: Path | None = None) -> World:
     `table` is a file that says which schedule serves which size, as `unisono tune` writes it (the format is in
     `choosing/default.toml`); else the environment's UNISONO_TABLE names one.
     From here on an uncaught exception on any rank prints its traceback with the rank and ends all of them, and
-    PyTorch's threads are the rank's fair share of the cores it may use, unless OMP_NUM_THREADS says otherwise.
+    PyTorch has one thread for each core of the rank's fair share (`binding.py`), unless OMP_NUM_THREADS says otherwise.
     Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE.
     """
     world = MPI.COMM_WORLD
@@ -245,7 +245,8 @@ def init(table: Path | None = None) -> World:
     _forget_shared_files(node)
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(shares[on_node].threads)
+        share = shares[on_node]
+        torch.set_num_threads(share.threads if share.cores else max(1, cores() // len(shares)))
     named = os.environ.get("UNISONO_TABLE")
     choices = _read_by_root(comm, table or (Path(named) if named else None))
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))

@@ -92,9 +92,27 @@ def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:
 def test_each_rank_has_its_share_of_threads(world: World) -> None:
     import os
 
-    from unisono.binding import shares_of
     from unisono.launch import own_cores
 
+    threads, cores = torch.get_num_threads(), len(own_cores())
     if "OMP_NUM_THREADS" not in os.environ:
-        shares = shares_of(world.gather(own_cores()), alone=world.size == 1)
-        assert torch.get_num_threads() == shares[world.rank].threads
+        assert 1 <= threads <= max(1, cores)
+        assert sum(world.gather(threads)) <= max(world.size, cores), "all may use the same cores here"
+
+
+def test_ranks_that_have_unlike_numbers_of_cores_meet(world: World) -> None:
+    import os
+
+    from unisono.launch import own_cores
+
+    before = own_cores()
+    if world.rank == 0:
+        os.sched_setaffinity(0, {min(before)})
+    group = world.split(0)
+    try:
+        tensor = torch.ones(5)
+        group.allreduce(tensor)
+        assert torch.equal(tensor, torch.full((5,), float(world.size)))
+    finally:
+        group.free()
+        os.sched_setaffinity(0, before)

@@ -45,7 +45,7 @@ ATTEMPTS = 2
 HOPELESS_FIRST, HOPELESS = 10.0, 2.0
 """A way is not tried again whose first attempt, or one that counts, takes so many times the best so far."""
 
-FORMAT = 2
+FORMAT = 3
 
 Times = dict[str, float]
 """Seconds by the name of a way."""

@@ -42,7 +42,8 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
     check_run(recipe, world.size)
     if trace is not None:
         world.on_root(lambda: check_writable(trace))
-    share, cores = take_cores(world)
+    share, said = take_cores(world)
+    said.append(say_format(recipe, world))
     feed = make_feed(recipe, world, share)
     timeline = None if trace is None else Timeline(world)
     plan = known_plan(recipe, None if resume is None else resume / run_directory.CONVOLUTIONS, world)
@@ -60,9 +61,8 @@ def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None
             report.say(note)
         on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
         report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
-        for line in cores:
+        for line in said:
             report.say(line)
-        report.say(say_format(recipe))
         trainer.gradients.say(report.say)
         _Run(recipe, world, feed, trainer, home, report, place, begun - place.seconds).finish()
     feed.close()

@@ -98,8 +98,10 @@ class Signals:
         self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
         self.turn = 0
-        room = cores() > 1 and not crowded(comm.allgather(own_cores()))  # else this rank's other threads wait for it
-        self._patience = LOOKS if room and not one_of_several else 5
+        own = own_cores()
+        masks = [mask for mask in comm.allgather(own) if mask & own]
+        alone = cores() == 1  # on the core that its other threads want
+        self._patience = 5 if alone or crowded(masks) or one_of_several else LOOKS
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()
