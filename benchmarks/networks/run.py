@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono.bench.contender import CLASSES, shape_of
+from unisono.bench.contender import CLASSES, CONTENDERS, shape_of
 from unisono.bench.layer_report import as_data, plot
 from unisono.bench.layers import layers_of, measure_layers
 from unisono.bench.networks import as_markdown, measure_networks
@@ -74,7 +74,8 @@ def tell(line: str) -> None:
 
 def write_summary() -> None:
     lines = ["# Networks: what was measured", ""]
-    if measured := [found for name in NAMES if (found := read(f"steps_{name}"))]:
+    found_steps = [found for name in NAMES if (found := read(f"steps_{name}"))]
+    if measured := [found for found in found_steps if found["seconds"].keys() >= set(CONTENDERS)]:
         places = "; ".join(sorted({told(one) for one in measured}))
         lines += [f"{places}; pictures a second, median (range)", "", as_markdown(measured), ""]
     for name in REPORTED:
