@@ -63,8 +63,8 @@ MEMORY = {
         )
     )
 }
-"""How glibc is to hand out memory. Else what a step keeps for its way back is given to the system and taken anew in each:
-a fifth of a step of ResNet-50 on two cores of a virtual machine (benchmarks/networks: tuned beside kept)."""
+"""How glibc is to hand out memory. Else what a step keeps for its way back is given to the system and taken anew in
+each: a fifth of a step of ResNet-50 on two cores of a virtual machine (benchmarks/networks: tuned beside kept)."""
 
 
 def keep_memory() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -33,8 +35,18 @@ app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"unisono {version('unisono')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it and end.")
+    ] = False,
+) -> None:
     """A callback makes commands of the functions even where there is one alone."""
 
 
