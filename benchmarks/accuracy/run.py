@@ -65,7 +65,6 @@ PARTS = {
     "spoken_digits": [Run("spoken_digits", "seed 0")],
     "clothing": [
         Run("clothing", "AlexNet-BN"),
-        Run("clothing", "AlexNet-BN, plain", changes=PLAIN),
         Run("clothing", "ResNet-50", changes=("model.name=resnet50",)),
     ],
     "ranks": [Run("fashion_mnist", said(ranks, 128), ranks) for ranks in (1, 2, 4)],
