@@ -49,6 +49,10 @@ class LateError(UnisonoError):
     """What the tests' `interrupted` raises."""
 
 
+PATIENCE = 0.05
+"""Seconds that a rank waits."""
+
+
 class Limit:
     """Raises once the time is over."""
 
@@ -72,7 +76,7 @@ def test_a_wait_for_a_rank_that_does_not_come_is_ended(world: World, what: str, 
     limit = Limit()
     group = group_of(world, where, limit)
     if world.rank:
-        limit.end = time.monotonic() + 0.2
+        limit.end = time.monotonic() + PATIENCE
         with pytest.raises(LateError):
             CALLS[what](group)
         assert group.broken
@@ -93,7 +97,7 @@ def test_a_wait_in_another_thread_is_ended(world: World) -> None:
         caught: list[str] = []
 
         def run(group: Group = group, limit: Limit = limit, caught: list[str] = caught) -> None:
-            limit.end = time.monotonic() + 0.2
+            limit.end = time.monotonic() + PATIENCE
             try:
                 barrier(group)
             except LateError as error:

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str
 @pytest.fixture
 def broken(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """All ranks on two nodes by turns, in a world that is not used again."""
-    monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    monkeypatch.setattr(watch, "PATIENCE", 0.1)
     yield World(world.comm.Dup(), place([rank % 2 for rank in range(world.size)]), world.table)
     world.barrier()
 
@@ -96,8 +96,8 @@ def test_every_rank_is_told_both_calls(broken: World, case: str, odd: str) -> No
 
 
 def test_a_rank_that_is_late_is_no_difference(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    monkeypatch.setattr(watch, "PATIENCE", 0.1)
     for algorithm in ("ring", "library", "hierarchical"):
         if spread.rank == 0:
-            time.sleep(1)
+            time.sleep(0.4)
         assert spread.allreduce(torch.ones(3), algorithm).tolist() == [spread.size] * 3
