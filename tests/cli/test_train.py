@@ -155,10 +155,11 @@ def test_inside_mpiexec_it_is_a_rank(mpiexec: Run, recipe: str, tmp_path: Path) 
     assert "--ranks 3, but the launcher has started 2" in done.stderr
 
 
-def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path, seed: int) -> None:
     rate = ("--set", "optimizer.policy=cosine", "--set", "optimizer.warm_epochs=1.5")
     epochs = ("--set", "training.epochs=6", "--set", "training.checkpoint_every=5")
-    options = (*epochs, *rate, "--set", "training.seed=1")
+    options = (*epochs, *rate, "--set", f"training.seed={seed}")
     assert unisono("train", recipe, *options, "--run", "whole").returncode == 0
     command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
     environment = launch_environment(os.environ, terminal=False)
@@ -173,7 +174,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, t
         while not list(tmp_path.glob("killed/checkpoints/step-*")):
             time.sleep(0.01)
             assert process.poll() is None, "the run ended by itself"
-        time.sleep(random.uniform(0, 0.6))
+        time.sleep(random.Random(seed).uniform(0, 0.6))
         assert process.poll() is None, "the run ended by itself"
         os.killpg(process.pid, signal.SIGKILL)
     time.sleep(1)  # the ranks are killed by the launcher's helpers, a moment later
