@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.binding import MANY, Share, bind, crowded, find_seats, report, share_cores
+from unisono import binding
+from unisono.binding import MANY, Share, bind, crowded, find_seats, report, share_cores, shares_of
 from unisono.launch import own_cores
 
 
@@ -109,12 +110,20 @@ def test_seats_are_read_as_linux_says_them(tmp_path: Path) -> None:
     assert find_seats(range(5), tmp_path) == {0: (0, 0), 4: (0, 0), 1: (1, 1)}
 
 
-def test_crowded_is_who_has_fewer_cores_than_ranks() -> None:
+def test_crowded_is_who_has_fewer_cores_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not crowded([frozenset({0}), frozenset({1})])
     assert not crowded([frozenset({0, 1})] * 2)
     assert crowded([frozenset({0, 1})] * 3)
     assert crowded([frozenset({0})] * 2)
-    assert not crowded([frozenset()] * 2), "nothing is known"
+    monkeypatch.setattr(binding, "cores", lambda: 2)
+    assert not crowded([frozenset()] * 2), "the system does not say masks"
+    assert crowded([frozenset()] * 3)
+
+
+def test_where_masks_are_not_known_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "cores", lambda: 9)
+    assert shares_of([frozenset()] * 2, alone=False) == (Share((), 4, bound=False),) * 2
+    assert report(shares_of([frozenset()] * 2, alone=False)) == "cores: not known on this system"
 
 
 @pytest.mark.parametrize(

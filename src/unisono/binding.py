@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.launch import cores
 from unisono.schedules.pieces import bounds
 
 MANY = 8
@@ -41,15 +42,17 @@ class Share:
     cores: tuple[int, ...]
     """Those it may use."""
     threads: int
-    """That compute: one for each real core; one less where there are `MANY` and something is exchanged; 1 where the
-    cores are not known."""
+    """That compute: one for each real core; one less where there are `MANY` and something is exchanged."""
     bound: bool
     """Whether nobody else of the node uses these cores."""
 
 
 def shares_of(masks: Sequence[frozenset[int]], alone: bool) -> tuple[Share, ...]:
-    """For each rank of this node its share; see `share_cores`."""
-    return share_cores(masks, find_seats(frozenset[int]().union(*masks)), alone)
+    """For each rank of this node its share (`share_cores`); where the system says no masks, as many threads each."""
+    every = frozenset[int]().union(*masks)
+    if not every:
+        return (Share((), max(1, cores() // len(masks)), False),) * len(masks)
+    return share_cores(masks, find_seats(every), alone)
 
 
 def share_cores(masks: Sequence[frozenset[int]], seats: Seats, alone: bool = False) -> tuple[Share, ...]:
@@ -72,11 +75,11 @@ def _share(masks: Sequence[frozenset[int]], rank: int, seats: Seats, alone: bool
         return Share(tuple(sorted(mask)), max(1, len(real) // len(users)), False)
     parts = real if len(users) <= len(real) else [(core,) for threads in real for core in threads]
     first, last = bounds(len(parts), max(1, len(users)), users.index(rank) if users else 0)
-    cores = tuple(sorted(core for part in parts[first:last] for core in part))
-    own = {_seat(core, seats) for core in cores}
+    taken = tuple(sorted(core for part in parts[first:last] for core in part))
+    own = {_seat(core, seats) for core in taken}
     beside = [other for other in masks if other != mask and own & {_seat(core, seats) for core in other}]
     room = len(own) // (1 + len(beside))
-    return Share(cores, max(1, room - (room >= MANY and not alone)), True)
+    return Share(taken, max(1, room - (room >= MANY and not alone)), True)
 
 
 def _real_cores(mask: Iterable[int], seats: Seats) -> list[tuple[int, ...]]:
@@ -107,9 +110,9 @@ def find_seats(cores: Iterable[int], system: Path = SYSTEM) -> Seats:
 
 
 def crowded(masks: Sequence[frozenset[int]]) -> bool:
-    """Whether ranks have fewer cores than they are, as far as the system says."""
+    """Whether ranks have fewer cores than they are; where the system does not say masks, all of its cores count."""
     every = frozenset[int]().union(*masks)
-    return bool(every) and len(every) < len(masks)
+    return (len(every) or cores()) < len(masks)
 
 
 def bind(share: Share) -> None:

@@ -30,7 +30,7 @@ from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
-from unisono.launch import cores, own_cores, ranks_started
+from unisono.launch import own_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
 
@@ -245,8 +245,7 @@ def init(table: Path | None = None) -> World:
     _forget_shared_files(node)
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
-        share = shares[on_node]
-        torch.set_num_threads(share.threads if share.cores else max(1, cores() // len(shares)))
+        torch.set_num_threads(shares[on_node].threads)
     named = os.environ.get("UNISONO_TABLE")
     choices = _read_by_root(comm, table or (Path(named) if named else None))
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))

@@ -92,12 +92,15 @@ def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:
 def test_each_rank_has_its_share_of_threads(world: World) -> None:
     import os
 
+    from unisono.binding import MANY, find_seats
     from unisono.launch import own_cores
 
-    threads, cores = torch.get_num_threads(), len(own_cores())
-    if "OMP_NUM_THREADS" not in os.environ:
-        assert 1 <= threads <= max(1, cores)
-        assert sum(world.gather(threads)) <= max(world.size, cores), "all may use the same cores here"
+    cores = own_cores()
+    real = len({*find_seats(cores).values()}) or len(cores)
+    sizes = [real // world.size + (number < real % world.size) for number in range(world.size)]
+    expected = [max(1, size - (size >= MANY and world.size > 1)) for size in sizes]
+    if "OMP_NUM_THREADS" not in os.environ:  # and all may use the same cores here
+        assert sorted(world.gather(torch.get_num_threads())) == sorted(expected)
 
 
 def test_ranks_that_have_unlike_numbers_of_cores_meet(world: World) -> None:

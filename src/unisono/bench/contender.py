@@ -38,6 +38,8 @@ from unisono.training.loss import classification_loss
 
 STOCK, TUNED, KEPT, OURS = "stock", "tuned", "kept", "ours"
 CONTENDERS = (STOCK, TUNED, KEPT, OURS)
+KEEPING = (KEPT, OURS)
+"""Those whose memory is kept from step to step."""
 
 SHAPES = {
     "overfeat_fast": (3, 231, 231),
@@ -102,7 +104,7 @@ def serve(name: str, contender: str, batch: int) -> None:
     plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
     one = make(name, contender, batch, plan)
     for number, _ in enumerate(sys.stdin):
-        if contender in (KEPT, OURS) and number == 1:
+        if contender in KEEPING and number == 1:
             give_back()  # as a run does after the step in which ways are tried
         forget_peak()
         took = one.step()

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from unisono.bench.contender import CONTENDERS, KEPT, OURS
+from unisono.bench.contender import CONTENDERS, KEEPING, OURS
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 from unisono.launch import MEMORY
@@ -30,7 +30,7 @@ class Started:
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
         command = [sys.executable, "-m", "unisono.bench.contender", name, contender, str(batch)]
         plain = {key: value for key, value in os.environ.items() if key not in MEMORY}
-        environment = {**plain, **MEMORY} if contender in (KEPT, OURS) else plain
+        environment = {**plain, **MEMORY} if contender in KEEPING else plain
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

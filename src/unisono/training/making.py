@@ -43,7 +43,7 @@ def take_cores(world: World) -> tuple[Share, list[str]]:
     shares = shares_of(node.gather(own_cores()), alone=world.size == 1)
     share = shares[node.rank]
     bind(share)
-    if share.bound and share.cores:  # OMP_NUM_THREADS may be meant for all ranks together
+    if share.bound:  # OMP_NUM_THREADS may be meant for all ranks together
         torch.set_num_threads(min(torch.get_num_threads(), len(share.cores)))
     return share, list(dict.fromkeys(world.gather(report(shares))))
 
@@ -55,10 +55,8 @@ def format_of_products(recipe: Recipe) -> torch.dtype:
 
 def say_format(recipe: Recipe, world: World) -> str:
     """What is said of it at the start of a run, by all ranks together."""
-    name, counts = (
-        str(format_of_products(recipe)).removeprefix("torch."),
-        sorted(set(world.gather(torch.get_num_threads()))),
-    )
+    name = str(format_of_products(recipe)).removeprefix("torch.")
+    counts = sorted(set(world.gather(torch.get_num_threads())))
     threads = " or ".join(map(str, counts))
     return f"products in {name}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}"
 

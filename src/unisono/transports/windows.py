@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from unisono.binding import crowded
 from unisono.errors import MismatchError
-from unisono.launch import cores, own_cores
+from unisono.launch import own_cores
 from unisono.mpi import MPI
 
 LANES = 16
@@ -98,10 +98,10 @@ class Signals:
         self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
         self.turn = 0
-        own = own_cores()
-        masks = [mask for mask in comm.allgather(own) if mask & own]
-        alone = cores() == 1  # on the core that its other threads want
-        self._patience = 5 if alone or crowded(masks) or one_of_several else LOOKS
+        own, masks = own_cores(), comm.allgather(own_cores())
+        beside = [mask for mask in masks if mask & own] or masks
+        single = len(own) == 1  # on which this rank's other threads wait
+        self._patience = 5 if single or crowded(beside) or one_of_several else LOOKS
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()
