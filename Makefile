@@ -26,10 +26,8 @@ benchmark: .venv/.dev
 conformance: .venv/.dev
 	$(BIN)/python conformance/run.py
 
-examples: .venv/.examples
-	@for program in examples/*.py; do \
-	  echo "== $$program"; $(BIN)/mpiexec -n 2 $(BIN)/python $$program || exit 1; \
-	done
+examples: .venv/.dev .venv/.examples
+	UNISONO_EXAMPLES=all $(BIN)/python -m pytest -q tests/examples
 
 clean:
 	rm -rf .venv

@@ -1,4 +1,7 @@
-"""What the tests share: running commands on real MPI ranks, within a time limit, and pictures to pack."""
+"""What the tests share: running commands, also on real MPI ranks, as long as they make progress, and pictures to pack.
+
+`timeout` is the time without output after which a command fails; how long it may take in all is not limited.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from PIL import Image
+from tests.progress import SILENCE, run
 
-from unisono.launch import find_mpiexec, launch_environment, ranks_started
+from unisono.launch import MEMORY, find_mpiexec, launch_environment, ranks_started
 
 settings.register_profile("unisono", deadline=None)  # how long an example takes is no property of it
 settings.load_profile("unisono")
@@ -33,35 +37,45 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture
 def mpiexec() -> Run:
-    """Runs `python ARGUMENTS` on a number of ranks; a run that takes too long fails."""
+    """Runs `python ARGUMENTS` on a number of ranks."""
 
-    def run(
-        ranks: int, *arguments: str, timeout: float = 120, cwd: Path | None = None
+    def start(
+        ranks: int, *arguments: str, timeout: float = SILENCE, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=clean_environment(), cwd=cwd, check=False
-        )
+        return run(command, timeout, cwd, clean_environment())
 
-    return run
+    return start
 
 
 @pytest.fixture
 def unisono(tmp_path: Path) -> Run:
     """Runs `unisono ARGUMENTS` as a person would, in an empty folder."""
 
-    def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "unisono", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**clean_environment(), **environment},
-            cwd=tmp_path,
-            check=False,
-        )
+    def start(*arguments: str, timeout: float = SILENCE, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "unisono", *arguments]
+        return run(command, timeout, tmp_path, {**clean_environment(), **environment})
 
-    return run
+    return start
+
+
+@pytest.fixture
+def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Carries out `unisono ARGUMENTS` in this process, in an empty folder; it must start no other process."""
+    from unisono.cli import main
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(tmp_path)
+        capfd.readouterr()
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(sys, "argv", ["unisono", *arguments])
+            for name, value in MEMORY.items():
+                patch.setenv(name, value)  # else some commands start this program anew
+            patch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process is started"))
+            main()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())
+
+    return call
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Which cores each rank of a node computes on."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.progress import run
 
 from unisono import binding
 from unisono.binding import MANY, Share, bind, crowded, find_seats, report, share_cores, shares_of
@@ -152,7 +152,8 @@ thread = threading.Thread(target=work); thread.start(); begun.wait()
 bind(Share((core,), 1, True)); go.set(); thread.join()
 print(seen == [{core}] and os.sched_getaffinity(0) == {core})
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    found = run([sys.executable, "-c", program])
+    assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == "True"
 
 
@@ -160,3 +161,17 @@ def test_ranks_that_take_turns_are_not_bound() -> None:
     before = own_cores()
     bind(Share(tuple(before)[:1], 1, bound=False))
     assert own_cores() == before
+
+
+def test_threads_that_end_meanwhile_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = []
+
+    def ended(thread: int, cores: object) -> None:
+        if thread == 2:
+            raise ProcessLookupError(3, "No such process")
+        bound.append(thread)
+
+    monkeypatch.setattr(binding, "_threads_here", lambda: [1, 2, 3])
+    monkeypatch.setattr(binding.os, "sched_setaffinity", ended)
+    bind(Share((0,), 1, bound=True))
+    assert bound == [1, 3]

@@ -8,8 +8,9 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
-    ("errors",),
+    ("errors", "weak"),
     ("addresses", "launch", "placement", "witness"),
+    ("uncaught",),
     ("lab",),
     ("mpi",),
     ("schedules",),

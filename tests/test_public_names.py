@@ -7,7 +7,8 @@ import unisono
 
 
 def test_these_and_no_others() -> None:
-    assert unisono.__all__ == ["BSP", "Exchange", "Trainer", "UnisonoError", "World", "init", "no_sync", "parallel"]
+    classes = ["BSP", "Exchange", "Trainer", "UnisonoError", "World"]
+    assert unisono.__all__ == [*classes, "add_samples", "init", "no_sync", "parallel", "synchronize"]
     assert dir(unisono) == unisono.__all__
     assert all(getattr(unisono, name).__name__ == name for name in unisono.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

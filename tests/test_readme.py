@@ -37,4 +37,8 @@ def test_the_picture() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (Path(__file__).parents[1] / target).exists(), target
+        path, _, section = target.partition("#")
+        page = Path(__file__).parents[1] / path
+        assert page.exists(), target
+        titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if section else []
+        assert not section or section in [title.lower().replace(" ", "-") for title in titles], target

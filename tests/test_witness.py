@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import socket
 import subprocess
@@ -56,6 +57,18 @@ def test_the_first_that_says_nothing_is_named(seats: Seats) -> None:
     )
 
 
+def test_one_that_has_ended_before_it_looks_on_is_named() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    line, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with line, mine:
+        numbers = {0: os.getpid(), 1: process.pid}
+        assert witness.look_on(line, 2, numbers).startswith(f"unisono: rank 1 of 2 (process {process.pid} on ")
+        mine.send(b"1")
+        mine.send(b"all")
+        assert not witness.look_on(line, 2, numbers)
+
+
 def test_those_that_end_in_order_are_not(seats: Seats) -> None:
     for rank in (2, 0, 1):
         seats.mine.send(str(rank).encode())
@@ -79,3 +92,35 @@ def test_last_words_are_said_and_the_witness_told(monkeypatch: pytest.MonkeyPatc
     witness.last_words("rank 1 of 4: gone\n")
     assert terminal.getvalue() == "rank 1 of 4: gone\n"
     assert told == [witness.ALL]
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe", "ünïcode ∞".encode(), b"", b"x" * 5000, b"0" * 63 + b"\x80", b"all "])
+def test_it_survives_whatever_is_sent_to_it(seats: Seats, garbage: bytes) -> None:
+    seats.mine.send(garbage)
+    seats.mine.send(b"2")
+    seats.end(2)
+    seats.end(0)
+    assert "unisono: rank 0 of 3" in seats.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("word", ["all", "1", "ÿ"])
+def test_it_hears_nobody_but_its_own_user(word: str) -> None:
+    ranks = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+    numbers = [process.pid for process in ranks]
+    other = "import os, socket, sys; os.setuid(65534)\ns = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    other += "s.sendto(sys.argv[2].encode('latin1'), chr(0) + sys.argv[1])"
+    starts = f"import sys; from unisono import witness; print(witness.start((0, 1), {numbers}, 2), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", starts], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        assert starter.stderr is not None
+        address = starter.stdout.readline().strip()
+        subprocess.run([sys.executable, "-c", other, address, word], check=True)
+        ranks[1].kill()
+        told = starter.stderr.read()  # until the witness, which has it too, ends
+    for process in ranks:
+        process.kill()
+        process.communicate()
+    assert told.startswith("unisono: rank 1 of 2")

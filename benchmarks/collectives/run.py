@@ -85,6 +85,26 @@ def in_the_lab(setting: Setting) -> dict[str, Any]:
     return found
 
 
+def untuned(setting: Setting) -> str:
+    """Measure without a table: `auto` knows nothing of the network. One line for each payload of 1 MB or more."""
+    folder = HERE / f"untuned_{setting.name}"
+    folder.mkdir(exist_ok=True)
+    bench = [sys.executable, "-m", "unisono", "bench", "collectives", f"--output={folder}", "--rate=200mbit"]
+    lab(setting, [*bench, "--algorithms=ring"], UNISONO_TABLE="")
+    lines = [
+        f"### {setting.name}, no table",
+        "",
+        "| bytes | auto takes | auto ms | auto / bound |",
+        "| ---: " * 4 + "|",
+    ]
+    for row in _with_name(folder, setting.name)["sizes"]:
+        if row["bytes"] >= 1 << 20:
+            median, bound = row["contenders"][AUTO]["median_us"], bound_of(row)
+            assert bound is not None, "in the lab the links are the bound"
+            lines.append(f"| {row['bytes']} | {row['auto']} | {median / 1e3:.1f} | {median / bound:.2f} |")
+    return "\n".join(lines)
+
+
 def _with_name(folder: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return {"name": name, **found}
@@ -137,6 +157,11 @@ def summary(settings: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure everything, or what is named; write results.json and summary.md."""
     wanted = sys.argv[1:]
+    if wanted == ["untuned"]:
+        found = [untuned(setting) for setting in SETTINGS if setting.ranks_per_host == 1]
+        (HERE / "untuned.md").write_text("\n\n".join(found) + "\n")
+        print(*found, sep="\n\n")
+        return
     for ranks in (2, 4):
         if not wanted or f"one_node_{ranks}_ranks" in wanted:
             print(table(on_one_node(ranks)), flush=True)

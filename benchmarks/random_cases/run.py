@@ -1,4 +1,4 @@
-"""5,000 random cases on 1 to 9 ranks, against a float64 sum; see tests/mpi/test_random_cases.py.
+"""5,000 random cases on 1 to 9 ranks, against a float64 sum; see tests/mpi/collectives/test_random_cases.py.
 
 python benchmarks/random_cases/run.py
 """
@@ -33,7 +33,7 @@ def main() -> None:
     results = []
     for ranks in range(1, 10):
         command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, "-m", "pytest", "-q", "-x"]
-        command += ["-p", "no:cacheprovider", str(ROOT / "tests/mpi/test_random_cases.py")]
+        command += ["-p", "no:cacheprovider", str(ROOT / "tests/mpi/collectives/test_random_cases.py")]
         environment = {**launch_environment(os.environ, terminal=False), "UNISONO_CASES": str(CASES)}
         start = time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200, check=False)

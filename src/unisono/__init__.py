@@ -17,11 +17,22 @@ from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
     from unisono.errors import UnisonoError
-    from unisono.rules import BSP, Exchange, no_sync, parallel
+    from unisono.rules import BSP, Exchange, add_samples, no_sync, parallel, synchronize
     from unisono.training.trainer import Trainer
     from unisono.world import World, init
 
-__all__ = ["BSP", "Exchange", "Trainer", "UnisonoError", "World", "init", "no_sync", "parallel"]
+__all__ = [
+    "BSP",
+    "Exchange",
+    "Trainer",
+    "UnisonoError",
+    "World",
+    "add_samples",
+    "init",
+    "no_sync",
+    "parallel",
+    "synchronize",
+]
 
 _HOMES = {
     "BSP": "unisono.rules",
@@ -29,9 +40,11 @@ _HOMES = {
     "Trainer": "unisono.training.trainer",
     "UnisonoError": "unisono.errors",
     "World": "unisono.world",
+    "add_samples": "unisono.rules",
     "init": "unisono.world",
     "no_sync": "unisono.rules",
     "parallel": "unisono.rules",
+    "synchronize": "unisono.rules",
 }
 
 register_with_torch()

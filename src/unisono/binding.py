@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +120,8 @@ def bind(share: Share) -> None:
     """Keep this process, all its threads, on the cores of its share."""
     if share.bound and share.cores and hasattr(os, "sched_setaffinity"):
         for thread in _threads_here():
-            os.sched_setaffinity(thread, share.cores)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(thread, share.cores)
 
 
 def report(shares: Sequence[Share]) -> str:

@@ -4,7 +4,7 @@ UnisonoError
 ├── UsageError            what was asked for cannot be done; the command line answers with one line and exit code 2
 │   ├── RecipeError       a recipe or a --set has an unknown key, a wrong type or a value out of range
 │   ├── LaunchError       the ranks cannot be started: no mpiexec, no MPI library, a wrong number
-│   ├── CheckpointError   no checkpoint of a run is whole, or it does not fit the model
+│   ├── CheckpointError   a checkpoint cannot be written or read, none is whole, or it does not fit the model
 │   ├── TensorError       a tensor that the collectives cannot carry
 │   ├── TableError        a table of choices has an unknown name, a bad size or a gap
 │   ├── PackError         a data set cannot be packed, a pack is broken, or memory does not hold it
@@ -12,6 +12,7 @@ UnisonoError
 ├── PictureError          bytes that should be a picture, or a sound, are none
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 ├── MismatchError         ranks called different collectives, or the same with different tensors
+├── StallError            a rank has waited too long for others in a call, or for one that will never come
 ├── OperationError        an operation of the engine has failed, or one that it needs
 └── BackendError          an operation of torch.distributed has failed; also a RuntimeError, as PyTorch's own are
 """
@@ -34,7 +35,7 @@ class LaunchError(UsageError):
 
 
 class CheckpointError(UsageError):
-    """A run cannot be resumed from what its directory holds."""
+    """A run cannot be saved, or not be resumed from what its directory holds."""
 
 
 class TensorError(UsageError):
@@ -63,6 +64,10 @@ class ScheduleError(UnisonoError):
 
 class MismatchError(UnisonoError):
     """Ranks disagree about the collective they are in; the message names two ranks and both calls."""
+
+
+class StallError(UnisonoError):
+    """Ranks have not come to a call; the message names the rank, the call, who is missing and where they are."""
 
 
 class OperationError(UnisonoError):

@@ -28,6 +28,20 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
     return tasks if tasks > 1 and "SLURM_PROCID" in environment else None
 
 
+LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+"""Where the same launchers say how many of them are on this node."""
+
+
+def all_here(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has started all ranks on this node, and says so."""
+    started = ranks_started(environment)
+    if started is None:
+        return False
+    if "SLURM_STEP_NUM_NODES" in environment and "SLURM_PROCID" in environment:
+        return int(environment["SLURM_STEP_NUM_NODES"]) == 1
+    return any(environment.get(name) == str(started) for name in LOCAL_SIZE_VARIABLES)
+
+
 def own_cores() -> frozenset[int]:
     """Those that this process may use; empty where the system does not say."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()

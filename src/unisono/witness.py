@@ -6,6 +6,8 @@ on. Ranks that end in order tell it; of the first that does not it says which it
     rank 0 ── starts ──▶ witness ── looks at the processes of ranks 0, 1, 2, 3
     rank 2    killed         └──▶ "unisono: rank 2 of 4 (process 4711 on node-a) ended without a word ..."
 
+It listens to processes of its own user alone: the kernel says whose each word is.
+
 This file is also what that process runs, by itself: it imports nothing of the project. Linux only; elsewhere nothing
 is started.
 """
@@ -15,17 +17,30 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 ALL = "all"
 """What a rank says when it ends all of them, and says itself why."""
 
+READY = 5.0
+"""Seconds that the ranks wait at most for the witness to look on: it takes a twentieth of a second."""
+
 HANDOVER = 0.25
 """Seconds for the launcher to pass on what a rank said last: when a rank aborts, it drops what it still holds."""
+
+PROMPT = 1.0
+"""Seconds in which a witness takes a word; one that is stopped, or flooded, holds up nobody for longer."""
+
+WORDS = 1000
+"""Words that it takes before it looks at the processes again."""
+
+CREDENTIALS = struct.Struct("3i")
+"""What Linux says of a sender: its process, user and group."""
 
 VARIABLE = "UNISONO_WITNESS"
 """Where the environment of a rank has its own process number and the address of its witness."""
@@ -41,10 +56,15 @@ def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
     address = f"unisono-witness-{os.getpid()}-{os.urandom(4).hex()}"
     pairs = [f"{rank}:{process}" for rank, process in zip(ranks, processes, strict=True)]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         line.bind(f"\0{address}")
-        command = [sys.executable, "-S", "-E", __file__, str(line.fileno()), str(size), *pairs]
-        quiet = subprocess.DEVNULL
-        subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=[line.fileno()], start_new_session=True)
+        ready, is_ready = os.pipe()
+        command = [sys.executable, "-S", "-E", __file__, str(line.fileno()), str(is_ready), str(size), *pairs]
+        quiet, passed = subprocess.DEVNULL, [line.fileno(), is_ready]
+        subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=passed, start_new_session=True)
+        os.close(is_ready)
+        select.select([ready], [], [], READY)  # from here on nobody dies unseen
+        os.close(ready)
     return address
 
 
@@ -62,6 +82,7 @@ def tell(word: int | str) -> None:
     """Tell the witness, where there is one, that a rank ends in order, by its number, or that one ends ALL."""
     if called() and (address := os.environ[VARIABLE].partition(":")[2]):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):  # it may be dead itself
+            line.settimeout(PROMPT)
             line.sendto(str(word).encode(), f"\0{address}")
 
 
@@ -75,34 +96,54 @@ def last_words(words: str) -> None:
     time.sleep(HANDOVER)
 
 
-def look_on(line: socket.socket, size: int, processes: dict[int, int]) -> str:
-    """Wait until all processes (by their ranks) have ended; what there is to say of the first that said nothing."""
-    watched = _open(processes)
+def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Callable[[], None] = lambda: None) -> str:
+    """Wait until all processes (by their ranks) have ended; what there is to say of the first that said nothing.
+
+    `looks` is called once none of them can end unseen.
+    """
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    watched, gone = _open(processes)
+    looks()
     poll = select.poll()
     for descriptor in (line.fileno(), *watched):
         poll.register(descriptor, select.POLLIN)
-    while watched:
-        ready = {descriptor for descriptor, _ in poll.poll()}
-        while select.select([line], [], [], 0)[0]:
-            word = line.recv(64).decode()
+    while watched or gone:
+        ready = {descriptor for descriptor, _ in poll.poll(0 if gone else None)}
+        for _ in range(WORDS):
+            if not select.select([line], [], [], 0)[0]:
+                break
+            word = _hear(line)
             if word == ALL:
                 return ""
+            gone = [rank for rank in gone if str(rank) != word]
             for descriptor in [place for place, rank in watched.items() if str(rank) == word]:
                 poll.unregister(descriptor)
                 del watched[descriptor]
-        died = sorted(rank for place, rank in watched.items() if place in ready)
+        died = sorted([*gone, *(rank for place, rank in watched.items() if place in ready)])
         if died:
             return _words(died, size, processes)
     return ""
 
 
-def _open(processes: dict[int, int]) -> dict[int, int]:
-    """A descriptor for each process that is there still, with its rank."""
-    watched = {}
+def _hear(line: socket.socket) -> str:
+    """The next word; empty where another user's process sent it, or what it sent is no word."""
+    content, beside, _, _ = line.recvmsg(64, socket.CMSG_SPACE(CREDENTIALS.size))
+    for level, kind, data in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            _, user, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
+            return content.decode("ascii", "replace") if user == os.getuid() else ""
+    return ""
+
+
+def _open(processes: dict[int, int]) -> tuple[dict[int, int], list[int]]:
+    """A descriptor for each process that is there still, with its rank; and the ranks whose processes are not."""
+    watched, gone = {}, []
     for rank, process in processes.items():
-        with suppress(ProcessLookupError):
+        try:
             watched[os.pidfd_open(process)] = rank
-    return watched
+        except ProcessLookupError:
+            gone.append(rank)
+    return watched, gone
 
 
 def _words(died: Sequence[int], size: int, processes: dict[int, int]) -> str:
@@ -116,11 +157,11 @@ def _words(died: Sequence[int], size: int, processes: dict[int, int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The witness's process: DESCRIPTOR SIZE RANK:PROCESS ..."""
-    descriptor, size, *pairs = arguments
+    """The witness's process: DESCRIPTOR DESCRIPTOR SIZE RANK:PROCESS ...; it closes the second when it looks on."""
+    descriptor, is_ready, size, *pairs = arguments
     processes = {int(rank): int(process) for rank, process in (pair.split(":") for pair in pairs)}
     with socket.socket(fileno=int(descriptor)) as line:
-        words = look_on(line, int(size), processes)
+        words = look_on(line, int(size), processes, lambda: os.close(int(is_ready)))
     if words:
         print(words, file=sys.stderr, flush=True)
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from unisono import witness
+from unisono import uncaught, witness
 from unisono.binding import shares_of
 from unisono.choosing.table import Table, read_table
 from unisono.collectives.all_to_all import all_to_all
@@ -29,12 +25,27 @@ from unisono.collectives.group import Group
 from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
+from unisono.collectives.watch import TIMEOUT, Watch
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
 from unisono.launch import own_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
+from unisono.transports.windows import call
 
 Result = TypeVar("Result")
+
+
+class Resource(Protocol):
+    """Something that is made once for a world, and closed with it."""
+
+    def close(self) -> None:
+        """Wait for what is under way, and end."""
+
+
+Made = TypeVar("Made", bound=Resource)
+
+_SPLIT, _TWIN, _ON_ROOT = call("split()"), call("twin()"), call("on_root()")
+_GATHER, _AGREEING, _FREE = call("gather()"), call("agreeing()"), call("free()")
 
 PATIENCE = 3.0
 """Seconds within which ranks that fail in the same way are taken to do so."""
@@ -46,10 +57,30 @@ class World:
     It is passed to whatever needs it. All ranks of the group call its collectives, in the same order.
     """
 
-    def __init__(self, comm: MPI.Intracomm, placement: Placement, table: Table, twin: World | None = None) -> None:
-        self._group: Group = Group(comm, placement, table, twin=None if twin is None else twin._group)
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        placement: Placement,
+        table: Table,
+        twin: World | None = None,
+        watch: Watch | None = None,
+        name: str = "world",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """A world is watched by the `watch` of the one that it is part of, under a name of its own, or has its own.
+
+        Its own ends every wait after `timeout` seconds.
+        """
+        twin_group = None if twin is None else twin._group
+        self._group: Group = Group(comm, placement, table, twin=twin_group, watch=watch, name=name, timeout=timeout)
+        self.name = name
+        """What messages call it."""
+        self.watch = self._group.watch
+        """What tells of ranks that do not come, in all worlds that are made of this one's ranks; None for one rank."""
+        self._parts = 0  # worlds made of this one
         self._twins: list[World] = []
-        self._users: list[Callable[[], None]] = []
+        self._resources: dict[Callable[[World], Resource], Resource] = {}
+        self._freed = False
         self._node_world: World | None = None
         self.placement = placement
         """The ranks of every node, the nodes of every supernode."""
@@ -109,9 +140,9 @@ class World:
         barrier(self._group)
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat, zeroed tensor in memory where an allreduce copies nothing: a window where all ranks share a node.
+        """A flat, zeroed tensor in memory where an allreduce copies nothing: shared where all ranks are on one node.
 
-        Called by all ranks with the same arguments. The memory lives as long as the world.
+        Called by all ranks with the same arguments. The memory lasts as long as the tensor and what is made of it.
         """
         return self._group.empty(length, dtype)
 
@@ -120,17 +151,26 @@ class World:
 
     def split(self, color: int) -> World:
         """The world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
-        comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
-        sites = comm.allgather((self.node, self.supernode))
-        return World(comm, place([node for node, _ in sites], [supernode for _, supernode in sites]), self.table)
+        with self._group.library_call(_SPLIT):
+            comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
+            sites = comm.allgather((self.node, self.supernode))
+            placement = place([node for node, _ in sites], [supernode for _, supernode in sites])
+            return World(comm, placement, self.table, watch=self.watch, name=self._next_name(f"split {color}"))
 
     def twin(self) -> World:
         """A world of the same ranks whose calls meet none of this one's: for a thread of its own.
 
         It knows the memory that `empty` of this one has given. Made by all ranks together; freed with this one.
         """
-        self._twins.append(World(self.comm.Dup(), self.placement, self.table, self))
-        return self._twins[-1]
+        with self._group.library_call(_TWIN):
+            twin = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("twin"))
+        self._twins.append(twin)
+        return twin
+
+    def _next_name(self, kind: str) -> str:
+        """The name of a world that is made of this one: the same on all its ranks, and no other's."""
+        self._parts += 1
+        return f"{kind} ({self._parts}) of {self.name}"
 
     @property
     def node_world(self) -> World:
@@ -147,7 +187,8 @@ class World:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
-        result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
+        with self._group.library_call(_ON_ROOT):
+            result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
         if failure is not None:
             raise failure
         return result  # type: ignore[return-value]  # None only where `function` returned it
@@ -170,7 +211,8 @@ class World:
 
     def gather(self, value: Result) -> list[Result]:
         """What every rank gives, by rank, on every rank (pickled)."""
-        return self.comm.allgather(value)
+        with self._group.library_call(_GATHER):
+            return self.comm.allgather(value)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -179,11 +221,13 @@ class World:
         When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all
         end with exit code 2.
         """
-        agreement = self.comm.Dup()
+        with self._group.library_call(_AGREEING):
+            agreement = self.comm.Dup()
         try:
             yield
         except UsageError as error:
             if self.size == 1:
+                agreement.Free()
                 raise
             everyone = agreement.Ibarrier()
             give_up = time.monotonic() + PATIENCE
@@ -191,23 +235,43 @@ class World:
                 if time.monotonic() > give_up:
                     self.abort(2, f"unisono: rank {self.rank}: {error}\n")
                 time.sleep(0.001)
+            agreement.Free()
             if self.rank == 0:
                 raise
             raise SystemExit(2) from error
+        agreement.Free()
 
     def abort(self, code: int = 1, words: str = "") -> None:
         """End all ranks of the job at once with an exit code that is not 0, after these last words."""
         witness.last_words(words)
         self.comm.Abort(code)
 
-    def before_free(self, finish: Callable[[], None]) -> None:
-        """Have `finish` called before this world's memory is given back: threads may be at work in it."""
-        self._users.append(finish)
+    def resource(self, make: Callable[[World], Made]) -> Made:
+        """Return what `make` makes of this world: made once, at the first call, by all ranks together.
+
+        It is closed before the world is freed.
+        """
+        if make not in self._resources:
+            self._resources[make] = make(self)
+        return self._resources[make]  # type: ignore[return-value]  # it is what `make` has made
+
+    def label(self, words: str) -> None:
+        """Have `words` compared between ranks in each call from here on, as a part of it: "" for none."""
+        self._group.label_calls(words)
 
     def free(self) -> None:
-        """Give shared memory and communicators back, all ranks together. Not needed at the end of a program."""
-        for finish in self._users:
-            finish()
+        """Give communicators and memory back, all ranks together; a second time does nothing.
+
+        Not needed at the end of a program. Tensors of `empty` stay valid; no other call of the world is. Worlds that
+        were split from this one are then watched no more, unless it has been split from another itself.
+        """
+        if self._freed:
+            return
+        if self.size > 1 and not self._group.broken:
+            self._group.meet(_FREE)
+        for resource in reversed(self._resources.values()):
+            resource.close()
+        self._resources.clear()
         while self._twins:
             self._twins.pop().free()
         if self._node_world is not None and self._node_world is not self:
@@ -216,16 +280,35 @@ class World:
         self._group.free()
         if not self._group.broken:
             self.comm.Free()
+        self._freed = True
+        self._group = self.comm = self._allreduce = self.allreduce = _Freed(repr(self))  # type: ignore[assignment]
 
 
-def init(table: Path | None = None) -> World:
+class _Freed:
+    """Stands for what a freed world had: any use raises UsageError."""
+
+    def __init__(self, world: str) -> None:
+        self._words = f"{world} has been freed: make another, by unisono.init() or split(), or free it later"
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(self._words)
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise UsageError(self._words)
+
+
+def init(table: Path | None = None, timeout: float | None = None) -> World:
     """The world of all ranks that `mpiexec` or `srun` started; without them, a world of one.
 
     `table` is a file that says which schedule serves which size, as `unisono tune` writes it (the format is in
     `choosing/default.toml`); else the environment's UNISONO_TABLE names one.
-    From here on an uncaught exception on any rank prints its traceback with the rank and ends all of them, and
-    PyTorch has one thread for each core of the rank's fair share (`binding.py`), unless OMP_NUM_THREADS says otherwise.
-    Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE.
+    `timeout` are the seconds after which a rank that waits for others raises StallError; else the environment's
+    UNISONO_TIMEOUT says them, else they are 600.
+    From here on an uncaught exception in the main thread of any rank prints its traceback with the rank and ends all of
+    them (`uncaught.py`), and PyTorch has one thread for each core of the rank's fair share (`binding.py`), unless
+    OMP_NUM_THREADS says otherwise.
+    Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
+    UsageError for a time-out that is no number of seconds above 0.
     """
     world = MPI.COMM_WORLD
     started = ranks_started(os.environ)
@@ -236,7 +319,9 @@ def init(table: Path | None = None) -> World:
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
-    _end_all_on_error(world)
+    seconds = _timeout(timeout)
+    if world.size > 1:
+        uncaught.install(world.rank, world.size, world.Abort)
     comm = world.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     leader, on_node = node.bcast(comm.rank, 0), node.rank
@@ -251,7 +336,23 @@ def init(table: Path | None = None) -> World:
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
     supernodes = [supernode for _, supernode in sites]
     known = supernodes if None not in supernodes else []
-    return World(comm, place([node for node, _ in sites], known), choices)
+    placement = place([node for node, _ in sites], known)
+    return World(comm, placement, choices, timeout=seconds)
+
+
+def _timeout(asked: float | None) -> float:
+    """The time-out that is asked for here, or in the environment."""
+    said = os.environ.get("UNISONO_TIMEOUT") if asked is None else asked
+    if said is None:
+        return TIMEOUT
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        source = "UNISONO_TIMEOUT" if asked is None else "timeout"
+        raise UsageError(f"{source} = {said}; give the seconds that a rank waits for others, more than 0")
+    return seconds
 
 
 def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
@@ -314,19 +415,3 @@ def _forget_launcher_files() -> None:
             found = path.stat()
             if found.st_uid == os.geteuid() and found.st_mtime >= born - 1:
                 path.unlink()
-
-
-def _end_all_on_error(comm: MPI.Intracomm) -> None:
-    """From here on, an uncaught exception in any thread prints its traceback with the rank and ends all ranks."""
-    if comm.size == 1:
-        return
-
-    def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-        witness.last_words("".join(f"rank {comm.rank} of {comm.size}: {line}\n" for line in lines))
-        comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-    sys.excepthook = report
-    threading.excepthook = lambda args: (
-        None if args.exc_type is SystemExit else report(args.exc_type, args.exc_value, args.exc_traceback)
-    )

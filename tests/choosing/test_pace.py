@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.choosing.pace import AT_ONCE, LANDING, NAPS, PIECES, TURNS, pace_of, piece_of
+from unisono.choosing.pace import AT_ONCE, LANDING, NAPS, PIECES, TURNS, UNMEASURED_PIECE, pace_of, piece_of
 from unisono.network import DEFAULT
 from unisono.placement import apart
 from unisono.schedules import find, names
@@ -33,7 +33,7 @@ def test_all_ranks_have_the_same_pace_within_the_bounds(
     paces = {pace_of(program, ranks, length, itemsize, network) for program in programs}
     assert len(paces) == 1
     pace, program = paces.pop(), programs[0]
-    assert pace.largest * itemsize <= PIECES[1]
+    assert pace.largest * itemsize <= (PIECES[1] if network.measured else UNMEASURED_PIECE)
     lands = pace.largest * itemsize * pace.at_once * max(1, len(program.lanes)) * program.landing
     assert lands <= LANDING
     assert NAPS[0] <= pace.nap <= NAPS[1]
@@ -69,3 +69,10 @@ def test_a_rank_sleeps_no_longer_than_half_of_what_comes_takes() -> None:
     for length in (1 << 10, 1 << 16, 1 << 20, 1 << 24):
         pace = pace_of(ring, 8, length, 4, SLOW)
         assert pace.nap in (NAPS[0], NAPS[1]) or pace.nap <= 4 * min(pace.largest, length // 8) * SLOW.beta / 2
+
+
+@pytest.mark.parametrize("name", ["ring", "halving", "pipeline", "direct"])
+def test_pieces_have_256_kib_at_most_where_nothing_was_measured(name: str) -> None:
+    for length in (1 << 18, 1 << 24, 1 << 28):
+        pace = pace_of(find(name, apart(8)).allreduce(0, 8), 8, length, 4, DEFAULT)
+        assert 4 * pace.largest <= 256 << 10

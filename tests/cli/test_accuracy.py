@@ -7,7 +7,7 @@ from unisono.training.run_directory import add_metrics
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_runs_side_by_side(unisono: Run, tmp_path: Path) -> None:
+def test_runs_side_by_side(unisono: Run, in_process: Run, tmp_path: Path) -> None:
     for name, top1 in (("one", 0.5), ("other", 0.75)):
         (tmp_path / name).mkdir()
         for epoch in (1, 2):
@@ -26,7 +26,7 @@ def test_runs_side_by_side(unisono: Run, tmp_path: Path) -> None:
         (("one", "--output", "no/picture.svg"), "--output no/picture.svg: No such file"),
         (("one", "--output", "picture.xyz"), "--output picture.xyz: Format 'xyz' is not supported"),
     ):
-        done = unisono("accuracy", *arguments)
+        done = in_process("accuracy", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         assert words in done.stderr
 

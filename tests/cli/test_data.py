@@ -50,7 +50,7 @@ def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(unisono: Run,
     assert rows(other.stdout) != table
 
 
-def test_what_is_no_pack_gets_one_line(unisono: Run) -> None:
-    done = unisono("data", "quality", "nowhere")
+def test_what_is_no_pack_gets_one_line(in_process: Run) -> None:
+    done = in_process("data", "quality", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "unisono: nowhere is no pack: there is no such folder; unisono pack makes one\n"

@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.progress import Watched
+from tests.refused import one_line
 
 from unisono.cli.pack import nbytes_of
 from unisono.data.pack.index import read_index
@@ -54,15 +55,6 @@ def still(folder: Path, before: dict[str, tuple[int, int]]) -> bool:
     """Whether these stripes are the same files."""
     now = {name: (folder / name).stat() for name in before}
     return before == {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in now.items()}
-
-
-def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
-    """One clear line and exit code 2."""
-    assert done.returncode == 2, done.stderr
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("unisono: ")
-    assert words in lines[0]
 
 
 def test_a_data_set_is_packed_and_described(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
@@ -136,16 +128,10 @@ def test_nothing_but_broken_files_gets_one_line_and_leaves_nothing(
     assert contents(tmp_path / "out") == {}
 
 
-def begin(folder: Path, before: str, *arguments: str) -> subprocess.Popen[str]:
+def begin(folder: Path, before: str, *arguments: str) -> Watched:
     """Start `unisono ARGUMENTS` in a folder, after some Python."""
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND.format(before=before), *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=launch_environment(os.environ, terminal=False),
-    )
+    command = [sys.executable, "-c", COMMAND.format(before=before), *arguments]
+    return Watched(command, cwd=folder, env=launch_environment(os.environ, terminal=False))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -160,15 +146,13 @@ def test_what_was_stopped_goes_on_and_ends_with_the_same_bytes(
         path.hardlink_to(tmp_path / "noise.png")
     options = ("pack", "data", "out", "--stripes", "30", "--short-side", "32")
     out = tmp_path / "out"
-    with begin(tmp_path, SLOW, *options) as process:
-        while not [*out.glob("stripe-*.json")]:
-            time.sleep(0.002)
-            assert process.poll() is None, "the command ended by itself"
-        process.send_signal(how)
-        _, told = process.communicate(timeout=60)
+    with begin(tmp_path, SLOW, *options) as watched:
+        watched.until(lambda: [*out.glob("stripe-*.json")])
+        watched.process.send_signal(how)
+        done = watched.finish()
     assert not (out / "index.arrow").exists(), "the command ended by itself"
     if how == signal.SIGINT:
-        assert (process.returncode, told) == (130, "")
+        assert (done.returncode, done.stderr) == (130, "")
         assert not [*out.glob("*.partial")]
     before = finished(out)
     assert before
@@ -206,11 +190,11 @@ def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
     Image.fromarray(noise).save(data / "dog/999.jpg", quality=95)
     options = ("pack", "data", "out", "--stripes", "4", "--short-side", "0")
-    with begin(tmp_path, "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))", *options) as process:
-        told, error = process.communicate(timeout=60)
-    assert (process.returncode, told) == (2, "")
+    with begin(tmp_path, "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))", *options) as watched:
+        stopped = watched.finish()
+    assert (stopped.returncode, stopped.stdout) == (2, "")
     before = finished(tmp_path / "out")
-    assert error == (
+    assert stopped.stderr == (
         f"unisono: out: File too large; {len(before)} of 4 stripes are finished, and the same command goes on "
         "from there\n"
     )
@@ -235,10 +219,10 @@ def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
         (["--describe", "data"], "data is no pack, and holds none; unisono pack makes one"),
     ],
 )
-def test_bad_input(unisono: Run, pictures: Pictures, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input(in_process: Run, pictures: Pictures, tmp_path: Path, arguments: list[str], words: str) -> None:
     pictures(tmp_path / "data", classes=["cat"], count=1)
     (tmp_path / "empty").mkdir()
-    one_line(unisono("pack", *arguments), words)
+    one_line(in_process("pack", *arguments), words)
 
 
 @pytest.mark.parametrize(

@@ -12,27 +12,37 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.progress import Watched, run, settle
+from tests.refused import one_line
 
+from unisono.cli.train import exit_code
 from unisono.launch import MEMORY, launch_environment
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint import load_newest, names
 from unisono.training.recorder import KINDS
+from unisono.training.signals import ONE
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SHORT = ("--set", "training.epochs=3")
+LEAN = tuple(
+    part
+    for change in ("compute.convolutions=library", "exchange.embedding=chain", "exchange.bucket_megabytes=1")
+    for part in ("--set", change)
+)
+"""Nothing is tried: two runs have the same bits."""
 
 
 def weights(run: Path) -> dict[str, bytes]:
     """The files of the newest checkpoint."""
-    newest = max((run / "checkpoints").iterdir())
+    newest = max(path for path in (run / "checkpoints").iterdir() if path.suffix != ".torn")
     return {path.name: path.read_bytes() for path in newest.iterdir()}
 
 
@@ -46,9 +56,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     recipe = Path(__file__).parents[2] / "recipes" / "digits.toml"
     command = [sys.executable, "-m", "unisono", "train", str(recipe), *SHORT, "--run", "mine"]
     environment = launch_environment(os.environ, terminal=False)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment, check=False
-    )
+    done = run(command, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done, folder / "mine"
 
@@ -163,21 +171,12 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, t
     assert unisono("train", recipe, *options, "--run", "whole").returncode == 0
     command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
     environment = launch_environment(os.environ, terminal=False)
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=environment,
-    ) as process:
-        while not list(tmp_path.glob("killed/checkpoints/step-*")):
-            time.sleep(0.01)
-            assert process.poll() is None, "the run ended by itself"
+    with Watched(command, cwd=tmp_path, env=environment) as watched:
+        watched.until(lambda: list(tmp_path.glob("killed/checkpoints/step-*")))
         time.sleep(random.Random(seed).uniform(0, 0.6))
-        assert process.poll() is None, "the run ended by itself"
-        os.killpg(process.pid, signal.SIGKILL)
-    time.sleep(1)  # the ranks are killed by the launcher's helpers, a moment later
+        assert watched.process.poll() is None, "the run ended by itself"
+        os.killpg(watched.process.pid, signal.SIGKILL)
+        assert watched.finish().returncode == -signal.SIGKILL  # once the launcher's helpers have killed the ranks
     done = unisono("train", "--resume", "killed")
     assert done.returncode == 0, done.stderr
     step = int(re.search(r"goes on after step (\d+)", done.stdout).group(1))
@@ -198,17 +197,174 @@ def test_ended_by_sigterm_nothing_goes_on(recipe: str, tmp_path: Path) -> None:
     folder = tmp_path / "long"
     command = [sys.executable, "-m", "unisono", "train", recipe, "--set", "training.epochs=10000", f"--run={folder}"]
     environment = launch_environment(os.environ, terminal=False)
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, env=environment) as process:
-        while not (folder / "metrics.jsonl").is_file():
-            time.sleep(0.01)
-            assert process.poll() is None, "the run ended by itself"
+    with Watched(command, cwd=tmp_path, env=environment) as watched:
+        watched.until((folder / "metrics.jsonl").is_file)
         assert len(running(folder)) > 3, "this one, the launcher, and two ranks"
+        watched.process.terminate()
+        assert watched.finish().returncode == 143
+    assert settle(lambda: running(folder), lambda seen: not seen) == []
+
+
+@contextmanager
+def long_run(folder: Path, recipe: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that would take hours, after its first epoch."""
+    command = [sys.executable, "-m", "unisono", "train", recipe, "--set", "training.epochs=10000", *LEAN, *options]
+    command.append(f"--run={folder}")
+    environment = launch_environment(os.environ, terminal=False)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder.parent, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            wait_for(process, (folder / "metrics.jsonl").is_file)
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(process: subprocess.Popen[str], true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.05)
+        assert process.poll() is None, "the run ended by itself"
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The processes of the ranks."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if f"--run={folder}".encode() in words and b"PMI_RANK=" in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def steps_kept(folder: Path) -> list[int]:
+    return [int(name[5:]) for name in names(folder / "checkpoints")]
+
+
+@pytest.mark.parametrize("target", ["launcher", "a rank", "everybody"])
+def test_sigusr1_saves_and_sigterm_saves_and_ends(unisono: Run, recipe: str, tmp_path: Path, target: str) -> None:
+    """And the run goes on bit for bit as if nothing had been."""
+    folder = tmp_path / "mine"
+    with long_run(folder, recipe) as process:
+        ranks = ranks_of(folder)
+        assert len(ranks) == 2
+
+        def send(number: int) -> None:
+            if target == "everybody":
+                for rank in ranks:
+                    os.kill(rank, number)
+            os.kill(ranks[-1] if target == "a rank" else process.pid, number)
+
+        send(signal.SIGUSR1)
+        wait_for(process, lambda: any(step % 23 for step in steps_kept(folder)))
+        if target == "launcher":
+            one_line(unisono("train", "--resume", "mine"), "mine is in use by process ")
+            assert not (folder / "recipe.toml").read_text().count("epochs = 3")
+        send(signal.SIGTERM)
+        out, errors = process.communicate(timeout=120)
+    assert process.returncode == 143, errors
+    saved = [line for line in out.splitlines() if line.startswith("saved step ")]
+    assert re.fullmatch(r"saved step \d+ on SIGUSR1 to (rank \d|2 ranks)", saved[0])
+    last = re.fullmatch(
+        rf"saved step (\d+) on SIGTERM to (?:rank \d|2 ranks); go on with: unisono train --resume {folder}", saved[-1]
+    )
+    assert last, saved
+    step = int(last.group(1))
+    assert step == max(steps_kept(folder))
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "metrics.jsonl", "recipe.toml", "steps"]
+    if target != "a rank":
+        return
+    epochs = ("--set", f"training.epochs={step // 23 + 1}")
+    done = unisono("train", "--resume", "mine", *epochs)
+    assert done.returncode == 0, done.stderr
+    assert f"goes on after step {step}" in done.stdout
+    assert unisono("train", recipe, *epochs, *LEAN, "--run", "whole").returncode == 0
+    whole, resumed = weights(tmp_path / "whole"), weights(folder)
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        assert whole[name] == resumed[name]
+
+
+def test_a_second_sigterm_ends_at_once_and_a_long_step_is_told(unisono: Run, tmp_path: Path) -> None:
+    """Within a step that does not end, on one rank, and with no mpiexec."""
+    (tmp_path / "nets.py").write_text("""
+import signal, time
+from pathlib import Path
+from torch import nn
+import unisono.training.signals as signals
+signals.LONG = 0.2
+class Slow(nn.Sequential):
+    def forward(self, inputs):
+        if Path("slow").exists():
+            Path("slow").unlink()
+            time.sleep(600)
+        return super().forward(inputs)
+def slow(classes, channels): return Slow(nn.Flatten(), nn.Linear(64, classes))
+""")
+    text = (Path(__file__).parents[2] / "recipes/digits.toml").read_text().replace('"small_convnet"', '"nets:slow"')
+    (tmp_path / "mine.toml").write_text(text)
+    folder = tmp_path / "mine"
+    with long_run(folder, "mine.toml", "--ranks=1") as process:
+        (tmp_path / "slow").touch()
+        wait_for(process, lambda: not (tmp_path / "slow").exists())
         process.terminate()
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        assert told.startswith("unisono: rank 0: SIGTERM came 0 s ago, and the step still goes on")
+        time.sleep(ONE + 0.2)
+        process.terminate()
+        assert "a second SIGTERM: ended at once, after step" in process.stderr.read()
         assert process.wait(60) == 143
-    until = time.monotonic() + 30
-    while running(folder):
-        assert time.monotonic() < until, running(folder)
-        time.sleep(0.1)
+    epochs = max(steps_kept(folder)) // 23
+    done = unisono("train", "--resume", "mine", "--set", f"training.epochs={epochs}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_checkpoints_by_the_clock(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    """After each step here, where every one takes longer than that."""
+    minutes = ("--set", "training.checkpoint_minutes=1e-6", "--set", "training.epochs=1")
+    done = unisono("train", recipe, *minutes, *LEAN, "--run", "mine")
+    assert done.returncode == 0, done.stderr
+    assert steps_kept(tmp_path / "mine") == [21, 22, 23]
+    assert "saved step" not in done.stdout
+
+
+OWN_STATE = """
+from torch import nn
+class Net(nn.Sequential):
+    extra = None
+    def get_extra_state(self): return self.extra
+    def set_extra_state(self, state): assert state == self.extra
+def kept(classes, channels):
+    one, other = nn.Linear(64, 64), nn.Linear(64, 64)
+    other.weight = one.weight
+    net = Net(nn.Flatten(), one, nn.ReLU(), other, nn.Linear(64, classes))
+    net.extra = {"version": (3, 1)}
+    return net
+def pickled(classes, channels):
+    net = kept(classes, channels)
+    net.extra = object()
+    return net
+"""
+
+
+def test_tied_weights_and_extra_state_go_on(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(OWN_STATE)
+    own = ("--set", "model.name=nets:kept", "--set", f"model.folder={tmp_path}", *LEAN)
+    done = unisono("train", recipe, "--set", "training.epochs=1", *own, "--run", "mine")
+    assert done.returncode == 0, done.stderr
+    done = unisono("train", "--resume", "mine", "--set", "training.epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert "goes on after step 23" in done.stdout
+
+
+def test_a_model_that_cannot_be_checkpointed_is_refused_before_it_begins(
+    unisono: Run, recipe: str, tmp_path: Path
+) -> None:
+    (tmp_path / "nets.py").write_text(OWN_STATE)
+    own = ("--set", "model.name=nets:pickled", "--set", f"model.folder={tmp_path}", *LEAN)
+    one_line(unisono("train", recipe, *own, "--run", "mine"), "'_extra_state' is of type builtins.object")
+    assert not (tmp_path / "mine").exists()
 
 
 def running(run: Path) -> list[str]:
@@ -228,10 +384,11 @@ def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(unisono: Run, ende
     done = unisono("train", "--resume", "mine")
     assert done.returncode == 0, done.stderr
     assert (
-        "step-000000069 is torn: weights.safetensors does not match its checksum; the one before it is used"
-        in done.stdout
+        "step-000000069 is torn: weights.safetensors does not match its checksum; the one before it is used, "
+        "and it is step-000000069.torn now" in done.stdout
     )
     assert "goes on after step 46" in done.stdout
+    assert (tmp_path / "mine/checkpoints/step-000000069.torn/weights.safetensors").is_file()
     assert weights(tmp_path / "mine")["weights.safetensors"] == whole["weights.safetensors"]
     for checkpoint in (tmp_path / "mine/checkpoints").iterdir():
         (checkpoint / "manifest.json").unlink()
@@ -256,35 +413,36 @@ def test_a_run_that_has_ended_is_told_again_and_can_be_made_longer(
     assert "ranks = 3" in (tmp_path / "mine/recipe.toml").read_text()
 
 
-def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
-    """One clear line and exit code 2: no traceback, nothing from the launcher."""
-    assert done.returncode == 2, done.stderr
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("unisono: ")
-    assert words in lines[0]
-
-
 def test_a_network_of_ones_own_beside_the_recipe(unisono: Run, recipe: str, tmp_path: Path) -> None:
     """On two ranks, and again where the run goes on."""
     (tmp_path / "recipes").mkdir()
     own = Path(recipe).read_text().replace('"small_convnet"', '"nets:wide"')
     (tmp_path / "recipes/mine.toml").write_text(own)
-    program = "from torch.nn import *\ndef wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))"
+    program = """
+import os
+from torch.nn import *
+if os.environ.get("PMI_RANK") == "1": print("nets is imported", flush=True)
+def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
+"""
     (tmp_path / "recipes/nets.py").write_text(program)
     done = unisono("train", "recipes/mine.toml", "--set", "training.epochs=1", "--run", "mine")
     assert done.returncode == 0, done.stderr
     done = unisono("train", "--resume", "mine", "--set", "training.epochs=2")
     assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()[:2]
+    where = (
+        f"module nets, from {tmp_path}/recipes/nets.py (model.name = 'nets:wide', model.folder = '{tmp_path}/recipes')"
+    )
+    assert first == f"the run names code of its own, which is run now: {where}"
+    assert second == "nets is imported"
     kept = load_newest(tmp_path / "mine/checkpoints")[0]
     assert {name: tuple(weight.shape) for name, weight in kept.weights.items()} == {
         "1.weight": (10, 64),
         "1.bias": (10,),
     }
-    one_line(
-        unisono("train", "--resume", "mine", "--set", "training.epochs=3", "--set", "optimizer.name=lars"),
-        "optimizer.name = 'lars', but the run has the state of 'sgd'",
-    )
+    done = unisono("train", "--resume", "mine", "--set", "training.epochs=3", "--set", "optimizer.name=lars")
+    assert done.returncode == 2
+    assert done.stderr.startswith("unisono: optimizer.name = 'lars', but the run has the state of 'sgd'")
 
 
 @pytest.mark.parametrize(
@@ -294,8 +452,6 @@ def test_a_network_of_ones_own_beside_the_recipe(unisono: Run, recipe: str, tmp_
         (["--set", "data.name=digit"], "data.name = 'digit'; there are digits"),
         (["--set", "model.name=vgg"], "model.name = 'vgg'; there are small_convnet"),
         (["--set", "model.name=nowhere:wide"], "model.name = 'nowhere:wide': there is no module nowhere in"),
-        (["--set", "model.name=cd_dnn"], "model.name = 'cd_dnn' does not take samples of 1 x 8 x 8, as the data has"),
-        (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
         (["--set", "exchange.algorithm=rong"], "no schedule 'rong'; there are"),
         (["--ranks", "0"], "--ranks 0: a run has at least 1 rank"),
         (["--ranks", "two"], "'--ranks'"),
@@ -304,36 +460,75 @@ def test_a_network_of_ones_own_beside_the_recipe(unisono: Run, recipe: str, tmp_
         (["--set", "training.batch=2000"], "training.batch = 2000, but digits has 1437 samples to train on"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--rank", "2"], "No such option"),
-        (["--run", "/proc/nowhere"], "cannot make the run's folder /proc/nowhere"),
         (["--set", "exchange.embedding=tunnel"], "it is one of auto, chain, concurrent, funnel, none"),
         (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is no number"),
     ],
 )
+def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[str], words: str) -> None:
+    one_line(in_process("train", recipe, *options), words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set", "training.epoch=3"], "unknown key training.epoch; did you mean training.epochs?"),
+        (["--set", "model.name=cd_dnn"], "model.name = 'cd_dnn' does not take samples of 1 x 8 x 8, as the data has"),
+        (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
+        (["--run", "/proc/nowhere"], "cannot make the run's folder /proc/nowhere"),
+    ],
+)
 def test_bad_input(unisono: Run, recipe: str, options: list[str], words: str) -> None:
-    one_line(unisono("train", recipe, *options, timeout=40), words)
+    """As a person meets it: once before ranks are started, and where these find it."""
+    one_line(unisono("train", recipe, *options), words)
 
 
-def test_no_recipe_at_all(unisono: Run, tmp_path: Path) -> None:
-    one_line(unisono("train"), "which recipe?")
-    one_line(unisono("train", "none.toml"), "cannot read the recipe none.toml")
+def test_no_recipe_at_all(in_process: Run, tmp_path: Path) -> None:
+    one_line(in_process("train"), "which recipe?")
+    one_line(in_process("train", "none.toml"), "cannot read the recipe none.toml")
     (tmp_path / "bad.toml").write_text("[trainig]\nepochs = 3\n")
-    one_line(unisono("train", "bad.toml"), "unknown key trainig; did you mean training?")
+    one_line(in_process("train", "bad.toml"), "unknown key trainig; did you mean training?")
 
 
-def test_no_checkpoint(unisono: Run, recipe: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty/recipe.toml").write_text(Path(recipe).read_text())
-    one_line(unisono("train", "--resume", "empty"), "there is no checkpoint in empty/checkpoints")
+def test_without_a_checkpoint_a_run_begins_again(unisono: Run, recipe: str, ended: Ended, tmp_path: Path) -> None:
+    """As one that was killed before its first; but not where metrics say that there were some."""
+    shutil.copytree(ended[1], tmp_path / "mine")
+    shutil.rmtree(tmp_path / "mine/checkpoints")
+    one_line(
+        unisono("train", "--resume", "mine"), "no checkpoint in mine/checkpoints, but metrics of 3 epochs: is its disk"
+    )
+    metrics = tmp_path / "mine/metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
+    (tmp_path / "mine/checkpoints").symlink_to("/nowhere/mounted")
+    one_line(unisono("train", "--resume", "mine"), "a link to /nowhere/mounted: No such file or directory")
+    (tmp_path / "mine/checkpoints").unlink()
+    done = unisono("train", "--resume", "mine", *LEAN)
+    assert done.returncode == 0, done.stderr
+    assert "mine has no checkpoint yet: it begins again" in done.stdout
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [23, 46, 69]
+
+
+@pytest.mark.parametrize(
+    ("code", "received", "expected"),
+    [
+        (0, [], 0),
+        (3, [], 3),
+        (-9, [], 137),
+        (0, [signal.SIGUSR1], 0),
+        (143, [], 143),  # a rank was told, not this command
+        (15, [signal.SIGTERM], 143),
+        (143, [signal.SIGUSR1, signal.SIGTERM], 143),
+        (0, [signal.SIGTERM], 0),  # the last epoch was done
+        (2, [signal.SIGTERM], 2),  # the disk was full
+        (130, [signal.SIGINT], 130),
+        (-2, [signal.SIGINT], 130),
+    ],
+)
+def test_exit_codes_say_what_happened(code: int, received: list[int], expected: int) -> None:
+    assert exit_code(code, received) == expected
 
 
 def test_no_mpiexec_names_the_extra(recipe: str, tmp_path: Path) -> None:
     pretend = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = ['unisono', 'train', {recipe!r}]"
     code = f"{pretend}; from unisono.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": str(tmp_path)},
-        check=False,
-    )
+    done = run([sys.executable, "-c", code], env={**os.environ, "PATH": str(tmp_path)})
     one_line(done, "pip install 'unisono[mpich]'")

@@ -1,13 +1,13 @@
 """Which way each convolution takes."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tests.progress import Watched
 from torch import Tensor
 
 from unisono.compute import convolution_plan
@@ -152,14 +152,12 @@ path, own = Path(sys.argv[1]), sys.argv[2]
 for number in range(200):
     check_plan(path)
     write_plan(path, {"processor": own}, {str(number): {"product": 1.0}})
+    print(number, flush=True)
 """
     path = tmp_path / "plan.json"
-    runs = [
-        subprocess.Popen([sys.executable, "-c", program, str(path), own], stderr=subprocess.PIPE, text=True)
-        for own in ("first", "second")
-    ]
-    said = [run.communicate(timeout=120)[1] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
+    runs = [Watched([sys.executable, "-c", program, str(path), own]) for own in ("first", "second")]
+    done = [run.finish() for run in runs]
+    assert [one.returncode for one in done] == [0, 0], done
     assert "199" in {**read_plan(path, {"processor": "first"}), **read_plan(path, {"processor": "second"})}
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 

@@ -2,10 +2,10 @@
 
 import os
 import platform
-import subprocess
 import sys
 
 import pytest
+from tests.progress import run
 
 from unisono.launch import MEMORY
 
@@ -30,9 +30,8 @@ print(kept >> 20, (held() - before) >> 20, int(last.sum()) == 1 << 20)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory as it likes")
 def test_what_is_free_goes_back() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **MEMORY}, capture_output=True, text=True, check=True
-    )
+    done = run([sys.executable, "-c", PROGRAM], env={**os.environ, **MEMORY})
+    assert done.returncode == 0, done.stderr
     kept, after, whole = done.stdout.split()
     assert int(kept) >= 250
     assert int(after) < 50

@@ -1,4 +1,5 @@
 import torch
+from sklearn.datasets import load_digits
 
 from unisono.data.catalogue import SAMPLES
 from unisono.data.digits import load
@@ -12,6 +13,13 @@ def test_real_digits_each_kind_in_both_parts() -> None:
     assert (float(data.train.inputs.min()), float(data.train.inputs.max())) == (0, 1)
     assert set(data.train.labels.tolist()) == set(data.test.labels.tolist()) == set(range(10))
     assert len(data.train) == SAMPLES["digits"]
+
+
+def test_they_are_scikit_learn_s() -> None:
+    images, labels = load_digits(return_X_y=True)
+    test = load().test
+    assert torch.equal(test.inputs.flatten(1), torch.from_numpy(images[::5] / 16).float())
+    assert torch.equal(test.labels, torch.from_numpy(labels[::5]))
 
 
 def test_nothing_that_is_held_out_is_trained_on() -> None:

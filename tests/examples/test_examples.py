@@ -1,7 +1,11 @@
-"""The examples run as their first lines say, and learn to read digits."""
+"""The examples run as their first lines say, and learn to read digits.
+
+Two of them here; `make examples` runs this file with UNISONO_EXAMPLES=all.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -12,9 +16,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {"lightning_run": "lightning", "accelerate_run": "accelerate"}
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+RUN = NAMES if os.environ.get("UNISONO_EXAMPLES") == "all" else ["ddp", "fsdp2"]
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", RUN)
 def test_example(mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str) -> None:
     if name in NEEDS and find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed; make examples installs it")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.refused import one_line
 
 from unisono.data.pack.packing import Way, pack
 from unisono.data.sources import find
@@ -50,14 +51,6 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
-    assert done.returncode == 2, done.stderr
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("unisono: ")
-    assert words in lines[0]
-
-
 @pytest.mark.parametrize("hold", ["even", "whole"])
 def test_a_flipped_byte_that_one_rank_reads(unisono: Run, packs: Path, hold: str) -> None:
     flip(packs / "train/stripe-00003.arrow")
@@ -83,9 +76,9 @@ def test_more_ranks_than_samples_are_held_out(unisono: Run, packs: Path) -> None
     one_line(done, "5 ranks share 4 samples, so some would hold none; start at most 4")
 
 
-def test_what_is_known_before_a_rank_is_started(unisono: Run, packs: Path) -> None:
+def test_what_is_known_before_a_rank_is_started(in_process: Run, packs: Path) -> None:
     def train(*changes: str) -> subprocess.CompletedProcess[str]:
-        return unisono("train", "recipe.toml", *(f"--set={change}" for change in changes))
+        return in_process("train", "recipe.toml", *(f"--set={change}" for change in changes))
 
     one_line(train("ranks=9"), "9 ranks share batches of 8 samples, so some would have none")
     one_line(train("training.batch=17"), "training.batch = 17, but pack has 16 samples to train on")

@@ -21,8 +21,10 @@ class Late:
         self.values = {id(parameter): parameter.detach().clone() for parameter in model.parameters()}
         self.parameters = list(model.parameters())
         self.late: set[int] = set()
+        self.buffers = 0
+        """How often a buffer was read or set."""
         self.needed: list[nn.Parameter] = []
-        self.awaits = await_parameters(model, self.need)
+        self.awaits = await_parameters(model, self.need, self.need_buffer)
         self.spoil()
 
     def spoil(self) -> None:
@@ -30,6 +32,9 @@ class Late:
         self.late = set(self.values)
         for parameter in self.parameters:
             parameter.data.fill_(float("nan"))
+
+    def need_buffer(self, _: torch.Tensor | None) -> None:
+        self.buffers += 1
 
     def need(self, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
@@ -238,7 +243,7 @@ def test_a_copy_keeps_what_is_tied() -> None:
 def test_a_model_that_is_scripted_or_compiled_is_left_alone(left: Callable[[nn.Module], nn.Module]) -> None:
     layer = nn.Linear(2, 2)
     model, needed = left(layer), []
-    assert await_parameters(model, needed.append) is False
+    assert await_parameters(model, needed.append, needed.append) is False
     assert type(layer._parameters) is dict
     model(torch.ones(1, 2))
     assert needed == []
@@ -246,5 +251,22 @@ def test_a_model_that_is_scripted_or_compiled_is_left_alone(left: Callable[[nn.M
 
 def test_a_model_without_parameters() -> None:
     model = nn.Sequential(nn.ReLU(), nn.Flatten())
-    assert await_parameters(model, lambda _: pytest.fail("nothing is needed")) is True
+    assert await_parameters(model, *[lambda _: pytest.fail("nothing is needed")] * 2) is True
     assert model(torch.ones(1, 2)).tolist() == [[1, 1]]
+
+
+def test_whoever_reads_or_sets_a_buffer_waits() -> None:
+    model = nn.BatchNorm1d(2, affine=False)
+    late = Late(model)
+    assert late.awaits
+    for use in (
+        lambda: model(torch.ones(3, 2)),
+        lambda: model.running_mean,
+        lambda: setattr(model, "running_mean", torch.ones(2)),
+        model.state_dict,
+        lambda: list(model.buffers()),
+    ):
+        late.buffers = 0
+        use()
+        assert late.buffers > 0
+    assert torch.equal(model.running_mean, torch.ones(2))

@@ -88,14 +88,16 @@ def test_gradients_within_a_larger_tensor() -> None:
 
 
 @pytest.mark.parametrize("largest", [WHOLE, 64])
-def test_sparse_gradients(largest: int) -> None:
-    embedding = nn.Embedding(20, 3, sparse=True)
-    embedding(torch.tensor([7, 7, 2])).sum().backward()
-    memory = lay_out(embedding.weight, parameter(2), largest=largest)
-    pack(memory, embedding.weight.grad, torch.ones(2), weight=3.0)
-    expected = torch.zeros(20, 3)
-    expected[7], expected[2] = 6, 3
-    assert torch.equal(memory.views[0], expected)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_gradients_travel_as_pairs(largest: int, dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.zeros(5, 4, dtype=dtype).t())
+    memory = lay_out(weight, parameter(2), largest=largest)
+    gradient = torch.randn(4, 5, dtype=dtype)
+    pack(memory, gradient, torch.ones(2), weight=3.0)
+    assert memory.views[0].stride() == weight.stride()
+    assert torch.equal(memory.views[0], gradient * 3)
+    pack(memory, gradient.conj(), torch.ones(2))
+    assert torch.equal(memory.views[0], gradient.conj())
 
 
 def test_a_gradient_that_lies_in_its_place_already() -> None:

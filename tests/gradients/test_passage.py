@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
+from unisono.gradients.control import Word, decode, encode
 from unisono.gradients.layout import Bucket, plan_layout
-from unisono.gradients.passage import Passage
+from unisono.gradients.passage import End, Passage
 
 ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
 
@@ -26,7 +27,7 @@ def leave(passage: Passage, after: bool = False) -> list[int]:
 
 
 def test_a_bucket_leaves_when_all_of_it_is_there() -> None:
-    passage = Passage([bucket(2, 1), bucket(0)], 3, 8.0)
+    passage = Passage([bucket(2, 1), bucket(0)], 3, Word(8.0))
     passage.add(2, ONE)
     assert leave(passage) == []
     passage.add(1, ONE)
@@ -35,11 +36,11 @@ def test_a_bucket_leaves_when_all_of_it_is_there() -> None:
     assert leave(passage) == [1]
     assert not passage.full(after=False)
     assert passage.order == [2, 1, 0]
-    assert passage.samples == 8.0
+    assert passage.word == Word(8.0)
 
 
 def test_buckets_leave_in_their_order_whatever_fills_first() -> None:
-    passage = Passage([bucket(2), bucket(1), bucket(0)], 3, 1.0)
+    passage = Passage([bucket(2), bucket(1), bucket(0)], 3, Word(1.0))
     passage.add(0, ONE)
     passage.add(1, ONE)
     assert leave(passage) == []
@@ -48,7 +49,7 @@ def test_buckets_leave_in_their_order_whatever_fills_first() -> None:
 
 
 def test_none_leaves_before_the_backward_pass_has_ended_where_that_is_asked() -> None:
-    passage = Passage([bucket(1), bucket(0)], 2, 1.0)
+    passage = Passage([bucket(1), bucket(0)], 2, Word(1.0))
     passage.add(1, ONE)
     passage.add(0, ONE)
     assert leave(passage, after=True) == []
@@ -57,7 +58,7 @@ def test_none_leaves_before_the_backward_pass_has_ended_where_that_is_asked() ->
 
 
 def test_a_parameter_without_a_gradient_is_there_as_well() -> None:
-    passage = Passage([bucket(1, 0)], 2, 0.0)
+    passage = Passage([bucket(1, 0)], 2, Word(0.0))
     passage.add(1, None)
     passage.add(0, None)
     assert passage.fresh == {0: None, 1: None}
@@ -65,7 +66,7 @@ def test_a_parameter_without_a_gradient_is_there_as_well() -> None:
 
 
 def test_a_parameter_that_is_cut_fills_all_its_buckets() -> None:
-    passage = Passage([bucket(1), bucket(1), bucket(1, 0)], 2, 1.0)
+    passage = Passage([bucket(1), bucket(1), bucket(1, 0)], 2, Word(1.0))
     passage.add(1, ONE)
     assert leave(passage) == [0, 1]
     passage.add(0, ONE)
@@ -74,7 +75,7 @@ def test_a_parameter_that_is_cut_fills_all_its_buckets() -> None:
 
 def test_a_gradient_is_let_go_of_when_no_part_of_it_is_missing() -> None:
     buckets = [bucket(1), bucket(1, 0)]
-    passage = Passage(buckets, 2, 1.0)
+    passage = Passage(buckets, 2, Word(1.0))
     passage.add(1, ONE)
     passage.add(0, TWO)
     passage.packed(buckets[0])
@@ -84,7 +85,7 @@ def test_a_gradient_is_let_go_of_when_no_part_of_it_is_missing() -> None:
 
 
 def test_a_second_gradient_is_added_to_the_first() -> None:
-    passage = Passage([bucket(1, 0)], 2, 1.0)
+    passage = Passage([bucket(1, 0)], 2, Word(1.0))
     passage.add(0, ONE)
     passage.add(0, TWO)
     assert passage.fresh[0].tolist() == [3.0]
@@ -99,7 +100,7 @@ def test_a_second_gradient_is_added_to_the_first() -> None:
 
 @pytest.mark.parametrize("buckets", [[bucket(0), bucket(1)], [bucket(0), bucket(0), bucket(1)]])
 def test_a_second_gradient_comes_too_late_when_a_part_of_the_first_has_left(buckets: list[Bucket]) -> None:
-    passage = Passage(buckets, 2, 1.0)
+    passage = Passage(buckets, 2, Word(1.0))
     passage.add(0, ONE)
     passage.next = 1
     with pytest.raises(UsageError, match=r"parameter 0 .* twice .* use_reentrant=False"):
@@ -112,7 +113,7 @@ def test_whatever_comes_first_all_leave_once_in_order_and_only_when_full(data: s
     parameters, numbers = [(length, torch.float32) for length in lengths], range(len(lengths))
     planned = plan_layout(parameters, data.draw(st.permutations(numbers)), data.draw(st.integers(1, 1000))).buckets
     buckets = data.draw(st.permutations(planned))
-    passage = Passage(buckets, len(lengths), 1.0)
+    passage = Passage(buckets, len(lengths), Word(1.0))
     came, left = data.draw(st.permutations(numbers)), []
     for number in came:
         passage.add(number, ONE)
@@ -125,3 +126,25 @@ def test_whatever_comes_first_all_leave_once_in_order_and_only_when_full(data: s
     assert left == list(range(len(buckets)))
     assert passage.order == came
     assert all(passage.fresh[number] is None for number in numbers)
+
+
+def test_what_all_have_told_is_what_it_weighs() -> None:
+    passage = Passage([bucket(0)], 1, Word(2.0))
+    assert passage.agreed is None
+    agreed = decode([one + other for one, other in zip(encode(Word(2.0), 0, 2), encode(Word(6.0), 1, 2), strict=True)])
+    passage.settle(agreed)
+    assert (passage.weight, passage.void, passage.agreed) == (0.25, False, agreed)
+    passage.settle(
+        decode([one + other for one, other in zip(encode(Word(2.0), 0, 2), encode(Word(), 1, 2), strict=True)])
+    )
+    assert passage.void
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_the_end_of_a_pass_is_called_or_it_has_failed(called: bool) -> None:
+    heard: list[str] = []
+    end = End(lambda: heard.append("ended"), lambda: heard.append("failed"))
+    if called:
+        end()
+    del end
+    assert heard == ["ended" if called else "failed"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.progress import run
 
 from unisono.errors import LabError
 from unisono.lab import cluster
@@ -36,7 +36,7 @@ def test_programs_are_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mi
 def test_a_kernel_that_refuses() -> None:
     weaken = ("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin")
     lab = (sys.executable, "-m", "unisono", "lab", "--hosts", "2", "--rate", "1gbit", "--", "true")
-    done = subprocess.run((*weaken, *lab), capture_output=True, text=True, check=False, timeout=30)
+    done = run([*weaken, *lab])
     assert done.returncode == 2
     assert done.stderr.startswith("unisono: the kernel refuses new namespaces (unshare: ")
     assert done.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
-from unisono.models.own import check_own, is_own, make_own
+from unisono.models.own import check_own, is_own, make_own, where_own
 
 NETS = """
 import torch
@@ -112,3 +112,11 @@ def test_what_goes_wrong_inside_of_it_is_its_own(folder: Path) -> None:
         make_own("own_broken:wide", str(folder), 10, 3)
     with pytest.raises(TypeError, match="wide"):
         make_own("own_strict:wide", str(folder), 10, 3)
+
+
+def test_where_it_lies_is_said_and_nothing_of_it_run(folder: Path) -> None:
+    assert where_own("own_nets:wide", str(folder)).startswith(f"module own_nets, from {folder}/own_nets.py (model.name")
+    (folder / "own_other").mkdir()
+    for name in ("own_other.deep:wide", "own_other:wide"):
+        assert f", from {folder}/own_other (" in where_own(name, str(folder))
+    assert not {"own_nets", "own_other"} & sys.modules.keys()

@@ -17,6 +17,7 @@ from unisono.world import World, init
 _WORLD = pytest.StashKey[World]()
 
 
+@pytest.hookimpl(trylast=True)  # once there is a reporter
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_WORLD] = init()
     if config.stash[_WORLD].rank:

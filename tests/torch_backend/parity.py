@@ -120,7 +120,11 @@ def main(cases: list[tuple[str, str]]) -> None:
     world = unisono.init()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    by_gloo = [losses(*case) for case in cases]
+    by_gloo = []
+    for way, dtype in cases:
+        by_gloo.append(losses(way, dtype))
+        if world.rank == 0:
+            print(f"{way} {dtype}: over gloo", flush=True)
     kept = dist.group.WORLD  # gloo ends badly when the last reference to it goes in a callback of PowerSGD
     dist.destroy_process_group()
     dist.init_process_group("unisono")

@@ -180,6 +180,8 @@ def main(count: int) -> None:
         if me in step.ranks:
             flying.append((step, *start(step, groups[step.ranks], me)))
             land(IN_FLIGHT)
+        if me == 0 and step.number % 100 == 0:
+            print(f"operation {step.number}", file=sys.stderr, flush=True)
         if step.number == count // 5:
             early = resources()
     land(0)
@@ -190,7 +192,7 @@ def main(count: int) -> None:
     assert late[2] <= early[2] + 100_000, f"rank {me}: {early[2]} KB, then {late[2]} KB"
     dist.destroy_process_group()
     if me == 0:
-        print(f"{count} operations are right; threads, files, KB: {early}, then {late}")
+        print(f"{count} operations are right; threads, files, KB: {early}, then {late}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
+from unisono.errors import TensorError
 from unisono.torch_backend.lists import reduce_list, rows, spread, together
+
+THREE: Any = SimpleNamespace(rank=0, size=3)
 
 
 def test_rows_by_counts_and_in_equal_parts() -> None:
     tensor = torch.arange(12).view(6, 2)
-    assert [len(part) for part in rows(tensor, [1, 0, 5], 3)] == [1, 0, 5]
-    assert [len(part) for part in rows(tensor, [], 3)] == [2, 2, 2]
+    assert [len(part) for part in rows(THREE, tensor, [1, 0, 5])] == [1, 0, 5]
+    assert [len(part) for part in rows(THREE, tensor, [])] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [1, 2, 2], [7, 0, -1], [6, 6, 6]])
+def test_rows_are_those_of_the_tensor(counts: list[int]) -> None:
+    with pytest.raises(TensorError, match=r"rank 0: all_to_all of a tensor of shape \(6, 2\).* 6 together"):
+        rows(THREE, torch.zeros(6, 2), counts)
 
 
 def test_together_and_apart_again() -> None:
@@ -33,7 +46,8 @@ def test_parts_are_filled_up_to_the_longest() -> None:
         assert flat.tolist() == [[1, 1, 0], [2, 2, 2]]
         chunk.copy_(flat[0])
 
-    reduce_list(output, [torch.ones(2), torch.full((3,), 2.0)], reduce)
+    two: Any = SimpleNamespace(rank=0, size=2)
+    reduce_list(two, output, [torch.ones(2), torch.full((3,), 2.0)], reduce)
     assert output.tolist() == [1, 1]
 
 

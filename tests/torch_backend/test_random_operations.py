@@ -9,6 +9,6 @@ from pathlib import Path
 
 def test_random_operations(mpiexec: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     program = Path(__file__).parent / "random_operations.py"
-    done = mpiexec(4, str(program), "400", timeout=200)
+    done = mpiexec(4, str(program), "400")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("400 operations are right")

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import pytest
+from tests.progress import run
 
 KNOWN = "assert dist.Backend('unisono') == 'unisono' and 'UNISONO' in dist.Backend._plugins"
 
 
 def python(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return run([sys.executable, "-c", program])
 
 
 @pytest.mark.parametrize("imports", ["import torch, unisono", "import unisono, torch"])

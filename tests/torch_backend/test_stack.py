@@ -10,6 +10,6 @@ PROGRAM = Path(__file__).parent / "stack.py"
 
 
 def test_every_part(mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    done = mpiexec(4, str(PROGRAM), str(tmp_path / "checkpoint"), timeout=120)
+    done = mpiexec(4, str(PROGRAM), str(tmp_path / "checkpoint"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["join", "mesh_of_two_dimensions", "distributed_checkpoint", "objects"]

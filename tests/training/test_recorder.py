@@ -50,3 +50,17 @@ def test_each_step_has_what_was_added_in_it(steps: list[list[tuple[str, float]]]
 
 def test_nothing_taken_has_its_shape_too() -> None:
     assert Recorder().take_steps().shape == (0, len(KINDS))
+
+
+def test_steps_that_nobody_takes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many the newest half at least are there."""
+    monkeypatch.setattr(module, "MOST_STEPS", 8)
+    recorder, most = Recorder(), 0
+    for step in range(50):
+        recorder.add("computing", float(step))
+        recorder.end_step()
+        most = max(most, len(recorder._steps) // len(KINDS))
+    assert most == 8
+    found = recorder.take_steps()[:, KINDS.index("computing")].tolist()
+    assert 4 <= len(found) <= 8
+    assert found == [float(step) for step in range(50 - len(found), 50)]

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
-import pytest
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from unisono.errors import RecipeError
+import pytest
+import torch
+
+from unisono.errors import CheckpointError, RecipeError
+from unisono.training.checkpoint import Checkpoint, names, save
 from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.resuming import Place, check_change
+from unisono.training.resuming import Place, check_change, clear, go_on
+from unisono.training.run_directory import METRICS, add_metrics
 
 
 def recipe(**tables: dict[str, object]) -> Recipe:
@@ -38,3 +47,71 @@ def test_the_rate_may_always_change_and_the_optimizer_never() -> None:
         check_change(BEFORE, recipe(training={"batch": 64, "seed": 1}, optimizer=changed), place, "these")
         with pytest.raises(RecipeError, match=r"optimizer\.name = 'lamb', but the run has the state of 'sgd'"):
             check_change(BEFORE, recipe(optimizer={"name": "lamb"}), place, "these")
+
+
+class Alone:
+    """A world of one rank."""
+
+    rank = 0
+
+    def on_root(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+def trainer(width: int = 3) -> Any:
+    model = torch.nn.Linear(width, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return SimpleNamespace(model=model, optimizer=optimizer, gradients=SimpleNamespace(restore=lambda state: None))
+
+
+WORLD: Any = Alone()
+
+
+def keep(run: Path, step: int) -> Path:
+    add_metrics(run, {"step": step})
+    progress = {"epoch": step, "done": 0, "loss": 0.0, "seconds": 1.0, "data": "these", "meeting": None}
+    of = trainer()
+    return save(run / "checkpoints", Checkpoint(step, of.model.state_dict(), of.optimizer.state_dict(), progress))
+
+
+def steps(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / METRICS).read_text().splitlines()]
+
+
+def test_what_is_torn_is_set_aside_after_the_rest_was_found_to_fit(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    (keep(tmp_path, 2) / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step 1's checkpoint does not fit the recipe's model: .*nothing was"):
+        go_on(tmp_path, trainer(5), WORLD)
+    assert (steps(tmp_path), len(names(tmp_path / "checkpoints"))) == ([1, 2], 2)
+    place, torn = go_on(tmp_path, trainer(), WORLD)
+    assert (steps(tmp_path), len(names(tmp_path / "checkpoints"))) == ([1, 2], 2), "check_change may refuse it yet"
+    said = clear(tmp_path, place, torn)
+    assert said == [
+        "step-000000002 is torn: it has no manifest.json; the one before it is used, and it is step-000000002.torn now",
+        "goes on after step 1",
+    ]
+    assert (steps(tmp_path), names(tmp_path / "checkpoints")) == ([1], ["step-000000001"])
+
+
+def test_a_disk_that_is_away_changes_nothing(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    weights = keep(tmp_path, 2) / "weights.safetensors"
+    weights.unlink()
+    weights.symlink_to("/nowhere/mounted")
+    with pytest.raises(CheckpointError, match=r"cannot read .*a link to /nowhere/mounted"):
+        go_on(tmp_path, trainer(), WORLD)
+    assert (steps(tmp_path), len(names(tmp_path / "checkpoints"))) == ([1, 2], 2)
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        place, torn = go_on(tmp_path, trainer(), WORLD)
+        assert (place, torn) == (Place(), [])
+        check_change(recipe(optimizer={"name": "lamb"}), BEFORE, place, "these")
+        assert clear(tmp_path, place, torn) == [f"{tmp_path} has no checkpoint yet: it begins again"]
+        add_metrics(tmp_path, {"step": 23})  # it is killed before its checkpoint
+    add_metrics(tmp_path, {"step": 46})
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*, but metrics of 2 epochs: is its disk not mounted"):
+        go_on(tmp_path, trainer(), WORLD)
+    assert steps(tmp_path) == [23, 46]

@@ -4,24 +4,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.errors import UsageError
+from unisono.errors import CheckpointError, UsageError
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import METRICS, STEPS, add_metrics, begin, forget_after, keep_steps, recipe_of
+from unisono.training.run_lock import RunLock
 
 
 def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
-    folder = begin(Recipe(name="mine"), tmp_path / "run")
+    lock = RunLock()
+    folder = begin(Recipe(name="mine"), tmp_path / "run", lock)
+    lock.release()
     assert recipe_of(folder, []) == Recipe(name="mine")
     assert recipe_of(folder, ["ranks=3"]).ranks == 3
     with pytest.raises(UsageError, match="holds a run already; go on with it by --resume"):
-        begin(Recipe(), folder)
+        begin(Recipe(), folder, RunLock())
     with pytest.raises(UsageError, match="holds no run"):
         recipe_of(tmp_path, [])
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len({begin(Recipe(name="mine"), None) for _ in range(3)}) == 3
+    assert len({begin(Recipe(name="mine"), None, RunLock()) for _ in range(3)}) == 3
 
 
 def test_metrics_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
@@ -31,6 +34,46 @@ def test_metrics_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
         file.write('{"step": 4')  # the run was killed here
     forget_after(tmp_path, 20)
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [10, 20]
+
+
+def test_metrics_that_are_not_ours_stay(tmp_path: Path) -> None:
+    lines = [
+        b'{"step": 10}\n',
+        b'{"note": "warmer room"}\n',
+        b"3\n",
+        b'{"step": null}\n',
+        b'{"step": 30}\n',
+        b'{"st\xff',
+    ]
+    (tmp_path / METRICS).write_bytes(b"".join(lines))
+    forget_after(tmp_path, 20)
+    assert (tmp_path / METRICS).read_bytes() == b"".join(lines[:4])
+
+
+def test_nothing_to_forget_changes_nothing(tmp_path: Path) -> None:
+    forget_after(tmp_path, 20)
+    assert list(tmp_path.iterdir()) == []
+    add_metrics(tmp_path, {"step": 10})
+    before = (tmp_path / METRICS).stat()
+    forget_after(tmp_path, 20)
+    assert (tmp_path / METRICS).stat() == before
+
+
+def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / METRICS).mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write .*metrics\.jsonl: Is a directory; .* --resume"):
+        add_metrics(tmp_path, {"step": 10})
+    (tmp_path / STEPS).write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot write .*epoch-0001\.npz"):
+        keep_steps(tmp_path, 1, np.zeros((1, 1, 1), np.float32), ("loading",))
+
+
+def test_a_new_run_in_a_folder_that_is_in_use(tmp_path: Path) -> None:
+    lock = RunLock()
+    begin(Recipe(), tmp_path / "run", lock)
+    with pytest.raises(UsageError, match="run is in use by process"):
+        begin(Recipe(), tmp_path / "run", RunLock())
+    lock.release()
 
 
 def test_what_steps_took_is_read_by_numpy(tmp_path: Path) -> None:

@@ -107,3 +107,25 @@ def test_an_unknown_dtype_lists_the_known() -> None:
 def test_an_unknown_op_lists_the_known() -> None:
     with pytest.raises(UsageError, match="there is no op 'average'; there are sum, product, minimum, maximum, and, or"):
         arithmetic_of(torch.float32, "average")
+
+
+@pytest.mark.parametrize("op", EXACT)
+@pytest.mark.parametrize("own", [0, 1, 2, 4])
+def test_the_target_may_be_another_view_of_a_source_s_memory(op: str, own: int) -> None:
+    for dtype in dtypes_of(op):
+        arithmetic = arithmetic_of(dtype, op)
+        values = [contribution(rank, dtype) for rank in range(5)]
+        buffers = [memory(value) for value in values]
+        perform(arithmetic.reduce([arithmetic.view(buffer) for buffer in buffers], arithmetic.view(buffers[own])))
+        assert buffers[own] == memory(serial(op, values)), dtype
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_overflows_are_not_told_whatever_numpy_was_set_to(ranks: int) -> None:
+    """PyTorch says nothing of them; mixed precision overflows as a matter of course."""
+    views = [np.full(3, 3e38, np.float32) for _ in range(ranks)]
+    steps = arithmetic_of(torch.float32).reduce(views, views[0])
+    with np.errstate(all="raise"):
+        perform(steps)
+        assert np.geterr()["over"] == "raise"
+    assert views[0].tolist() == [float("inf")] * 3

@@ -20,6 +20,9 @@ PIECE_SECONDS = 2.5e-3
 PIECES = 16 << 10, 512 << 10
 """Bytes of the smallest and the largest piece."""
 
+UNMEASURED_PIECE = 256 << 10
+"""Bytes of the largest piece where nothing was measured: longer ones keep slow links waiting; fast ones lose little."""
+
 TURNS = 64
 """A long payload's pieces may be larger, as long as there are so many: the last one goes alone."""
 
@@ -46,8 +49,11 @@ class Pace(NamedTuple):
 
 def piece_of(network: Network) -> int:
     """Bytes of a piece by what a link carries in PIECE_SECONDS, within PIECES."""
-    smallest, largest = PIECES
-    return max(smallest, min(largest, int(PIECE_SECONDS / network.beta)))
+    return max(PIECES[0], min(_largest(network), int(PIECE_SECONDS / network.beta)))
+
+
+def _largest(network: Network) -> int:
+    return PIECES[1] if network.measured else UNMEASURED_PIECE
 
 
 def pace_of(
@@ -63,6 +69,6 @@ def pace_of(
         return Pace(min(piece // itemsize, landing // few), few, NAPS[0])
     flying, many = in_flight or itemsize, AT_ONCE[1]
     nbytes = length * flying
-    piece = min(PIECES[1], max(piece, nbytes // (max(program.chunks, ranks) * TURNS)))
+    piece = min(_largest(network), max(piece, nbytes // (max(program.chunks, ranks) * TURNS)))
     on_the_way = min(piece, nbytes // program.chunks) * network.beta
     return Pace(min(piece // flying, landing // many), many, max(NAPS[0], min(NAPS[1], on_the_way / 2)))

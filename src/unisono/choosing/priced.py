@@ -1,4 +1,4 @@
-"""Chooses a schedule by what it would cost on a network of which nothing was measured."""
+"""Chooses a schedule where no table says which: by its cost on a network, and without traps on an unknown one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from typing import NamedTuple
 from unisono.network import Network, estimate
 from unisono.placement import Placement
 from unisono.schedules import find
+from unisono.schedules.numbering import deals_evenly
 from unisono.schedules.schedule import Algorithm
 
 LIBRARY = "library"
 IN_LEVELS = "hierarchical/library"
 """Within the nodes as ever, between them what MPI itself does."""
+
+ROUND_ROBIN = "halving/round-robin"
+
+RINGS = ("allreduce", "part_reduce", "part_broadcast")
+"""Collectives that have a ring."""
+
+LONG = 32 << 10
+"""Bytes for each rank from which on a payload is long: a link of 10 Gbit/s then takes longer for a chunk than a message
+takes to arrive, and the rounds of a ring cost less than what another schedule loses where uplinks are over-subscribed.
+"""
 
 FEW = 64
 """Ranks up to which `direct`, which has p(p-1) messages a round, is thought of."""
@@ -34,7 +45,7 @@ def candidates(collective: str, placement: Placement) -> list[str]:
         return ["direct"]
     if collective != "allreduce":
         return ["ring", *few]
-    numberings = ["halving", "halving/round-robin"] if placement.supernodes else ["halving"]
+    numberings = ["halving", ROUND_ROBIN] if deals_evenly(placement, single=True) else ["halving"]
     between = ["tree", *numberings, "ring", *few, "multicolor"]
     if placement.ranks == len(placement.nodes):
         return [*between, "pipeline"]
@@ -43,8 +54,20 @@ def candidates(collective: str, placement: Placement) -> list[str]:
 
 
 def choose_by_price(collective: str, placement: Placement, network: Network, nbytes: int) -> Choice:
-    """The cheapest candidate for payloads of about that many bytes: sizes are rounded up to a power of two."""
+    """The cheapest candidate for payloads of about that many bytes: sizes are rounded up to a power of two.
+
+    On a network of which nothing is known, long payloads are summed along a ring, which is good on any.
+    """
+    if not network.measured and nbytes >= LONG * placement.ranks and collective in RINGS:
+        several = collective == "allreduce" and placement.ranks > len(placement.nodes)
+        return Choice("hierarchical" if several else "ring", "messages")
     return Choice(_cheapest(collective, placement, network, 1 << max(2, (nbytes - 1).bit_length())), "messages")
+
+
+def is_trap(algorithm: str, placement: Placement) -> bool:
+    """Whether a schedule that may have served other ranks well is a bad choice for these, on any network."""
+    levels, _, _ = algorithm.partition(ROUND_ROBIN)
+    return algorithm.endswith(ROUND_ROBIN) and bool(placement.supernodes) and not deals_evenly(placement, bool(levels))
 
 
 @lru_cache(maxsize=4096)

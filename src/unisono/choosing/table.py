@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.choosing.priced import IN_LEVELS, LIBRARY, Choice, choose_by_price
+from unisono.choosing.priced import IN_LEVELS, LIBRARY, Choice, choose_by_price, is_trap
 from unisono.errors import TableError
 from unisono.network import DEFAULT as DEFAULT_NETWORK
 from unisono.network import Network, NetworkError
@@ -45,11 +45,15 @@ class Table:
     """For each host the number of its supernode; empty where that is not known, or all hang on one switch."""
 
     def choose(self, collective: str, placement: Placement, nbytes: int) -> Choice:
-        """What carries out the collective for a payload of `nbytes`: by the rows, or where there are none by price."""
+        """What carries out the collective for a payload of `nbytes`: by the rows, or where there are none by price.
+
+        Rows that were tuned for other numbers of nodes may name what is a trap for these: then by price too.
+        """
         rows = self.rows.get((collective, "one node" if placement.one_node else "across nodes"))
-        if rows is None:
+        choice = None if rows is None else rows.choices[bisect_left(rows.limits, nbytes)]
+        if choice is None or is_trap(choice.algorithm, placement):
             return choose_by_price(collective, placement, self.network, nbytes)
-        return rows.choices[bisect_left(rows.limits, nbytes)]
+        return choice
 
 
 def read_table(path: Path | None = None) -> Table:

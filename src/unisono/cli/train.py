@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,6 +17,9 @@ from unisono.errors import LaunchError, UsageError
 from unisono.launch import find_mpiexec, keep_memory, launch_command, launch_environment, ranks_started
 from unisono.training import run_directory
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
+
+PATIENCE = 3.0
+"""Seconds in which mpiexec ends after a terminal's Ctrl-C."""
 
 
 def train(
@@ -28,7 +32,12 @@ def train(
         Path | None, typer.Option(help="Write what each thread of each rank did, when: a trace for ui.perfetto.dev.")
     ] = None,
 ) -> None:
-    """Train what a recipe describes, under mpiexec; inside mpiexec or srun, as one of their ranks."""
+    """Train what a recipe describes, under mpiexec; inside mpiexec or srun, as one of their ranks.
+
+    SIGUSR1, to this command or to any rank, saves a checkpoint at the end of the step. SIGTERM saves one and ends the
+    run with exit code 143, to be gone on with by --resume; a second SIGTERM ends it at once.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
     changes = changes or []
     wanted, notes = _recipe(recipe, changes, resume, run)
     started = ranks_started(os.environ)
@@ -72,34 +81,64 @@ def _say(notes: list[str]) -> None:
 
 
 def launch(ranks: int, arguments: list[str]) -> int:
-    """Run this command on `ranks` ranks; the exit code of the launcher, or 143 after SIGTERM, which ends it too."""
+    """Run this command on `ranks` ranks; the exit code. Signals that come here alone are passed on to the ranks."""
     command = launch_command(find_mpiexec(), ranks, arguments)
     environment = launch_environment(os.environ, sys.stdout.isatty())
     received: list[int] = []
-    with subprocess.Popen(command, env=environment) as process:
+    started: list[subprocess.Popen[bytes]] = []
 
-        def pass_on(number: int, _frame: FrameType | None) -> None:
-            received.append(number)
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        for process in started:
             process.send_signal(number)
 
-        signal.signal(signal.SIGTERM, pass_on)
-        while True:
-            try:
-                code = process.wait()
-            except KeyboardInterrupt:  # the launcher got it too, and ends the ranks
-                continue
-            if received:
-                return 128 + received[0]
-            return code if code >= 0 else 128 - code
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGUSR1, pass_on)
+    with subprocess.Popen(command, env=environment) as process:
+        started.append(process)
+        for early in received:
+            process.send_signal(early)
+        code = _wait(process, received)
+    return exit_code(code, received)
+
+
+def _wait(process: subprocess.Popen[bytes], received: list[int]) -> int:
+    """Wait for mpiexec's end. A terminal's Ctrl-C goes to it too; one that came here alone is passed on."""
+    patience = None
+    while True:
+        try:
+            return process.wait(patience)
+        except KeyboardInterrupt:
+            received.append(signal.SIGINT)
+            patience = PATIENCE
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            patience = None
+
+
+def exit_code(code: int, received: Sequence[int]) -> int:
+    """The exit code to give, where mpiexec gave `code` and these signals came here.
+
+    0 and 2 are what the ranks said: they were done before, or something could not be done, as a checkpoint. Else it is
+    the signal's that ended them, however mpiexec tells that.
+    """
+    ending = [number for number in received if number in (signal.SIGTERM, signal.SIGINT)]
+    if ending and code not in (0, 2):
+        return 128 + ending[0]
+    return code if code >= 0 else 128 - code
 
 
 def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None, timeline: Path | None) -> None:
     from unisono.training.run import train as carry_out
     from unisono.world import init
 
-    world = init()
+    world = init(timeout=recipe.training.timeout or None)
+    code = 0
     try:
         with world.agreeing():
-            carry_out(recipe, world, run, resume, timeline)
+            code = carry_out(recipe, world, run, resume, timeline)
     except KeyboardInterrupt:  # this rank got it; the others may not have, and would wait
         world.abort(130)
+    if code:
+        world.barrier()  # a launcher ends the others when one ends so
+        raise typer.Exit(code)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.collectives.checks import check_parts
+from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
 from unisono.errors import TensorError
@@ -30,13 +30,8 @@ def all_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]
     Raises TensorError for parts that are not one for each rank of the tensor's dtype, or an own part that is not as
     long as the tensor; MismatchError on every rank when ranks differ about the lengths.
     """
-    nbytes_of(tensor)
-    check_parts(group, parts, tensor.dtype, "all_gather")
-    if parts[group.rank].numel() != tensor.numel():
-        raise TensorError(
-            f"rank {group.rank}: all_gather of {tensor.numel()} elements with an own part of "
-            f"{parts[group.rank].numel()}; make them equally long"
-        )
+    with Checks(group, "all_gather"):
+        check_gather(group, tensor, parts)
     lengths = ", ".join(str(part.numel()) for part in parts)
     what = call(f"all_gather({lengths} x {name_of(tensor.dtype)})")
     rooms = [room_for(part) for part in parts]
@@ -44,11 +39,23 @@ def all_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]
     content = content_of(tensor)
     if content.data_ptr() != rooms[group.rank].data_ptr():
         contents[group.rank][:] = bytes_of(content)
-    if group.watch is None and group.size > 1:
-        group.node_memory.passing.share(contents, what)
+    if group.size > 1 and group.compares_by_memory(what):
+        group.memory_for(what).passing.share(contents, what)
     else:
         with group.call(what) as number:
             others = [rank for rank in range(group.size) if rank != group.rank]
             sends = (Parcel(rank, contents[group.rank]) for rank in others)
-            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), number)
+            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), what, number)
     settle(parts, rooms)
+
+
+def check_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Raise TensorError for parts that cannot take what all ranks have. The own part may be `tensor` itself."""
+    nbytes_of(tensor)
+    check_parts(group, parts, tensor.dtype, "all_gather")
+    if parts[group.rank].numel() != tensor.numel():
+        raise TensorError(
+            f"rank {group.rank}: all_gather of {tensor.numel()} elements with an own part of "
+            f"{parts[group.rank].numel()}; make them equally long"
+        )
+    check_memory(group, "all_gather", parts, [tensor], own=[(group.rank, 0)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from unisono.collectives.checks import Checks, check_memory
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
 from unisono.collectives.plans import Plan
@@ -33,27 +34,31 @@ def all_to_all(
     of elements, and shares no memory with `tensor`. Raises TensorError where p does not divide the number of elements,
     or `out` does not fit.
     """
-    nbytes = nbytes_of(tensor)
-    if tensor.numel() % group.size:
-        raise TensorError(f"rank {group.rank}: {tensor.numel()} elements are no {group.size} equal parts")
+    with Checks(group, "all_to_all"):
+        nbytes = nbytes_of(tensor)
+        if tensor.numel() % group.size:
+            raise TensorError(f"rank {group.rank}: {tensor.numel()} elements are no {group.size} equal parts")
+        if out is not None:
+            if nbytes_of(out) != nbytes or out.dtype != tensor.dtype:
+                raise TensorError(
+                    f"rank {group.rank}: out, {out.numel()} x {out.dtype}, cannot take {tensor.numel()} x "
+                    f"{tensor.dtype}"
+                )
+            check_memory(group, "all_to_all", [out], [tensor])
+        plan = group.plan("all_to_all", algorithm, torch.uint8, nbytes, op=None)
     content = content_of(tensor)
     if out is None:
         out = torch.empty_like(content, requires_grad=False)
-    elif nbytes_of(out) != nbytes or out.dtype != tensor.dtype:
-        raise TensorError(
-            f"rank {group.rank}: out, {out.numel()} x {out.dtype}, cannot take {tensor.numel()} x {tensor.dtype}"
-        )
     room = room_for(out)
     if group.size == 1:
         bytes_of(room)[:] = bytes_of(content)
     else:
-        _carry_out(group, content, room, algorithm)
+        _carry_out(group, content, room, plan)
     settle([out], [room])
     return out
 
 
-def _carry_out(group: Group, content: torch.Tensor, room: torch.Tensor, algorithm: str) -> None:
-    plan = group.plan("all_to_all", algorithm, torch.uint8, content.nbytes, op=None)
+def _carry_out(group: Group, content: torch.Tensor, room: torch.Tensor, plan: Plan) -> None:
     what = call(f"all_to_all({content.numel()} x {name_of(content.dtype)}, {plan.choice.algorithm})")
     shape = group.size, content.nbytes // group.size
     goes, comes = bytes_of(content).reshape(shape), bytes_of(room).reshape(shape)
@@ -75,4 +80,4 @@ def _by_messages(group: Group, chunks: list[Array], plan: Plan, what: Call) -> N
         for transfers in (transfers for lane in group.program(schedule).lanes for transfers in lane):
             sends = [Parcel(peer, chunks[chunk]) for action, peer, chunk, _ in transfers if action is Action.SEND]
             comes = [Parcel(peer, chunks[chunk]) for action, peer, chunk, _ in transfers if action is Action.RECEIVE]
-            group.deliver(sends, comes, number)
+            group.deliver(sends, comes, what, number)

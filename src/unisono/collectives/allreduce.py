@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unisono.collectives.checks import Checks, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.hierarchical import allreduce_in_levels
 from unisono.collectives.library import allreduce_by_library, carries_check, plan_short
-from unisono.collectives.payload import memory_of, nbytes_of
+from unisono.collectives.payload import content_of, memory_of, nbytes_of, plain
 from unisono.collectives.plans import Plan
 from unisono.schedules.pieces import cut
 from unisono.transports.arithmetic import HALF_DTYPES, Step
 from unisono.transports.player import play
-from unisono.transports.slots import SLOT
+from unisono.transports.shared_memory import SharedMemory
 from unisono.transports.sweep import plan_sweep, sweep
 from unisono.transports.window_channel import WindowChannel
 from unisono.transports.windows import Call, call
@@ -26,6 +27,9 @@ KEPT = 256
 
 How = tuple[str, str | None, str]
 """The algorithm, the wire and the op that were asked for."""
+
+Swept = tuple[int, int, torch.dtype, How]
+"""The address, the bytes and the dtype of a tensor in a window, and how it was summed."""
 
 
 class _Ready(NamedTuple):
@@ -40,7 +44,7 @@ class Allreduce:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._sweeps: dict[tuple[int, int, torch.dtype, str], tuple[list[Step], Call]] = {}
+        self._sweeps: dict[Swept, tuple[list[Step], Call]] = {}
         self._ready: dict[tuple[int, str, str | None, str], _Ready] = {}
         self._columns: Allreduce | None = None
 
@@ -57,22 +61,25 @@ class Allreduce:
         or op, MismatchError when ranks are in different calls.
         """
         ready = self._ready.get((tensor.numel(), algorithm, wire, op))
-        if ready is not None and ready.dtype is tensor.dtype and tensor.is_contiguous() and tensor.is_cpu:
-            ready.play(tensor.data_ptr())
-            return tensor
-        nbytes = nbytes_of(tensor)
-        plan = self._group.plan("allreduce", algorithm, tensor.dtype, nbytes, wire, op)
+        if ready is not None:
+            dtype, play = ready
+            if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                play(tensor.data_ptr())
+                return tensor
+        with Checks(self._group, "allreduce"):
+            plan = self._group.plan("allreduce", algorithm, tensor.dtype, nbytes_of(tensor), wire, op)
+            check_output(self._group, tensor, "allreduce")
         if self._group.size == 1:
             return tensor
-        if not tensor.is_contiguous():
+        if not plain(tensor):
             with torch.no_grad():
-                return tensor.copy_(self(tensor.detach().contiguous(), algorithm, wire, op))
+                return tensor.copy_(self(content_of(tensor), algorithm, wire, op))
         name, _, inner = plan.choice.algorithm.partition("/")
         if plan.choice.transport == "windows":
             self._on_node(memory_of(tensor), tensor, (algorithm, wire, op), plan)
         elif name == "hierarchical":
             self._in_levels(tensor, (inner or "ring", wire, op), plan)
-        elif name == "library" and op == "sum" and carries_check(self._group, tensor):
+        elif name == "library" and op == "sum" and carries_check(self._group, tensor, plan.what):
             play_short = plan_short(self._group, tensor.numel(), tensor.dtype, plan.what)
             self._prepare((algorithm, wire, op), tensor, play_short)
             play_short(tensor.data_ptr())
@@ -107,24 +114,24 @@ class Allreduce:
         allreduce_in_levels(self._group, tensor, plan, between)
 
     def _on_node(self, payload: Any, tensor: torch.Tensor, how: How, plan: Plan) -> None:
-        memory, arithmetic, what, dtype = self._group.node_memory, plan.arithmetic, plan.what, tensor.dtype
+        memory, arithmetic, what, dtype = self._group.memory_for(plan.what), plan.arithmetic, plan.what, tensor.dtype
         nbytes = len(payload)
         if nbytes == 0:
             memory.signals.meet(what)
             return
         if plan.choice.algorithm == "flat":
-            for start in range(0, nbytes, SLOT):
-                part = min(SLOT, nbytes - start)
+            for start in range(0, nbytes, memory.slot):
+                part = min(memory.slot, nbytes - start)
                 memory.staging.flat(part, arithmetic, what)(tensor.data_ptr() + start)
-            if nbytes <= SLOT:
+            if nbytes <= memory.slot:
                 self._prepare(how, tensor, memory.staging.flat(nbytes, arithmetic, what))
             return
-        key = tensor.data_ptr(), nbytes, dtype, how[-1]
-        if key in self._sweeps:
-            steps, what = self._sweeps[key]
+        key = tensor.data_ptr(), nbytes, dtype, how
+        if (swept := self._sweeps.get(key)) is not None:
+            steps, what = swept
             sweep(steps, memory.signals, what)
             return
-        found = self._group.find_window(tensor.data_ptr(), nbytes)
+        found = self._group.find_shared(tensor.data_ptr(), nbytes)
         if found is None and plan.sweeps:
             memory.staging.reduce(arithmetic.view(payload), dtype.itemsize, arithmetic, what)
         elif found is None or (dtype in HALF_DTYPES and not plan.sweeps):
@@ -132,20 +139,21 @@ class Allreduce:
         else:
             self._in_window(*found, tensor, key, plan)
 
-    def _in_window(
-        self, where: str, buffers: list[Any], tensor: torch.Tensor, key: tuple[int, int, torch.dtype, str], plan: Plan
-    ) -> None:
-        """`buffers` are the tensor's memory as each rank holds it; `where` says which, so that ranks can compare."""
+    def _in_window(self, where: str, shared: SharedMemory, tensor: torch.Tensor, key: Swept, plan: Plan) -> None:
+        """Reduce a tensor that lies in shared memory; `where` says in which and at which place: ranks compare that."""
         memory, arithmetic, what = self._group.node_memory, plan.arithmetic, call(f"{plan.what.words} in {where}")
-        views = [arithmetic.view(buffer) for buffer in buffers]
+        address, nbytes = key[:2]
+        first = address - shared.start
+        views = [arithmetic.view(buffer[first : first + nbytes]) for buffer in shared.buffers]
         if plan.sweeps:
             if len(self._sweeps) == KEPT:
                 self._sweeps.clear()
             steps = plan_sweep(views, self._group.rank, tensor.dtype.itemsize, arithmetic)
+            shared.plan(self._sweeps)
             self._sweeps[key] = steps, what
             sweep(steps, memory.signals, what)
         else:
             memory.signals.meet(what)
             program = self._group.find(plan.choice.algorithm).allreduce(self._group.rank, self._group.size)
-            channel = WindowChannel(memory.signals, views, len(program.lanes), arithmetic)
+            channel = WindowChannel(memory.signals, views, len(program.lanes), arithmetic, what)
             play(program, cut(tensor.numel(), program.chunks, tensor.numel()), channel, in_flight=1)

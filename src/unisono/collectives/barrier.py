@@ -12,6 +12,4 @@ def barrier(group: Group) -> None:
     """Wait until all ranks have come."""
     if group.size == 1:
         return
-    with group.call(_BARRIER):
-        if group.watch is not None:
-            group.agree(_BARRIER)
+    group.meet(_BARRIER)

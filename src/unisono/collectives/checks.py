@@ -1,14 +1,52 @@
-"""What is checked before a collective begins, with errors that name the rank and the remedy."""
+"""What is checked before a collective begins, with errors that name the rank and the remedy.
+
+    rank 0   all_gather(4 x float32)                waits ─┐
+    rank 1   all_gather: two outputs share memory   comes ─┴▶ rank 0: MismatchError with rank 1's words
+                                                              rank 1: TensorError
+
+A rank that refuses its arguments still comes to the call: else the others would wait for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
 
 import torch
 
 from unisono.collectives.group import Group
+from unisono.collectives.overlap import find_overlap, is_chunk, same, shared, writable
 from unisono.collectives.payload import name_of, nbytes_of
-from unisono.errors import TensorError, UsageError
+from unisono.errors import TensorError, UnisonoError, UsageError
+from unisono.transports.windows import call
+
+
+class Checks:
+    """The block in which a collective checks its arguments: before anything is sent, and nowhere else.
+
+    An error that leaves the block is told to the other ranks, which are in the same call or will come to it.
+    """
+
+    def __init__(self, group: Group, collective: str) -> None:
+        self._group, self._collective = group, collective
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Come to the call as a rank that refuses it, if it does."""
+        if not isinstance(error, UsageError) or self._group.size == 1:
+            return
+        group, collective = self._group, self._collective
+        words = str(error).removeprefix(f"rank {group.rank}: ")
+        what = call(f"{collective}, refused")._replace(words=f"{collective}, which it refused ({words})")
+        try:
+            with group.call(what):
+                group.agree(what)
+        except UnisonoError as others:
+            raise error from others
 
 
 def check_root(group: Group, root: int, collective: str) -> None:
@@ -27,3 +65,42 @@ def check_parts(group: Group, parts: Sequence[torch.Tensor], dtype: torch.dtype,
         )
     for part in parts:
         nbytes_of(part)
+
+
+def check_output(group: Group, output: torch.Tensor, collective: str) -> None:
+    """Raise TensorError for an output in which several elements lie in the same memory."""
+    if not output.is_contiguous() and not writable(output):
+        raise TensorError(
+            f"rank {group.rank}: {collective} into a tensor of shape {tuple(output.shape)} and strides "
+            f"{output.stride()}: several of its elements share memory; give it a .clone()"
+        )
+
+
+def check_memory(
+    group: Group,
+    collective: str,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] = (),
+    own: Collection[tuple[int, int]] = (),
+    allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same,
+) -> None:
+    """Raise TensorError where an output shares memory with itself, with another output, or with an input.
+
+    `own` has pairs of an output and an input, by their places, that may share memory where it is `allowed`.
+    """
+    for output in outputs:
+        check_output(group, output, collective)
+    if found := find_overlap(outputs, inputs, own, allowed):
+        raise TensorError(
+            f"rank {group.rank}: {collective} of {len(outputs)} outputs and {len(inputs)} inputs: {found} share "
+            "memory; give each memory of its own"
+        )
+
+
+def check_chunk(group: Group, collective: str, chunk: torch.Tensor, whole: torch.Tensor, start: int) -> None:
+    """Raise TensorError where a chunk shares memory with the whole without being its elements from `start` on."""
+    if shared(chunk, whole) and not is_chunk(chunk, whole, start):
+        raise TensorError(
+            f"rank {group.rank}: {collective}: input and output share memory, but not in place: then this rank's chunk "
+            f"is elements {start} to {start + chunk.numel()} of the whole, both contiguous; give it memory of its own"
+        )

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from unisono.collectives.checks import check_parts
+from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, content_of, name_of, room_for, settle
 from unisono.errors import MismatchError
@@ -32,12 +32,15 @@ from unisono.transports.windows import Call, call
 def exchange(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
     """Send sends[d] to rank d, and fill receives[s] with what rank s sends: one dtype, any shape and stride.
 
-    Raises TensorError unless there is a tensor of one dtype for each rank, both ways; MismatchError when a rank sends
-    another length than the other expects: naming both, on every rank.
+    What a rank keeps, sends[r] and receives[r], may be the same memory. Raises TensorError unless there is a tensor of
+    one dtype for each rank, both ways, and where others share memory; MismatchError when a rank sends another length
+    than the other expects: naming both, on every rank.
     """
     dtype = receives[0].dtype if receives else torch.uint8
-    check_parts(group, sends, dtype, "exchange")
-    check_parts(group, receives, dtype, "exchange")
+    with Checks(group, "exchange"):
+        check_parts(group, sends, dtype, "exchange")
+        check_parts(group, receives, dtype, "exchange")
+        check_memory(group, "exchange", receives, sends, own=[(group.rank, group.rank)])
     goes = {rank: content_of(part) for rank, part in enumerate(sends)}
     rooms = [room_for(part) for part in receives]
     carry(group, goes, dict(enumerate(rooms)), call(f"exchange({name_of(dtype)})"))
@@ -58,16 +61,16 @@ def carry(
     goes = {rank: bytes_of(part) for rank, part in sends.items()}
     comes = {rank: bytes_of(part) for rank, part in receives.items()}
     own, nothing = group.rank, np.empty(0, np.uint8)
-    if group.watch is None and group.size > 1:
+    if group.size > 1 and group.compares_by_memory(what):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (goes, comes))
-        group.node_memory.passing.exchange(outgoing, incoming, what)
+        group.memory_for(what).passing.exchange(outgoing, incoming, what)
         return
     with group.call(what) as number:
         if rooted:
             group.agree(what)
         held, wanted = goes.pop(own, nothing), comes.pop(own, nothing)
         if len(held) != len(wanted):
-            raise MismatchError(sizes_differ(group.ranks[own], group.ranks[own], len(held), len(wanted)))
+            raise MismatchError(sizes_differ(what.words, group.ranks[own], group.ranks[own], len(held), len(wanted)))
         wanted[:] = held
-        group.deliver(itertools.starmap(Parcel, goes.items()), itertools.starmap(Parcel, comes.items()), number)
+        group.deliver(itertools.starmap(Parcel, goes.items()), itertools.starmap(Parcel, comes.items()), what, number)

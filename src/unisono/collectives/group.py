@@ -9,7 +9,7 @@ A group that spans nodes has two more within it, made at first use:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +18,11 @@ import torch
 
 from unisono.choosing.pace import pace_of, piece_of
 from unisono.choosing.table import Table
+from unisono.collectives.calls import Calls
 from unisono.collectives.payload import memory_of, name_of
 from unisono.collectives.plans import Plan, Plans
-from unisono.collectives.watch import WORDS, Watch, difference
+from unisono.collectives.states import difference
+from unisono.collectives.watch import TIMEOUT, Watch
 from unisono.errors import MismatchError
 from unisono.mpi import MPI
 from unisono.placement import Placement, apart, place
@@ -29,9 +31,10 @@ from unisono.schedules.pieces import cut
 from unisono.schedules.schedule import Algorithm
 from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.messages import MessageChannel, wait
-from unisono.transports.node_memory import NodeMemory
+from unisono.transports.node_memory import NodeMemory, make_node_memory
 from unisono.transports.player import play
-from unisono.transports.windows import Call, call
+from unisono.transports.shared_memory import SharedMemory
+from unisono.transports.windows import WORDS, Call, call, decode_words, encode_words
 
 
 class Group:
@@ -42,54 +45,120 @@ class Group:
         comm: MPI.Intracomm,
         placement: Placement,
         table: Table,
-        watch: Watch | None = None,
         ranks: Sequence[int] | None = None,
         interrupted: Callable[[], None] | None = None,
         twin: Group | None = None,
+        outer: Group | None = None,
+        watch: Watch | None = None,
+        name: str = "world",
+        timeout: float = TIMEOUT,
     ) -> None:
-        """`ranks` are what the user knows these as; `watch` is that of the group which this one is part of.
+        """`ranks` are what the user knows these as; `outer` is the group which this one is part of.
 
         `twin` is a group of the same ranks whose windows are known here too.
 
         `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; then
         all that is left to do with the group is to `abandon` it.
+
+        `watch` is the job's, in which this group has a `name` of its own; without one the group has its own, which ends
+        waits after `timeout` seconds.
         """
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self._outer_watch, self.interrupted, self._twin = watch, interrupted, twin
-        self.watch = watch or (None if self.one_node else Watch(comm, self._node_ranks))
+        self.interrupted, self._twin, self._outer = interrupted, twin, outer
+        self._by_memory = self.one_node and outer is None
+        self._owns_watch = outer is None and watch is None and comm.size > 1
+        self.watch: Watch | None = outer.watch if outer is not None else watch
+        if self._owns_watch:
+            self.watch = Watch(comm, self._node_ranks, timeout)
+        self.calls: Calls = self._new_calls(name) if outer is None else outer.calls
         self.broken = False
         """Whether a wait was ended, or ranks of several nodes differed: no collective call is to be made any more."""
+        self.label = ""
+        """What is compared beside the words of each call."""
         self._messages = comm.Dup()  # so that a schedule's messages meet no others
         self._talk = comm.Dup()
         for channel in (comm, self._messages, self._talk):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # exceptions here, whatever was set
         self._memory: NodeMemory | None = None
-        self._plans = Plans(self.rank, placement, table)
-        self.plan, self.program = self._plans.plan, self._plans.program
-        self.find, self.broadcast_from = self._plans.find, self._plans.broadcast_from
+        self._settled = not self._by_memory or self.size == 1
+        self._use(Plans(self.rank, placement, table))
         self._inner: list[Group] = []
         self._levels: tuple[Group, Group | None] | None = None
 
+    def _new_calls(self, name: str) -> Calls:
+        ends = self.interrupted is None
+        if self.watch is None or self.size == 1:
+            return Calls(name, [0], ends)
+        calls = Calls(name, self.watch.ranks_of(self.comm), ends)
+        self.watch.add(calls)
+        return calls
+
     @property
     def node_memory(self) -> NodeMemory:
-        """What the ranks of the one node share, made at first use, by all ranks together."""
-        if self._memory is None:
-            self._come_together()
-            self._memory = NodeMemory(self.comm, self.ranks, self.check, one_of_several=self.watch is not None)
+        """What the ranks of the one node share, once a call was planned, where their calls are compared by memory."""
+        assert self._memory is not None, "messages carry what is not compared by memory"
         return self._memory
 
-    def find_window(self, address: int, nbytes: int) -> tuple[str, list[Any]] | None:
-        """The bytes from `address` if they lie in a window: where, in words, and as each rank holds them; else None."""
+    def memory_for(self, what: Call) -> NodeMemory:
+        """Return what the ranks of the one node share; made in the first call, `what`, by all ranks together."""
+        self._settle(what)
+        return self.node_memory
+
+    def compares_by_memory(self, what: Call) -> bool:
+        """Whether ranks compare the call `what` in shared memory, made in the first call; else the watch does."""
+        self._settle(what)
+        return self._by_memory
+
+    def _settle(self, what: Call) -> None:
+        """Make, in the first call of all ranks, what those of one node share; without room for it, messages carry all.
+
+        The ranks then count as nodes of their own.
+        """
+        if self._settled:
+            return
+        self._settled = True
+        with self.calls.over(what.words):
+            self._come_together()
+        with self.calls.over(what.words, in_library=True):
+            self._memory = make_node_memory(self.comm, self.ranks, self.check, one_of_several=False)
+        if self._memory is None:
+            self.placement, self.one_node, self._by_memory = apart(self.size), False, False
+            self._plans = Plans(self.rank, self.placement, self.table)
+        else:
+            self._memory.signals.label_calls(self.label)
+            self.calls.signals = self._memory.signals
+        self._use(self._plans)
+
+    def _use(self, plans: Plans) -> None:
+        self._plans = plans
+        self.plan: Callable[..., Plan] = plans.plan if self._settled else self._plan_first
+        self.program, self.find, self.broadcast_from = plans.program, plans.find, plans.broadcast_from
+
+    def _plan_first(self, *asked: Any, **named: Any) -> Plan:
+        """The plan of the first call: what cannot be planned raises before this rank waits for others."""
+        self._settle(self._plans.plan(*asked, **named).what)
+        return self._plans.plan(*asked, **named)
+
+    def label_calls(self, words: str) -> None:
+        """Have `words` compared in each call from here on, as a part of it: it tells apart what else is alike."""
+        self.label = words
+        if self._memory is not None:
+            self._memory.signals.label_calls(words)
+        for group in self._inner:
+            group.label_calls(words)
+
+    def _labelled(self, what: Call) -> Call:
+        return call(what.words + self.label) if self.label else what
+
+    def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
+        """The shared memory in which the bytes from `address` lie, and where it is, in words; None elsewhere."""
         found = None if self._memory is None else self._memory.find(address, nbytes)
-        if (
-            found is None
-            and self._twin is not None
-            and (in_twin := self._twin.find_window(address, nbytes)) is not None
-        ):
-            return f"the twin's {in_twin[0]}", in_twin[1]
-        return found
+        if found is not None:
+            return f"window {found.number} from byte {address - found.start}", found
+        in_twin = None if self._twin is None else self._twin.find_shared(address, nbytes)
+        return None if in_twin is None else (f"the twin's {in_twin[0]}", in_twin[1])
 
     @cached_property
     def columns(self) -> int:
@@ -99,12 +168,19 @@ class Group:
     def levels(self, what: Call) -> tuple[Group, Group | None]:
         """The groups of this rank's node and, where all nodes have it, of its column; made in the first call `what`."""
         if self._levels is None:
-            self._come_together()
+            with self.calls.over(what.words):
+                self._come_together()
             with self.call(what, in_library=True):
                 node = self._split(self.placement.node_of(self.rank), place([0] * len(self._node_ranks)))
-                self._levels = node, self._column()
                 if node.size > 1:
-                    _ = node.node_memory
+                    node._memory = make_node_memory(node.comm, node.ranks, node.check, one_of_several=True)
+                lacking = node.size > 1 and node._memory is None
+                if self.comm.allreduce(lacking, MPI.LOR):  # somewhere there is no room: every rank is its own node
+                    supernodes = [self.placement.supernode_of(rank) for rank in range(self.size)]
+                    self.placement = place(range(self.size), supernodes)
+                    vars(self).pop("columns", None)
+                    node = self._split(self.rank, apart(1))
+                self._levels = node, self._column()
         return self._levels
 
     def _column(self) -> Group | None:
@@ -122,7 +198,10 @@ class Group:
     def _split(self, color: int, placement: Placement) -> Group:
         comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
         ranks = comm.allgather(self.ranks[self.rank])
-        group = Group(comm, placement, self.table, self.watch, ranks, self.check if self.interrupted else None)
+        group = Group(
+            comm, placement, self.table, ranks, interrupted=self.check if self.interrupted else None, outer=self
+        )
+        group.label_calls(self.label)
         self._inner.append(group)
         return group
 
@@ -133,8 +212,7 @@ class Group:
     def check(self) -> None:
         """Raise what ends a wait: ranks were found to differ, or `interrupted` raises. Called now and then in each."""
         try:
-            if self.watch is not None:
-                self.watch.check()
+            self.calls.check()
             if self.interrupted is not None:
                 self.interrupted()
         except BaseException:
@@ -151,16 +229,21 @@ class Group:
 
         Gives a number that ranks in the same call have in common. An error that ranks differ is told to all of them.
         """
-        if self.watch is None:
-            self.node_memory.signals.meet(what)
+        if self.size == 1:
+            yield 0
+            return
+        self._settle(what)
+        if self._by_memory:
+            self.memory_for(what).signals.meet(what)
             yield 0
             return
         try:
-            with self.watch.over(what.words, in_library) as number:
+            with self.calls.over(what.words + self.label, in_library) as number:
                 yield number
         except MismatchError as error:
             self.broken = True
-            self.watch.tell_all(str(error))
+            if self.watch is not None:
+                self.watch.tell_all(self.calls, str(error))
             raise
 
     @contextmanager
@@ -168,17 +251,23 @@ class Group:
         """A call that the MPI library carries out, once all ranks are known to be in it."""
         with self.call(what):
             self.agree(what)
-            with self.call(what, in_library=True) if self.watch is not None else nullcontext():
+            with self.calls.over(what.words + self.label, in_library=True):
                 yield
+
+    def meet(self, what: Call) -> None:
+        """Wait until all ranks have come to the call `what`."""
+        with self.call(what):
+            self.agree(what)
 
     def agree(self, what: Call) -> None:
         """Across nodes, make sure that all ranks are in the same call before the MPI library carries it out.
 
         On one node `call` has done so. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
         """
-        if self.watch is None:
+        if self._by_memory or self.size == 1:
             return
-        mine = np.array([what.number, -what.number], np.int64)
+        number = self._labelled(what).number
+        mine = np.array([number, -number], np.int64)
         most = np.empty_like(mine)
         self.finish(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
         if (most != mine).any():
@@ -186,10 +275,10 @@ class Group:
 
     def disagree(self, what: Call) -> None:
         """Raise MismatchError, when all ranks know that they differ."""
-        mine = np.frombuffer(what.words.encode()[:WORDS].ljust(WORDS), np.uint8)
+        mine = np.frombuffer(encode_words(self._labelled(what)), np.uint8)
         said = np.empty((self.size, WORDS), np.uint8)
         self.finish(self._talk.Iallgather(mine, said), mine, said)  # what did not match may still be under way
-        calls = [row.tobytes().decode(errors="replace").strip() for row in said]
+        calls = [decode_words(row.tobytes()) for row in said]
         other, words = next((rank, words) for rank, words in enumerate(calls) if words != calls[self.rank])
         raise MismatchError(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], words))
 
@@ -215,9 +304,10 @@ class Group:
             self.keep(channel, tensor)
             raise
 
-    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], number: int) -> None:
-        """Send and receive parcels of any sizes as messages. `number` is what `call` gave."""
-        delivery = Delivery(self._messages, self.ranks, number, piece_of(self.table.network), self.check)
+    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], what: Call, number: int) -> None:
+        """Send and receive parcels of any sizes as messages, in the call `what`. `number` is what `call` gave."""
+        piece = piece_of(self.table.network)
+        delivery = Delivery(self._messages, self.ranks, number, piece, self.check, what.words)
         try:
             delivery.carry(sends, receives)
         except BaseException:
@@ -225,17 +315,22 @@ class Group:
             raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat, zeroed tensor in a window where all ranks share a node, in the rank's own memory elsewhere."""
+        """A flat, zeroed tensor in shared memory where all ranks share a node, in the rank's own memory elsewhere."""
         if not self.one_node or self.size == 1:
             return torch.zeros(length, dtype=dtype)
-        self.node_memory.signals.meet(call(f"empty({length} x {name_of(dtype)})"))
-        return self.node_memory.empty(length, dtype)
+        what = call(f"empty({length} x {name_of(dtype)})")
+        self._settle(what)
+        if self._memory is None:
+            return torch.zeros(length, dtype=dtype)
+        self._memory.signals.meet(what)
+        return self._memory.empty(length, dtype)
 
     def free(self) -> None:
         """Give communicators and shared memory back, all ranks together; nothing where the group is broken."""
-        if self.broken:
+        if self.broken or self.calls.failure is not None:
             self.abandon()
             return
+        self._forget_calls()
         for group in self._inner:
             group.free()
             group.comm.Free()
@@ -245,8 +340,7 @@ class Group:
             self._memory.free()
             self._memory = None
         self._plans.forget()
-        if self.watch is not None and self._outer_watch is None:
-            self.watch.free()
+        self._free_watch()
         self._messages.Free()
         self._talk.Free()
 
@@ -255,5 +349,15 @@ class Group:
         self.broken = True
         for group in self._inner:
             group.abandon()
-        if self.watch is not None and self._outer_watch is None:
+        if self._owns_watch and self.watch is not None:
             self.watch.stop()
+        elif self.calls.failure is None:
+            self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        if self._outer is None and self.watch is not None:
+            self.watch.remove(self.calls)
+
+    def _free_watch(self) -> None:
+        if self._owns_watch and self.watch is not None:
+            self.watch.free()

@@ -31,9 +31,9 @@ def allreduce_in_levels(
 ) -> None:
     """Reduce a contiguous tensor in place; `between` reduces one over the ranks of a column."""
     arithmetic, itemsize = plan.arithmetic, tensor.dtype.itemsize
-    owners = group.columns if tensor.nbytes > SHORT * group.columns else 1
     with group.call(plan.what):
         node, column = group.levels(plan.what)
+        owners = group.columns if tensor.nbytes > SHORT * group.columns else 1
         memory = node.node_memory if node.size > 1 else None
         flat = tensor.detach().view(-1)
         chunks = [

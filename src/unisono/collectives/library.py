@@ -2,13 +2,13 @@
 
 A payload of some kilobytes carries the check along, in one exchange:
 
-    mine      |  f   f'  f"  | payload ...  | 0 0 ...         f, f', f": the call's fingerprint, in small numbers
+    mine      |  f   f'  f"  | payload ...  | 0 0 ...         f, f', f": 60 bits of the call's, in small numbers
     sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
 
 If one rank is in another call, no rank finds p times its own number. The parcel is of one of a few lengths, so that
 most ranks that differ exchange as many bytes; of the others the library itself says that a message was truncated, or
-they wait and are found by the watch. One number with its check has 16 bytes, which travel faster than 20 here. A longer
-payload is preceded by an exchange of 16 bytes.
+they wait and are found by the watch. One number with its check, of 30 bits, has 16 bytes, which travel faster than 20
+here: only calls of one number can meet it. A longer payload is preceded by an exchange of 16 bytes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from unisono.collectives.payload import MPI_TYPES, memory_of
 from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.windows import Call
+from unisono.transports.windows import Call, call
 
 PARCELS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Bytes of payload for which there is room beside the check."""
 
-BITS = 10
-"""Bits of each number of the fingerprint: summed over 16,384 ranks they are exact in float32."""
+BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
+"""Bits of each number of the fingerprint: summed over MOST_RANKS they are exact."""
 
-MOST_RANKS = 1 << (24 - BITS)
+MOST_RANKS = 1 << 14
 
 FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
-"""How many numbers of a dtype carry the check; one of 64 bits holds all of it."""
+"""How many numbers of a dtype carry 30 bits: beside one number of payload, of which there are few calls."""
 
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 """The integers of as many bits."""
@@ -97,25 +97,24 @@ def allreduce_by_library(group: Group, tensor: torch.Tensor, op: str, plan: Plan
     restore(numbers, flat)
 
 
-def carries_check(group: Group, tensor: torch.Tensor) -> bool:
-    """Whether the payload is short enough, of a fit dtype, and goes across nodes."""
+def carries_check(group: Group, tensor: torch.Tensor, what: Call) -> bool:
+    """Whether the payload of the call `what` is short enough, of a fit dtype, and goes across nodes."""
     fit = tensor.dtype in FIELDS and 0 < tensor.nbytes <= PARCELS[-1]
-    return fit and group.watch is not None and group.size <= MOST_RANKS
+    return fit and not group.compares_by_memory(what) and group.size <= MOST_RANKS
 
 
 def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Callable[[int], None]:
     """A function that sums the `length` elements at the address it is given, in place."""
     nbytes = length * dtype.itemsize
     room = nbytes if length == 1 else next(parcel for parcel in PARCELS if parcel >= nbytes)
-    check = np.array(fingerprint(what, FIELDS[dtype]), NUMPY_DTYPES[dtype])
+    check = _check_of(what, dtype, length)
     whole = np.zeros(len(check) + room // dtype.itemsize, check.dtype)
     memory = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
     head, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
-    mine, expected = check.tobytes(), (check * group.size).tobytes()
+    unlabelled = check.tobytes(), (check * group.size).tobytes()
     buffer = [whole, MPI_TYPES[dtype]]
-    watch, words, interruptible = group.watch, what.words, group.interrupted is not None
+    calls, words, interruptible = group.calls, what.words, group.interrupted is not None
     allreduce = _allreduce_in_steps(group) if interruptible else group.comm.Allreduce
-    assert watch is not None, "a group across nodes"
     seen: dict[int, Any] = {}
 
     def play(address: int) -> None:
@@ -125,9 +124,13 @@ def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Cal
                 seen.clear()
             place: Any = MPI.memory.fromaddress(address, nbytes)
             payload = seen[address] = memoryview(place)
+        mine, expected = unlabelled
+        if group.label:
+            check = _check_of(call(words + group.label), dtype, length)
+            mine, expected = check.tobytes(), (check * group.size).tobytes()
         head[:] = mine
         body[:] = payload
-        outer = watch.begin(words, not interruptible)
+        outer = calls.begin(words + group.label, not interruptible)
         try:
             allreduce(MPI.IN_PLACE, buffer)
         except MPI.Exception as error:
@@ -135,13 +138,19 @@ def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Cal
                 raise
             head[:] = bytes(len(head))
         finally:
-            watch.end(outer)
+            calls.end(outer)
         if head.tobytes() != expected:
             with group.call(what):
                 group.disagree(what)
         payload[:] = body
 
     return play
+
+
+def _check_of(what: Call, dtype: torch.dtype, length: int) -> Any:
+    """The call's number in front of a payload of that length: half of it where the payload is a single number."""
+    fields = FIELDS[dtype] if length == 1 else 2 * FIELDS[dtype]
+    return np.array(fingerprint(what, fields, BITS[dtype]), NUMPY_DTYPES[dtype])
 
 
 def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
@@ -153,8 +162,6 @@ def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
     return allreduce
 
 
-def fingerprint(what: Call, fields: int) -> list[int]:
-    """The call's number, whole or in `fields` numbers of BITS bits; none of them 0."""
-    if fields == 1:
-        return [what.number + 1]
-    return [(what.number >> (BITS * field) & ((1 << BITS) - 1)) + 1 for field in range(fields)]
+def fingerprint(what: Call, fields: int, bits: int) -> list[int]:
+    """The lowest bits of the call's number, in `fields` numbers of `bits` bits; none of them 0."""
+    return [(what.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in range(fields)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import MPI_TYPES, bytes_of, carrier_of, flat_of, memory_of, nbytes_of, room_for, settle
 from unisono.collectives.plans import Plan
@@ -18,17 +19,21 @@ def part_broadcast(
 ) -> torch.Tensor:
     """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
 
-    `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank. Any dtype: nothing is
-    reduced. Raises TensorError for a shard that does not fit `out`.
+    `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank, and may lie where they
+    belong in `out`. Any dtype: nothing is reduced. Raises TensorError for a shard that does not fit `out`.
     """
     start, stop = bounds(out.numel(), group.size, group.rank)
-    if shard.numel() != stop - start or shard.dtype != out.dtype:
-        raise TensorError(
-            f"rank {group.rank}: a shard of {shard.numel()} x {shard.dtype} does not fit out, {out.numel()} x "
-            f"{out.dtype} over {group.size} ranks; this rank's shard has {stop - start} elements"
-        )
-    carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
-    plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire, op=None)
+    with Checks(group, "part_broadcast"):
+        if shard.numel() != stop - start or shard.dtype != out.dtype:
+            raise TensorError(
+                f"rank {group.rank}: a shard of {shard.numel()} x {shard.dtype} does not fit out, {out.numel()} x "
+                f"{out.dtype} over {group.size} ranks; this rank's shard has {stop - start} elements"
+            )
+        check_output(group, out, "part_broadcast")
+        check_chunk(group, "part_broadcast", shard, out, start)
+        nbytes_of(shard)
+        carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
+        plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire, op=None)
     room = room_for(out)
     flat, part = room.detach().view(-1).view(carrier), flat_of(shard).view(carrier)
     ends = [bounds(len(flat), group.size, rank) for rank in range(group.size)]

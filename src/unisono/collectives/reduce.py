@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import torch
 
-from unisono.collectives.checks import check_root
+from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
 from unisono.collectives.part_reduce import part_reduce
-from unisono.collectives.payload import memory_of, name_of, nbytes_of
+from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.windows import Call, call
@@ -32,17 +32,20 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
 
     `op` and what is raised are those of the allreduce; UsageError too for a root that is no rank.
     """
-    nbytes_of(tensor)
-    check_root(group, root, "reduce")
-    arithmetic = arithmetic_of(tensor.dtype, op)
+    with Checks(group, "reduce"):
+        nbytes_of(tensor)
+        check_root(group, root, "reduce")
+        if group.rank == root:
+            check_output(group, tensor, "reduce")
+        arithmetic = arithmetic_of(tensor.dtype, op)
     if group.size == 1:
         return
     named = "" if op == "sum" else f", op {op}"
     what = call(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
-    flat = tensor.detach().contiguous().view(-1)
-    if group.watch is None:
+    flat = flat_of(tensor)
+    if group.compares_by_memory(what):
         view, itemsize = arithmetic.view(memory_of(flat)), tensor.dtype.itemsize
-        group.node_memory.staging.reduce(view, itemsize, arithmetic, what, root)
+        group.memory_for(what).staging.reduce(view, itemsize, arithmetic, what, root)
     else:
         _by_parts(group, flat, root, op, what)
     if group.rank == root and flat.data_ptr() != tensor.data_ptr():

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.collectives.checks import check_parts, check_root
+from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
 from unisono.collectives.payload import content_of, name_of, nbytes_of, room_for, settle
@@ -24,15 +24,18 @@ from unisono.transports.windows import call
 
 def scatter(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
     """Fill rank r's `tensor` with the root's parts[r]; `parts` is looked at on the root alone. Any shape and stride.
+    The root's `tensor` may be its own part.
 
     Raises UsageError for a root that is no rank, TensorError for parts that are not one for each rank of the tensor's
     dtype, MismatchError when a part has another length than the tensor it is for: naming both, on every rank.
     """
-    nbytes_of(tensor)
-    check_root(group, root, "scatter")
     at_root = (parts or ()) if group.rank == root else ()
-    if group.rank == root:
-        check_parts(group, at_root, tensor.dtype, "scatter")
+    with Checks(group, "scatter"):
+        nbytes_of(tensor)
+        check_root(group, root, "scatter")
+        if group.rank == root:
+            check_parts(group, at_root, tensor.dtype, "scatter")
+        check_memory(group, "scatter", [tensor], at_root, own=[(0, root)])
     goes = {rank: content_of(part) for rank, part in enumerate(at_root)}
     room = room_for(tensor)
     what = call(f"scatter({name_of(tensor.dtype)}, root {root})")

@@ -1,250 +1,265 @@
-"""Ranks that wait for each other in different calls: how they find out, across nodes, at no cost while all is well.
+"""One watch over all calls of a process: tells who has not come to a call and where they are, and ends long waits.
 
-    rank 0   call 7: allreduce(5 x float32)   waits ... waits ── "I am in call 7: allreduce(5 x float32)" ──▶ neighbours
-    rank 1   call 7: allreduce(7 x float32)   waits ... compares: its own call 7 was another ── verdict ──▶ all ranks
+    after 2 s    across nodes: neighbours in the world compare their calls; those that differ raise MismatchError
+    after 10 s   all ranks are asked where they are; one of those that wait says who has not come, once
+                 a wait for a rank that has ended its program, or is dead, is ended
+    time-out     every wait is ended: StallError
 
-Messages of different calls never match (`transports/messages.py`), so a difference shows as waiting. Each rank counts
-its calls and remembers the last ones. A rank that has waited for PATIENCE tells its two neighbours what it waits in;
-whoever was in another call of that number tells everyone both. Where ranks differ, some pair of neighbours differs.
+A thread looks at what this rank is in, five times a second. While nobody waits for long it sends nothing, writes
+nothing and asks nothing. The ranks of a node answer in shared memory (`board.py`), those of other nodes by messages
+(`notes.py`). What is said is a pure function of the answers (`states.py`).
 
-A thread does the telling and the listening, so that a rank that has gone on, or is held inside the MPI library, hears
-it too. A wait that is ours raises MismatchError; a rank held inside the library cannot: it prints the error and ends
-the job. Ranks of one node also leave what they are in where the others see it: those that differ inside the library
-may hold each other up for good, and then no message gets through.
+Messages of different calls never match (`transports/messages.py`), so across nodes a difference shows as waiting: each
+rank remembers its last calls (`calls.py`), and where ranks differ, some pair of neighbours differs. The comparison is
+by words. A wait that is ours raises; a rank that is held inside the MPI library cannot: it prints the error and ends
+all.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono import witness
-from unisono.errors import MismatchError
+from unisono.collectives.calls import Busy, Calls, Progress
+from unisono.collectives.notes import LISTEN, Note
+from unisono.collectives.places import is_in, where
+from unisono.collectives.states import (
+    SILENT,
+    State,
+    Wait,
+    absent,
+    difference,
+    failure,
+    is_hopeless,
+    report,
+    speaks,
+)
+from unisono.collectives.survey import ANSWER, Survey
+from unisono.errors import MismatchError, StallError, UnisonoError
 from unisono.mpi import MPI
-from unisono.transports.windows import Window
 
-PATIENCE = 2.0
-"""Seconds in one call after which a rank tells its neighbours where it is."""
+TIMEOUT = 600.0
+"""Seconds after which a wait is ended, unless something else is asked for."""
 
-LISTEN = 0.2
-"""Seconds between two looks for news."""
+COMPARE_AFTER = 2.0
+"""Seconds in one call after which a rank tells its neighbours in the world where it is."""
+
+REPORT_AFTER = 10.0
+"""Seconds in one call after which it is said who has not come; half the time-out where that is less."""
 
 GRACE = 1.0
 """Seconds that a rank inside the MPI library leaves the others to raise their errors."""
 
-REMEMBERED = 256
-"""Calls that a rank remembers."""
 
-WORDS = 512
-"""Bytes of the words that the ranks of a node see of each other."""
-
-REMEDY = "every rank of a group must make the same calls in the same order"
-
-
-class Note(NamedTuple):
-    """What a rank says: that it waits in a call, or, with a verdict, that two ranks differ."""
-
-    rank: int
-    number: int
-    words: str
-    verdict: str = ""
-
-
-def judge(mine: str, rank: int, note: Note) -> str:
-    """What is wrong when this rank was in `mine` and another in what its note says; empty when nothing is."""
-    if mine == note.words:
-        return ""
-    return difference(note.rank, note.words, rank, mine)
-
-
-def difference(one: int, words: str, other: int, other_words: str) -> str:
-    """The error of two ranks that differ."""
-    return f"rank {one} called {words}, but rank {other} called {other_words}: {REMEDY}"
+class _Entry(NamedTuple):
+    calls: Calls
+    progress: Progress
 
 
 class Watch:
-    """Watches over the calls of the ranks of `comm`. Made and freed by all of them together.
+    """Watches over the calls of a process, in all worlds that are made of the ranks of `comm`.
 
-    `node` has the ranks of this rank's node, by their numbers in `comm`.
+    Made and freed by all these ranks together. `node` has those of this rank's node.
     """
 
-    def __init__(self, comm: MPI.Intracomm, node: Sequence[int]) -> None:
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
+        self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
+        self._report_after = min(REPORT_AFTER, timeout / 2)
         self._comm = comm.Dup()
-        self._board = _Board(self._comm, node)
-        self._number = 0
-        self._calls = [""] * REMEMBERED  # call number n at place n % REMEMBERED
-        self._busy = False
-        self._notes: list[Note] = []  # what neighbours wait in; some of it this rank may not have come to
-        self._in_library = False
-        self._told = 0  # the last call that the neighbours were told of
-        self._verdict = ""
-        self._sending: list[MPI.Request] = []
-        self._lock = threading.Lock()  # over what is being sent, which both threads add to
-        self._all_told = False
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()  # over the worlds that are watched, and what is made of them
+        self._pending: list[Note] = []  # of calls that this rank may not have come to
+        self._ended = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
+        self._survey = Survey(self._comm, node, self._state, self._hear, self._held)
         self._thread.start()
-        atexit.register(self.stop)
+        atexit.register(self._leave)
 
-    @contextmanager
-    def over(self, words: str, in_library: bool = False) -> Iterator[int]:
-        """A call, or a part of one; gives a number that ranks in the same call have in common."""
-        outer = self.begin(words, in_library)
-        try:
-            yield zlib.crc32(words.encode(), self._number)
-        finally:
-            self.end(outer)
+    # What the worlds of this process call
 
-    def begin(self, words: str, in_library: bool) -> tuple[bool, bool]:
-        """Begin a call, or a part of one; what `end` wants. The thread takes the time: for short calls that counts."""
-        if self._verdict:
-            self.check()
-        outer = self._busy, self._in_library
-        if not self._busy:
-            number = self._number + 1
-            self._calls[number % REMEMBERED] = words
-            self._number, self._busy = number, True
-        self._in_library = in_library
-        return outer
+    def ranks_of(self, comm: MPI.Intracomm) -> list[int]:
+        """Return the ranks of a part of the job by their numbers in the whole."""
+        part, whole = comm.Get_group(), self._comm.Get_group()
+        ranks = MPI.Group.Translate_ranks(part, list(range(comm.size)), whole)
+        part.Free()
+        whole.Free()
+        return list(ranks)
 
-    def end(self, outer: tuple[bool, bool]) -> None:
-        """End what `begin` began."""
-        self._busy, self._in_library = outer
-
-    def _words(self, number: int) -> str:
-        """What this rank was in as its call of that number; empty when that was long ago, or is to come."""
-        return self._calls[number % REMEMBERED] if self._number - REMEMBERED < number <= self._number else ""
-
-    def check(self) -> None:
-        """Raise MismatchError when ranks were found to differ: now or before."""
-        if self._verdict:
-            raise MismatchError(self._verdict)
-
-    def tell_all(self, verdict: str) -> None:
-        """Tell every rank that two of them differ."""
-        self._verdict = self._verdict or verdict
+    def add(self, calls: Calls) -> None:
+        """Watch over the calls of a world."""
         with self._lock:
-            if not self._all_told:
-                self._all_told = True
-                self._send(Note(self.rank, self._number, "", verdict), set(range(self.size)) - {self.rank})
+            self._entries[calls.name] = _Entry(calls, Progress())
+
+    def remove(self, calls: Calls) -> None:
+        """Watch over them no more: their memory is about to go."""
+        with self._lock:
+            if calls.name in self._entries and self._entries[calls.name].calls is calls:
+                del self._entries[calls.name]
+
+    def tell_all(self, calls: Calls, verdict: str) -> None:
+        """Tell every rank of a world that two of them differ."""
+        told = calls.failure is not None
+        calls.fail(MismatchError, verdict)
+        if not told:
+            self._survey.tell(Note(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks)
 
     def stop(self) -> None:
-        """End the thread: no word comes from here any more."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        atexit.unregister(self.stop)
+        """Leave for good, without the other ranks: no word comes from here any more."""
+        self._end_thread()
+        self._survey.stop()
 
     def free(self) -> None:
-        """Give the communicator and the board back, all ranks together; unless ranks differed: then all is kept."""
-        if self._verdict:
-            return
-        self.stop()
-        everyone = self._comm.Ibarrier()
-        while not everyone.Test():  # notes that were sent before all had come are of no use any more
-            self._listen()
-        self._listen()
-        MPI.Request.Waitall(self._sending)
-        self._board.free()
+        """Give the communicator and the memory back, all ranks together."""
+        self._end_thread()
+        self._survey.free()
         self._comm.Free()
 
+    def _end_thread(self) -> None:
+        atexit.unregister(self._leave)
+        self._stop.set()
+        self._thread.join()
+
+    def _leave(self) -> None:
+        """The program ends: say so to whoever waits for this rank."""
+        self._stop.set()
+        self._thread.join()
+        self._ended = True
+        self._survey.publish(self._state())
+        self._survey.leave()
+
+    # What its threads do
+
     def _run(self) -> None:
-        seen, since = 0, 0.0
         while not self._stop.wait(LISTEN):
-            busy, number = self._busy, self._number
-            if number != seen or not busy:
-                seen, since = number, time.monotonic()
-            stuck = busy and time.monotonic() - since > PATIENCE
-            if stuck and not self._verdict:
-                self._look_around(number)
-            if busy and self._in_library and not stuck:
-                continue  # the library may let nobody else send while it waits
-            if stuck and self._told < number and not self._verdict:
-                self._told = number
-                self._tell_neighbours(number)
-            self._listen()
             with self._lock:
-                self._sending = [request for request in self._sending if not request.Test()]
-            if self._verdict and self._busy and self._in_library:
-                self._end_all()
+                if self._survey.asked:
+                    self._survey.publish(self._state_now())
+                for entry in self._entries.values():
+                    self._look(*entry)
 
-    def _look_around(self, number: int) -> None:
-        """Compare with the ranks of this node, without a message."""
-        self._board.write(number, self._words(number))
-        time.sleep(LISTEN)  # they may be about to write
-        for rank, (theirs, words) in self._board.read().items():
-            verdict = judge(self._words(number), self.rank, Note(rank, theirs, words)) if theirs == number else ""
-            if verdict and self._number == number and self._busy:
-                self._verdict = self._verdict or verdict
-                if self._in_library:
-                    self._end_all()
+    def _look(self, calls: Calls, progress: Progress) -> None:
+        current = calls.current
+        if current is None or current.number != progress.number:
+            progress.begin(0 if current is None else current.number)
+            return
+        if calls.failure is not None:
+            if current.in_library:
+                self._end_all(calls, current)
+            return
+        seconds = progress.seconds
+        if calls.signals is None and seconds > COMPARE_AFTER:
+            self._compare(calls, current, progress)
+        if progress.asked is None and seconds > (self.timeout if progress.reported else self._report_after):
+            if not progress.reported or calls.ends:
+                progress.asked = self._survey.ask(calls.ranks)
+        elif progress.asked is not None:
+            self._conclude(calls, current, progress, progress.asked)
 
-    def _tell_neighbours(self, number: int) -> None:
-        note = Note(self.rank, number, self._words(number))
+    def _compare(self, calls: Calls, current: Busy, progress: Progress) -> None:
+        """Compare with the ranks of this node, without a message; then with the neighbours in the world."""
+        if not progress.compared:
+            progress.compared = True
+            self._survey.ask(self._survey.node)
+        elif not progress.told:
+            progress.told = True
+            for rank, answer in self._survey.read_node().items():
+                waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
+                for theirs in waits:
+                    if theirs[:2] == (calls.name, current.number):
+                        self._judge(calls, Note(calls.name, calls.ranks.index(rank), current.number, theirs.words))
+            own, size = self._rank_in(calls), len(calls.ranks)
+            note = Note(calls.name, own, calls.number, calls.words(calls.number))
+            self._survey.tell(note, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
+
+    def _judge(self, calls: Calls, note: Note) -> None:
+        """End a world when this rank was in another call than the note says."""
+        mine = calls.words(note.number)
+        if mine and mine != note.words and calls.failure is None:
+            self.tell_all(calls, difference(note.rank, note.words, self._rank_in(calls), mine))
+
+    def _conclude(self, calls: Calls, current: Busy, progress: Progress, asked: float) -> None:
+        """Say who has not come, and end what waits in vain or has waited too long, once the ranks have answered."""
+        others = [rank for rank in calls.ranks if rank != self.rank]
+        answers = self._survey.read(others, asked)
+        if time.monotonic() - asked < ANSWER and SILENT in answers.values():
+            return
+        wait = Wait(calls.name, current.number, current.words, progress.seconds)
+        missing = absent(wait, others, answers)
+        about = self.rank, self.size, wait, where(), missing, answers
+        if not progress.reported and speaks(self.rank, wait, answers):
+            _say(report(*about))
+        over = progress.reported or any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
+        progress.reported, progress.asked = True, None
+        if over and calls.ends:
+            calls.fail(StallError, failure(*about))
+
+    def _state(self) -> State:
         with self._lock:
-            self._send(note, {(self.rank + 1) % self.size, (self.rank - 1) % self.size} - {self.rank})
+            return self._state_now()
 
-    def _send(self, note: Note, ranks: Iterable[int]) -> None:
-        self._sending += [self._comm.isend(note, rank) for rank in ranks]
+    def _state_now(self) -> State:
+        entries = list(self._entries.values())
+        waits = [
+            Wait(calls.name, current.number, current.words, progress.seconds)
+            for calls, progress in entries
+            if (current := calls.current) is not None and current.number == progress.number and calls.failure is None
+        ]
+        numbers = {calls.name: calls.position for calls, _ in entries}
+        broken = tuple(calls.name for calls, _ in entries if calls.failure is not None)
+        ended = self._ended or is_in(Watch._leave)  # of another watch of this process, which waits for other ranks
+        return State("" if ended else where(), () if ended else tuple(waits), numbers, broken, ended)
 
-    def _listen(self) -> None:
-        """Take all notes that have come."""
-        while self._comm.Iprobe():
-            note: Note = self._comm.recv()
-            if note.verdict:
-                self._verdict, self._all_told = self._verdict or note.verdict, True
-            else:
-                self._notes.append(note)
-        for note in self._notes:
-            mine = self._words(note.number)
-            if mine and not self._verdict and (verdict := judge(mine, self.rank, note)):
-                self.tell_all(verdict)
-        self._notes = [note for note in self._notes if note.number > self._number]
+    def _hear(self, note: Note) -> None:
+        """Take a note that has come."""
+        with self._lock:
+            entry = self._entries.get(note.world)
+            if note.verdict and entry is not None:
+                entry.calls.fail(MismatchError, note.verdict)
+            elif not note.verdict:
+                self._pending.append(note)
 
-    def _end_all(self) -> None:
+    def _held(self) -> bool:
+        """Look at the notes of calls that this rank has come to; return whether the library may be holding a thread."""
+        with self._lock:
+            notes, self._pending = self._pending, []
+            for note in notes:
+                entry = self._entries.get(note.world)
+                if entry is None or note.number > entry.calls.number:
+                    self._pending.append(note)
+                else:
+                    self._judge(entry.calls, note)
+            return any(
+                calls.busy and calls.in_library and progress.seconds < COMPARE_AFTER
+                for calls, progress in self._entries.values()
+            )
+
+    def _rank_in(self, calls: Calls) -> int:
+        return calls.ranks.index(self.rank)
+
+    def _end_all(self, calls: Calls, current: Busy) -> None:
         """Say what is wrong and end: the launcher ends the others. No call into the library, which holds this rank."""
-        number = self._number
         time.sleep(GRACE)
-        if not (self._busy and self._in_library and self._number == number):
+        if calls.current != current:
             return  # the wait was ours after all, and has raised the error
-        witness.last_words(f"rank {self.rank} of {self.size}: unisono.errors.MismatchError: {self._verdict}\n")
+        assert calls.failure is not None
+        kind, words = calls.failure
+        witness.last_words(f"rank {self.rank} of {self.size}: {_name_of(kind)}: {words}\n")
         time.sleep(GRACE)  # for the other ranks' last words
         os._exit(1)
 
 
-class _Board:
-    """Where the ranks of a node see in what call each waits. Written by the watch's thread alone."""
+def _name_of(kind: type[UnisonoError]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
-    def __init__(self, comm: MPI.Intracomm, node: Sequence[int]) -> None:
-        self._comm: MPI.Intracomm = comm.Split(min(node), comm.rank)  # type: ignore[assignment]
-        self._ranks = sorted(node)
-        self._window = Window(self._comm, 8 + WORDS)
-        memoryview(self._window.own)[:8] = bytes(8)
-        self._comm.Barrier()
 
-    def write(self, number: int, words: str) -> None:
-        """Say in what call this rank waits."""
-        own = memoryview(self._window.own)
-        own[:8] = bytes(8)
-        own[8 : 8 + WORDS] = words.encode()[:WORDS].ljust(WORDS)
-        own[:8] = number.to_bytes(8, "little")
-
-    def read(self) -> dict[int, tuple[int, str]]:
-        """For each rank the number of the last call in which it waited for long, and its words."""
-        seen = {}
-        for rank, buffer in zip(self._ranks, self._window.buffers, strict=True):
-            line = bytes(memoryview(buffer)[: 8 + WORDS])
-            seen[rank] = int.from_bytes(line[:8], "little"), line[8:].decode(errors="replace").strip()
-        return seen
-
-    def free(self) -> None:
-        """Give the memory back, all ranks together."""
-        self._window.free()
-        self._comm.Free()
+def _say(words: str) -> None:
+    terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
+    terminal.write(f"unisono: {words}\n")
+    terminal.flush()

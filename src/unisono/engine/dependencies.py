@@ -66,6 +66,15 @@ class Variable:
             yield operation
 
 
+class Turn(Variable):
+    """Lets operations go one at a time, in their order. No failure is passed on: none needs what another one did."""
+
+    def leave(self, operation: Operation, mutates: bool) -> None:
+        """An operation that was let in is done."""
+        super().leave(operation, mutates)
+        self.failure = None
+
+
 @dataclass(eq=False)
 class Operation:
     """Something to be carried out once all its variables let it."""

@@ -45,11 +45,23 @@ class Span(NamedTuple):
     end: float
 
 
+Observe = Callable[[Span], None]
+"""Hears of an operation that was carried out."""
+
+
 class Handle:
     """An operation that was pushed."""
 
-    def __init__(self, operation: Operation, action: Action | None, kind: str = "", priority: int = 0) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        action: Action | None,
+        kind: str = "",
+        priority: int = 0,
+        observe: Observe | None = None,
+    ) -> None:
         self.operation, self.action, self.kind, self.priority = operation, action, kind, priority
+        self.observe = observe
         self.ready = False
         """Whether its variables have let it in."""
         self.told = False
@@ -77,7 +89,7 @@ class Handle:
 class Engine(Closing):
     """Carries operations out. `threads` says how many for each kind of work; `observe` hears of each that was."""
 
-    def __init__(self, threads: Mapping[str, int] = THREADS, observe: Callable[[Span], None] = lambda _: None) -> None:
+    def __init__(self, threads: Mapping[str, int] = THREADS, observe: Observe | None = None) -> None:
         self._pools = {kind: Pool(kind, number) for kind, number in threads.items()}
         self._observe = observe
         self._handles: dict[Operation, Handle] = {}  # what is not over
@@ -92,26 +104,40 @@ class Engine(Closing):
         kind: str = "update",
         name: str = "",
         priority: int = 0,
+        observe: Observe | None = None,
     ) -> Handle:
         """Have `action` carried out once what was pushed before it lets it: it reads these variables, mutates those.
 
-        Among operations of a kind that are ready, the highest priority goes first. Raises UsageError for a kind that
+        Among operations of a kind that are ready, the highest priority goes first. `observe` hears of this one, else
+        that of the engine. Raises UsageError for a kind that
         the engine has no threads for.
         """
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
-        return self._add(Handle(make(name or kind, read, mutate), action, kind, priority))
+        return self._add(Handle(make(name or kind, read, mutate), action, kind, priority, observe or self._observe))
 
     def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
         """What somebody else carries out, who then calls `end`. What needs it waits for that."""
         return self._add(Handle(make(name, read, mutate), None))
 
-    def carry_out(self, action: Action, read: Iterable[Variable], mutate: Iterable[Variable], name: str) -> None:
+    def grow(self, kind: str, threads: int) -> None:
+        """Have at least so many threads for a kind of work."""
+        self._pools[kind].grow(threads)
+
+    def carry_out(
+        self,
+        action: Action,
+        read: Iterable[Variable],
+        mutate: Iterable[Variable],
+        name: str,
+        observe: Observe | None = None,
+    ) -> None:
         """Carry `action` out in this thread, once what was pushed before lets it, and return when it is over.
 
         Raises OperationError when what it needs has failed, and whatever `action` raises.
         """
         handle = self.expect(mutate, name, read)
+        handle.kind, handle.observe = MAIN, observe or self._observe
         try:
             handle.turn.wait()
             if handle.operation.failure is not None:
@@ -121,7 +147,7 @@ class Engine(Closing):
         except BaseException as error:
             self.end(handle, error)
             raise
-        self._tell(name, MAIN, begin)
+        self._tell(handle, begin)
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
@@ -180,13 +206,15 @@ class Engine(Closing):
         begin = time.perf_counter()
         try:
             action()
-            self._tell(handle.operation.name, handle.kind, begin)
+            self._tell(handle, begin)
         except BaseException as error:  # noqa: BLE001 - whatever it is, whoever waits for the result must hear it
             handle.operation.failure = Failure(handle.operation.name, error)
         self._finish(handle)
 
-    def _tell(self, name: str, kind: str, begin: float) -> None:
-        self._observe(Span(name, kind, threading.current_thread().name, begin, time.perf_counter()))
+    def _tell(self, handle: Handle, begin: float) -> None:
+        if handle.observe is not None:
+            thread = threading.current_thread().name
+            handle.observe(Span(handle.operation.name, handle.kind, thread, begin, time.perf_counter()))
 
     def _finish(self, handle: Handle) -> None:
         """It is over: let others in, and finish those of them that have nothing to carry out."""

@@ -69,13 +69,26 @@ class Pool:
                 thread.join()
             self._threads = []
 
+    def grow(self, threads: int) -> None:
+        """Have at least so many threads."""
+        with self._lock:
+            self._size = max(self._size, threads)
+            if self._threads:
+                self._add()
+
     def _start(self) -> None:
         with self._lock:
             if not self._threads:
-                self._threads = [
-                    threading.Thread(target=self._queue.work, name=f"unisono {self._name} {number}", daemon=True)
-                    for number in range(self._size)
-                ]
-                weakref.finalize(self, self._queue.end, self._size).atexit = False
-                for thread in self._threads:
-                    thread.start()
+                self._add()
+
+    def _add(self) -> None:
+        """Start the threads that are missing. Called with the lock held."""
+        missing = range(len(self._threads), self._size)
+        added = [
+            threading.Thread(target=self._queue.work, name=f"unisono {self._name} {number}", daemon=True)
+            for number in missing
+        ]
+        self._threads += added
+        weakref.finalize(self, self._queue.end, len(added)).atexit = False
+        for thread in added:
+            thread.start()

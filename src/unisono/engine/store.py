@@ -21,6 +21,7 @@ from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Variable
 from unisono.engine.embeddings import OUTSTANDING, Embedding, find_embedding, gradient
 from unisono.engine.engine import Engine
+from unisono.engine.exchanges import Exchanges
 from unisono.errors import UsageError
 from unisono.world import World
 
@@ -46,13 +47,14 @@ class KVStore(Closing):
     ) -> None:
         """`outstanding` are the exchanges that may go on at once where the embedding has several."""
         self._algorithm, self._wire = algorithm, wire
-        self._carrier = Carrier([world.twin() for _ in range(outstanding)], embedding, outstanding)
+        self._exchanges = Exchanges(world, outstanding)
+        self._carrier = Carrier(self._exchanges, embedding, "a store")
         self._buffers: dict[int, torch.Tensor] = {}
 
     @property
     def engine(self) -> Engine:
         """For other operations that need what the store brings: they read `variable(key)`."""
-        return self._carrier.engine
+        return self._exchanges.engine
 
     def init(self, key: int, value: torch.Tensor) -> None:
         """Give all ranks rank 0's `value`, in place, and make room for gradients of its shape and dtype."""
@@ -88,7 +90,7 @@ class KVStore(Closing):
 
     def close(self) -> None:
         """End the threads once all is over. Memory and communicators go with the world."""
-        self.engine.close()
+        self._exchanges.close()
         self._buffers.clear()
 
     def _check(self, key: int, value: torch.Tensor) -> None:

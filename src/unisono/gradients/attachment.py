@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from unisono.gradients.gradients import Gradients
@@ -15,15 +16,23 @@ ATTACHED = "_unisono"
 
 
 class Attachment:
-    """Ties a model to its Gradients, and counts samples before its forward passes. Copies of the model are not tied."""
+    """Ties a model to its Gradients. Copies of the model are not tied."""
+
+    handle: RemovableHandle
 
     def __init__(self, gradients: Gradients | None) -> None:
         self.gradients = gradients
 
     def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before a forward pass."""
-        if self.gradients is not None and model.training and torch.is_grad_enabled():
-            self.gradients.count(_first_tensor((*inputs, *named.values())))
+        """Look for new parameters, and show a forward pass's first input, for a warning only.
+
+        Nothing is done in compiled code, nor in a recomputation.
+        """
+        if torch.compiler.is_compiling() or self.gradients is None or not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() == -1:
+            self.gradients.check(model)
+            self.gradients.see(_first_tensor((*inputs, *named.values())))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return Attachment(None)
@@ -35,8 +44,15 @@ class Attachment:
 def attach(model: torch.nn.Module, gradients: Gradients) -> None:
     """Tie a model to its gradients."""
     attachment = Attachment(gradients)
-    model.register_forward_pre_hook(attachment, with_kwargs=True)
+    attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
     setattr(model, ATTACHED, attachment)
+
+
+def detach(model: torch.nn.Module) -> None:
+    """Untie a model from its gradients."""
+    attachment: Attachment = getattr(model, ATTACHED)
+    attachment.handle.remove()
+    delattr(model, ATTACHED)
 
 
 def gradients_of(model: torch.nn.Module) -> Gradients | None:

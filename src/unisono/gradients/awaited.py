@@ -1,4 +1,5 @@
-"""Parameters that are waited for when a module reads them: the next forward pass begins before all are updated."""
+"""Parameters and buffers that are waited for when a module reads them: the next forward pass begins before all are
+there."""
 
 from __future__ import annotations
 
@@ -10,21 +11,27 @@ import torch
 
 
 class Awaited(dict[str, Any]):
-    """A module's parameters. Whoever looks one up waits for that one, whoever goes through all for all."""
+    """A module's parameters, or buffers. Whoever looks one up, or sets it, waits for that one; whoever goes through all
+    waits for all."""
 
     def __init__(self, parameters: dict[str, Any], need: Callable[[Any], None]) -> None:
         super().__init__(parameters)
-        self._need = need
+        self.need = need
+        """Called with each parameter that is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
-        self._need(value)
+        self.need(value)
         return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.need(super().get(name))
+        super().__setitem__(name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The parameter of that name, up to date."""
         value = super().get(name, default)
-        self._need(value)
+        self.need(value)
         return value
 
     def items(self) -> Any:
@@ -39,7 +46,7 @@ class Awaited(dict[str, Any]):
 
     def _need_all(self) -> None:
         for value in super().values():
-            self._need(value)
+            self.need(value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return deepcopy(dict(self.items()), memo)
@@ -48,8 +55,10 @@ class Awaited(dict[str, Any]):
         return dict, (dict(self.items()),)
 
 
-def await_parameters(model: torch.nn.Module, need: Callable[[Any], None]) -> bool:
+def await_parameters(model: torch.nn.Module, need: Callable[[Any], None], need_buffer: Callable[[Any], None]) -> bool:
     """Have `need` called with each parameter whenever a module of the model reads it, before it gets it; whether it is.
+
+    `need_buffer` is called with each buffer that is read or set.
 
     Modules that keep their parameters in lists of their own as well (LSTM) are waited for when they are called. A model
     that is compiled or scripted reads parameters where nothing can be called: it is left as it is.
@@ -59,9 +68,15 @@ def await_parameters(model: torch.nn.Module, need: Callable[[Any], None]) -> boo
     if compiled or any(isinstance(one, torch.jit.ScriptModule) for one in modules):
         return False
     for module in modules:
-        if module._parameters:
+        if isinstance(module._parameters, Awaited):  # another one waited until now
+            module._parameters.need = need
+        elif module._parameters:
             module._parameters = Awaited(module._parameters, need)
             module.register_forward_pre_hook(_await_own)
+        if isinstance(module._buffers, Awaited):
+            module._buffers.need = need_buffer
+        elif module._buffers:
+            module._buffers = Awaited(module._buffers, need_buffer)
     return True
 
 

@@ -5,18 +5,18 @@
     engine         pack, exchange, settle 0 ▶ update 0
                         pack, exchange, settle 1 ▶ update 1
 
-What each rank's gradients weigh is known once all have told their samples: an exchange of its own, key 0, which begins
-with the first gradient (`meeting.py`). Which buckets there are, in which order they leave and how that is
-embedded in the step is a Setting, the same on all ranks; `tuning.py` finds it.
+What each rank's gradients weigh is known once all have told their control words (`control.py`): an exchange of its own,
+key 0, which begins with the first gradient (`meeting.py`). Which buckets there are, in which order they leave and how
+that is embedded in the step is a Setting, the same on all ranks; `tuning.py` finds it.
 """
 
 from __future__ import annotations
 
-import atexit
 import sys
 import time
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
@@ -26,16 +26,21 @@ import torch
 from torch.autograd import Variable
 
 from unisono.engine import Handle, Span
+from unisono.engine.embeddings import gradient
 from unisono.errors import OperationError, UsageError
-from unisono.gradients.attachment import attach, gradients_of
+from unisono.gradients.attachment import attach, detach, gradients_of
+from unisono.gradients.buffers import Buffers
+from unisono.gradients.control import Word, check_request, check_samples, warning_of
 from unisono.gradients.exchange import Exchange
 from unisono.gradients.layout import Bucket
 from unisono.gradients.measured import Measured
 from unisono.gradients.meeting import Meeting
-from unisono.gradients.passage import Passage
+from unisono.gradients.passage import End, Passage
+from unisono.gradients.structure import Structure
 from unisono.gradients.tuning import Tuning
 from unisono.plan.choose import Setting
 from unisono.plan.computing import Prediction
+from unisono.weak import weakly
 from unisono.world import World
 
 Follow = Callable[[int, Sequence[int]], None]
@@ -47,19 +52,25 @@ class Gradients:
 
     def __init__(self, model: torch.nn.Module, world: World, exchange: Exchange, embedding: str) -> None:
         """`embedding` is one of `EMBEDDINGS`, or "auto". Called by all ranks together."""
-        if gradients_of(model) is not None:
-            raise UsageError("the model is parallel already: call unisono.parallel once")
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._model, self._structure = weakref.ref(model), Structure(model)
+        self._checked = False  # whether the parameters have been looked at since the last backward pass
+        self.parameters = self._structure.parameters
         self.measured = Measured(len(self.parameters))
         self.observe: Callable[[Span], None] = lambda _: None
         """Hears of all that the engine carries out."""
         self.follow: Follow = lambda *_: None
-        self.samples = 0.0
-        """Samples whose gradients have not been averaged yet."""
-        self._averaged = 1.0  # samples of the last average: what a second backward pass over the same forward pass has
-        self._meeting = Meeting(self.parameters, world, exchange, self._observe)
-        memory, among = self._meeting.memory, self._meeting.world
+        self.samples: float | None = None
+        """Samples that the next average's loss is a mean of, as the program has said; None where it has not."""
+        self._first: int | None = None  # first dimension of the last input since the last average
+        self._requests: set[str] = set()  # of this rank, that have not been told
+        self._last: Passage | None = None  # whose control word is the last one
+        self._heard = True  # whether its error or warning has been told
+        self._said = self._warned = False  # whether samples have ever been said, and a warning given
+        self._buffers = Buffers(model)
+        self._meeting = Meeting(self.parameters, self._buffers, world, exchange, weakly(self._observe), self)
+        memory, among = self._meeting.memory, self._meeting.talk
         self._tuning = Tuning(memory, among, self.measured, embedding, exchange.bucket_bytes)
+        weakref.finalize(self, self._tuning.close).atexit = False
         self._passage: Passage | None = None
         self._deferred = False  # whether the backward pass that goes on will not wait for its exchanges
         self._arrivals: SimpleQueue[bool] | None = None  # tells the main thread that a gradient is there
@@ -69,23 +80,37 @@ class Gradients:
         self._updates: dict[int, Handle] = {}
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._meeting.adopt(self.setting, self._tuning.order)
-        for number, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+        self._left: list[int] = []
+        """Gradients that are there, and are taken once the program's own hooks have seen them."""
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(self.parameters)
+        ]
         attach(model, self)
-        finish = partial(_finish, weakref.ref(self))
-        world.before_free(finish)
-        atexit.register(finish)
 
     # What the program calls
 
-    def count(self, first: torch.Tensor | None) -> None:
-        """A forward pass begins: its samples are the length of the first dimension of the first tensor it is given."""
-        if self._passage is not None:  # the last backward pass failed half way, and the program went on
-            self._passage, self.samples = None, 0.0
-            self.wait()
-        if not self.samples:
+    def add_samples(self, samples: float) -> None:
+        """Add to the samples that the next average's loss is a mean of."""
+        self.samples = (self.samples or 0.0) + check_samples(samples)
+
+    def see(self, first: torch.Tensor | None) -> None:
+        """A forward pass begins; the first dimension of its first input is compared where nobody says the samples."""
+        if self._first is None:
             self.measured.begin()
-        self.samples += first.shape[0] if first is not None and first.dim() else 1
+        self._first = first.shape[0] if first is not None and first.dim() else 1
+
+    def request(self, kind: str) -> None:
+        """Have all ranks told with the next control word: "save" or "stop". A signal handler may call it."""
+        self._requests.add(check_request(kind))
+
+    def requests(self) -> Mapping[str, str]:
+        """Return what was requested in the last control word, and by whom; wait for that word alone."""
+        if self._last is None:
+            return {}
+        if self._last.agreed is None:
+            self._meeting.carrier.wait(gradient(0))
+        return {} if self._last.agreed is None else self._last.agreed.requests
 
     def backward(self, backward: Callable[[], Any]) -> None:
         """Carry a backward pass out, and return before its gradients are averaged: wait for them, or `need` them."""
@@ -97,17 +122,29 @@ class Gradients:
             else:
                 backward()
                 self._end_if_open()
+        except BaseException:
+            self._drop(self._passage)
+            raise
         finally:
             self._deferred = False
 
-    def exchange(self) -> None:
+    def synchronize(self) -> None:
         """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
 
-        It gives what it has accumulated since the last average; without samples since then, nothing.
+        It gives what it has accumulated since the last average; without that and without samples it weighs nothing.
         """
-        there = any(parameter.grad is not None for parameter in self.parameters)
-        self._begin(self.samples if there else 0.0)
-        self._end()
+        views = self._meeting.memory.views
+        there = any(
+            parameter.grad is not None
+            and (self._accumulated or parameter.grad.is_sparse or parameter.grad.data_ptr() != view.data_ptr())
+            for parameter, view in zip(self.parameters, views, strict=True)
+        )
+        passage = self._begin(absent=self.samples is None and not there)
+        try:
+            self._end()
+        except BaseException:
+            self._drop(passage)
+            raise
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -131,6 +168,8 @@ class Gradients:
         self._updates.clear()
         self._meeting.carrier.wait()
         self.measured.wait(began)
+        self.need_buffer()
+        self._hear()
 
     def need(self, parameter: torch.Tensor) -> None:
         """Wait until a parameter is up to date."""
@@ -143,17 +182,53 @@ class Gradients:
             self.measured.wait(began)
         self.measured.need(number)
 
+    def need_buffer(self, _: object = None) -> None:
+        """Wait until rank 0's buffers have come, and take them over: before this rank reads one, or updates it."""
+        last = self._last
+        if last is None or not last.buffers or self._passage is not None:
+            return
+        last.buffers, began = False, time.perf_counter()
+        self._meeting.wait_for_buffers()
+        self.measured.wait(began)
+        if not last.void and self._meeting.talk.rank:
+            self._buffers.unpack()
+
     def drop(self) -> None:
         """Have the next backward pass make gradients anew, once the last ones are no longer needed."""
         self.wait()
         for parameter in self.parameters:
             parameter.grad = None
 
-    def let_go(self) -> None:
-        """Have no gradient lie in memory that is about to be given back."""
-        for parameter, view in zip(self.parameters, self._meeting.memory.views, strict=True):
-            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
-                parameter.grad = None
+    def check(self, model: torch.nn.Module) -> None:
+        """Raise UsageError when a parameter is trained that was not when the model was made parallel."""
+        self._checked = True
+        if (name := self._structure.added(model)) is not None:
+            raise UsageError(
+                f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so that nothing "
+                "would average its gradient: call unisono.parallel(model, world) again, on all ranks, and make a new "
+                "Trainer if one trains the model"
+            )
+
+    def differs(self, model: torch.nn.Module) -> bool:
+        """Whether other parameters of the model are trained now than when it was made parallel."""
+        return self._structure.differs(model)
+
+    def finish(self) -> None:
+        """The program ends, or memory is about to be given back: let what is under way come to an end first."""
+        try:
+            self.wait()
+        except (OperationError, UsageError) as error:
+            print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
+
+    def release(self) -> None:
+        """Let go of the model, which is like any other from here on."""
+        self.finish()
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        model = self._model()
+        if model is not None and gradients_of(model) is self:
+            detach(model)
 
     def push_update(self, key: int, numbers: Sequence[int], update: Callable[[], object]) -> None:
         """Have these parameters updated when their gradients are there; `key` is that of the last of their buckets."""
@@ -181,20 +256,33 @@ class Gradients:
         self.measured.observe(span)
         self.observe(span)
 
-    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
-        """What happens when a parameter's gradient is complete."""
-
-        def complete(_: torch.Tensor) -> None:
-            if not self._sync:
-                self._accumulated = True
-                return
-            if self._passage is None:
-                self._begin(self.samples or self._averaged)
-                if not self._deferred:
-                    Variable._execution_engine.queue_callback(self._end)
+    def complete(self, number: int) -> None:
+        """A parameter's gradient is complete."""
+        parameter = self.parameters[number]
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise UsageError(
+                f"parameter {self._structure.names[number]} has a sparse gradient, which unisono.parallel does not "
+                "average: make its module with sparse=False"
+            )
+        if not self._sync:
+            self._accumulated = True
+            return
+        if self._passage is None:
+            passage = self._begin()
+            if not self._deferred:
+                Variable._execution_engine.queue_callback(End(self._end, partial(self._drop, passage)))
+        self._take_left()
+        hooks = parameter._post_accumulate_grad_hooks
+        if next(reversed(hooks)) == self._hooks[number].id:
             self._add(number)
+        else:
+            self._left.append(number)
 
-        return complete
+    def _take_left(self) -> None:
+        """Take the gradients of which the program's own hooks, behind this one, have been called by now."""
+        for number in self._left:
+            self._add(number)
+        self._left.clear()
 
     def _prepare(self) -> None:
         """A backward pass is about to begin, or has just begun: this is where the setting may change."""
@@ -203,19 +291,47 @@ class Gradients:
             self._meeting.adopt(self.setting, self._tuning.order)
         self._prepared = True
 
-    def _begin(self, samples: float) -> None:
+    def _begin(self, absent: bool = False) -> Passage:
         """The first gradient of a backward pass is there, or will never be."""
+        if not self._checked and (model := self._model()) is not None:
+            self.check(model)
+        self._checked = False
         if not self._prepared:
             self._prepare()
-        self._prepared = self._accumulated = False
-        self._passage = Passage(self._meeting.buckets, len(self.parameters), samples)
+        self._prepared = self._accumulated = self._heard = False
+        word = Word(self.samples, absent, self._first, frozenset(self._requests))
+        self._requests -= word.requests
+        self._passage = self._last = Passage(self._meeting.buckets, len(self.parameters), word)
+        return self._passage
+
+    def _drop(self, passage: Passage | None) -> None:
+        """A backward pass has failed: nothing of it that is under way may set a gradient, and the next begins anew."""
+        if passage is None or passage is self._passage:
+            self._passage = self._last = self.samples = self._first = None
+            self._left.clear()
+        if passage is not None:
+            passage.drop()
+            self._requests |= passage.word.requests
+
+    def _hear(self) -> None:
+        """Raise the error, or give the warning, that the last control word told all ranks of."""
+        if self._heard or self._last is None or self._last.agreed is None:
+            return
+        self._heard, agreed = True, self._last.agreed
+        if (error := agreed.error()) is not None:
+            raise error
+        warning = warning_of(agreed, self._said)
+        self._said = self._said or bool(agreed.said)
+        if warning is not None and not self._warned and self._meeting.talk.rank == 0:
+            self._warned = True
+            warnings.warn(warning, stacklevel=2)
 
     def _add(self, number: int, there: bool = True) -> None:
         passage, parameter = self._passage, self.parameters[number]
         assert passage is not None, "a pass goes on"
         if there:
             self.measured.come(number)
-        passage.add(number, parameter.grad if passage.samples else None)
+        passage.add(number, parameter.grad if passage.word.contributes else None)
         parameter.grad = None
         self._advance()
 
@@ -237,14 +353,15 @@ class Gradients:
         """The backward pass has ended."""
         passage = self._passage
         assert passage is not None, "a pass goes on"
+        self._take_left()
         for number in range(len(self.parameters)):
             if number not in passage.fresh:
                 self._add(number, there=False)
         passage.ended = True
         self._advance()
         self._tuning.came(passage.order)
-        self._averaged = passage.samples or self._averaged
-        self.samples = 0.0
+        self.measured.begin()
+        self.samples = self._first = None
         if self._arrivals is None:
             self._passage = None
             if not self._deferred:
@@ -269,7 +386,7 @@ class Gradients:
                 arrivals.put(False)
 
         try:
-            handle = self._meeting.carrier.engine.push(carry_out, kind="computing", name="backward")
+            handle = self._meeting.carrier.begin(carry_out, (), "computing", "backward")
             while arrivals.get():
                 self._hand_over()
             handle.wait()
@@ -292,13 +409,11 @@ class Gradients:
         self._tuning.say = say
 
 
-def _finish(reference: weakref.ref[Gradients]) -> None:
-    """Memory is about to be given back, or MPI to end: let what is under way come to an end first."""
-    gradients = reference()
-    if gradients is None:
-        return
-    try:
-        gradients.wait()
-    except OperationError as error:
-        print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
-    gradients.let_go()
+def _hook(reference: weakref.ref[Gradients], number: int) -> Callable[[torch.Tensor], None]:
+    """The hook of a parameter, which keeps nothing alive: Python's collector does not see what holds hooks."""
+
+    def complete(_: torch.Tensor) -> None:
+        if (gradients := reference()) is not None:
+            gradients.complete(number)
+
+    return complete

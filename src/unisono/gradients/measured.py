@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.engine import Span
+from unisono.gradients.talk import Talk
 from unisono.plan.computing import Computing
 from unisono.world import World
 
@@ -31,8 +32,9 @@ class Measured:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins; what the last one showed is kept."""
-        self._last = self.needed, self.ready, self.whole
+        """A step begins, if it has not shown a gradient yet: it may begin again; what the last one showed is kept."""
+        if self.whole or not self._began:
+            self._last = self.needed, self.ready, self.whole
         self._began = self._clock()
         self.needed = [0.0] * self._parameters
         self.ready = [0.0] * self._parameters
@@ -64,7 +66,7 @@ class Measured:
             self.updating += seconds
             self._updates[int(key)] = seconds
 
-    def computing(self, world: World, nbytes: int) -> Computing:
+    def computing(self, world: Talk | World, nbytes: int) -> Computing:
         """The mean over ranks of the last step; `nbytes` of gradients were applied in it. Called by all together."""
         needed, ready, whole = self._last
         mine = [*needed, *ready, whole, sum(self._updates.values())]
@@ -73,7 +75,7 @@ class Measured:
         ready = [one or whole for one in mean[self._parameters : -2]]  # one without a gradient comes at the end
         return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
 
-    def exchanges(self, world: World, keys: Sequence[int]) -> list[float]:
+    def exchanges(self, world: Talk | World, keys: Sequence[int]) -> list[float]:
         """What exchanges of the last step took, mean over ranks."""
         mine = torch.tensor([self._exchanges[key] for key in keys], dtype=torch.float64)
         return (world.allreduce(mine) / world.size).tolist()

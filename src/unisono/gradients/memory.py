@@ -15,7 +15,7 @@ class Memory:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], world: World) -> None:
         self.parameters = parameters
-        self._kinds = [(parameter.numel(), parameter.dtype) for parameter in parameters]
+        self._kinds = [_kind(parameter) for parameter in parameters]
         self._flat = {dtype: world.empty(room, dtype) for dtype, room in room_for(self._kinds).items()}
         self.views: list[torch.Tensor] = []
         """Each parameter's gradient, with the parameter's shape and strides."""
@@ -27,8 +27,8 @@ class Memory:
             flat.zero_()  # what lies between gradients is summed with them
         self.layout = plan_layout(self._kinds, order, largest)
         self.views = [
-            self._flat[parameter.dtype][start:].as_strided(parameter.shape, _strides(parameter))
-            for parameter, start in zip(self.parameters, self.layout.starts, strict=True)
+            _view(self._flat[dtype][start : start + length], parameter)
+            for parameter, (length, dtype), start in zip(self.parameters, self._kinds, self.layout.starts, strict=True)
         ]
         return self.layout
 
@@ -49,7 +49,7 @@ class Memory:
             into, gradient = flat[first:last], fresh[number]
             if gradient is None:
                 into.zero_()
-            elif weight != 1 or gradient.is_sparse or gradient.data_ptr() != self.views[number].data_ptr():
+            elif weight != 1 or gradient.data_ptr() != self.views[number].data_ptr():
                 whole = self._in_order(gradient, number)
                 torch.mul(whole[first - start : last - start], weight, out=into)
         for place, number in enumerate(bucket.ends, bucket.flags):
@@ -61,13 +61,25 @@ class Memory:
         return (there != 0).tolist()
 
     def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
-        """A gradient's elements, flat, in the order in which they lie in memory."""
+        """A gradient's elements, flat, in the order in which they lie in memory; complex ones as pairs."""
         view = self.views[number]
-        if gradient.is_sparse:
-            gradient = gradient.to_dense()
         if gradient.stride() != view.stride():
             gradient = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(gradient)
-        return gradient.as_strided((view.numel(),), (1,), gradient.storage_offset())
+        flat = gradient.as_strided((view.numel(),), (1,), gradient.storage_offset())
+        return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+
+
+def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
+    """The numbers that travel for a parameter, and their dtype: a complex one is a pair."""
+    if parameter.is_complex():
+        return 2 * parameter.numel(), parameter.dtype.to_real()
+    return parameter.numel(), parameter.dtype
+
+
+def _view(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """What travels for a parameter as a tensor like it."""
+    elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+    return elements.as_strided(parameter.shape, _strides(parameter))
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from threading import Lock
 
 import torch
 
 from unisono.errors import UsageError
+from unisono.gradients.control import Agreed, Word
 from unisono.gradients.layout import Bucket
 
 
@@ -16,13 +18,21 @@ class Passage:
     They leave in that order, whatever fills first: the same on all ranks.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], parameters: int, samples: float) -> None:
-        self.samples = samples
-        """Samples of this rank."""
+    def __init__(self, buckets: Sequence[Bucket], parameters: int, word: Word) -> None:
+        self.word = word
+        """What this rank tells the others."""
+        self.agreed: Agreed | None = None
+        """What all have told; None until it is known."""
         self.weight = 1.0
         """What the gradients are multiplied by before they are summed; known when all ranks have told their samples."""
+        self.void = False
+        """Whether nothing may come of it any more: it has failed."""
+        self.buffers = False
+        """Whether rank 0's buffers are on their way, or have come and nobody has taken them."""
+        self.lock = Lock()
+        """Held by whoever makes it void, and by whoever sets gradients unless it is."""
         self.counted = False
-        """Whether this rank has begun to tell its samples."""
+        """Whether this rank has begun to tell its word."""
         self.ended = False
         """Whether the backward pass has."""
         self.fresh: dict[int, torch.Tensor | None] = {}
@@ -67,3 +77,31 @@ class Passage:
     def full(self, after: bool) -> bool:
         """Whether the next bucket may leave; `after` says that none does before the backward pass has ended."""
         return self.next < len(self._open) and not self._open[self.next] and (self.ended or not after)
+
+    def settle(self, agreed: Agreed) -> None:
+        """All ranks have told their words."""
+        self.weight = agreed.weight_of(self.word)
+        if agreed.error() is not None:
+            self.drop()
+        self.agreed = agreed
+
+    def drop(self) -> None:
+        """Let nothing come of it: what is under way sets no gradient from here on."""
+        with self.lock:
+            self.void = True
+
+
+class End:
+    """What autograd calls at the end of a backward pass. It forgets one whose pass has failed: then `failed` is called,
+    before the program hears of the failure."""
+
+    def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._ended, self._failed, self._called = ended, failed, False
+
+    def __call__(self) -> None:
+        self._ended()
+        self._called = True
+
+    def __del__(self) -> None:
+        if not self._called:
+            self._failed()

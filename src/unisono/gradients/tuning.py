@@ -26,6 +26,7 @@ from unisono.engine.embeddings import EMBEDDINGS
 from unisono.errors import UsageError
 from unisono.gradients.measured import Measured
 from unisono.gradients.memory import Memory
+from unisono.gradients.talk import Talk
 from unisono.plan.choose import SIZES, Candidate, Setting, candidates, finer
 from unisono.plan.computing import Computing, Cost, Load, Prediction, fit
 from unisono.world import World
@@ -51,7 +52,7 @@ class Tuning:
     """The setting of the next step. Every rank asks at each step, all together."""
 
     def __init__(
-        self, memory: Memory, world: World, measured: Measured, embedding: str, bucket_bytes: int | None
+        self, memory: Memory, world: Talk | World, measured: Measured, embedding: str, bucket_bytes: int | None
     ) -> None:
         """`embedding` and `bucket_bytes` as they are given, or "auto" and None."""
         if embedding != AUTO and embedding not in EMBEDDINGS:
@@ -83,6 +84,10 @@ class Tuning:
         self._deferred = deferred
         self._begins.append(time.perf_counter())
         return next(self._course, False)
+
+    def close(self) -> None:
+        """Look for nothing more: what is looked for keeps this alive."""
+        self._course = iter(())
 
     def came(self, order: Sequence[int]) -> None:
         """The order in which the gradients of a step came; those that did not are at its end."""

@@ -45,6 +45,15 @@ def check_own(name: str, folder: str) -> None:
             raise _no_module(name, module, folder)
 
 
+def where_own(name: str, folder: str) -> str:
+    """Return what to say of the module and where it lies, as Python finds it; nothing of it is run."""
+    module, _ = _parts(name)
+    with _looked_in(folder):
+        found = importlib.util.find_spec(module.partition(".")[0])
+    origin = None if found is None else found.origin or next(iter(found.submodule_search_locations or ()), None)
+    return f"module {module}, from {origin or 'nowhere'} (model.name = {name!r}, model.folder = {folder!r})"
+
+
 def make_own(name: str, folder: str, classes: int, channels: int) -> torch.nn.Module:
     """The network that function(classes, channels) of a module gives.
 

@@ -56,6 +56,11 @@ class Network:
         """Whether uplinks have a limit at all."""
         return bool(self.uplink_beta)
 
+    @property
+    def measured(self) -> bool:
+        """Whether anything is known of this network; DEFAULT stands for those of which nothing is."""
+        return self != DEFAULT
+
     def crossing_beta(self, nodes: int) -> Amount:
         """Seconds a byte to another supernode takes while `nodes` nodes of the supernode share its uplink.
 

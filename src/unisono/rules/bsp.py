@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unisono.gradients import Exchange, Gradients
+from unisono.errors import UsageError
+from unisono.gradients import Exchange, Gradients, gradients_of
+from unisono.gradients.likeness import compare_models
 from unisono.world import World
 
 
@@ -25,8 +27,24 @@ class BSP:
 
     def attach(self, model: torch.nn.Module, world: World) -> Gradients:
         """Give all ranks rank 0's weights and buffers, and have gradients averaged in each backward pass."""
+        prepare(model)
+        compare_models(model, world)
         agree_on_state(model, world)
         return Gradients(model, world, self.exchange, self.embedding)
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """Raise UsageError for a model that cannot be made parallel; one whose parameters have changed since can, again."""
+    gradients = gradients_of(model)
+    parts = (gradients_of(module) for module in model.modules() if module is not model)
+    if any(part is not None for part in parts) or (gradients is not None and not gradients.differs(model)):
+        raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
+    for name, module in model.named_modules():
+        sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        if sparse and module.weight.requires_grad:
+            raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
+    if gradients is not None:
+        gradients.release()
 
 
 def agree_on_state(model: torch.nn.Module, world: World) -> None:

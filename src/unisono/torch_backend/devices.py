@@ -9,7 +9,7 @@ Python, so this group makes NCCL's when the first CUDA tensor comes, which all r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
 from typing import Any, TypeVar
@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from unisono.errors import BackendError
+from unisono.collectives.overlap import find_overlap, writable
+from unisono.errors import BackendError, TensorError
 from unisono.torch_backend.pytorch import GroupBase, WorkBase
 from unisono.torch_backend.work import NO_TIMEOUT
 
@@ -41,7 +42,9 @@ def on_any_device(operation: Operation) -> Operation:
         if operation.__name__ in DIRECT and group.goes_directly(operation.__name__, arguments, first.device):
             torch.cuda.current_stream(first.device).synchronize()
             return operation(group, *arguments, **named)
-        staging = Staging()
+        written = [] if operation.__name__ == "send" else tensors_in(arguments[0])
+        refuse_shared(operation.__name__, written)
+        staging = Staging(written)
         return DeviceWork(operation(group, *map(staging.host, arguments), **named), staging)
 
     return call  # type: ignore[return-value]  # the same signature
@@ -56,10 +59,28 @@ def _first_tensor(values: Any) -> torch.Tensor | None:
     return None
 
 
-class Staging:
-    """The copies in the host's memory of an operation's tensors."""
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return all tensors of an argument: a tensor, or a list of them or of lists of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list) else []
 
-    def __init__(self) -> None:
+
+def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
+    """Raise TensorError where tensors that are written share memory, which their copies on the host would hide."""
+    found = find_overlap(written) if all(map(writable, written)) else "several elements of an output"
+    if found:
+        raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
+
+
+class Staging:
+    """The copies in the host's memory of an operation's tensors; `written` are those that it fills.
+
+    The others are not copied back: an output may lie in the memory of an input.
+    """
+
+    def __init__(self, written: Sequence[torch.Tensor]) -> None:
+        self._written = {id(tensor) for tensor in written}
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def host(self, value: Any) -> Any:
@@ -75,9 +96,10 @@ class Staging:
         return self._pairs[id(value)][1]
 
     def back(self) -> None:
-        """Copy all back, in the order of the current stream."""
-        for device, copy in self._pairs.values():
-            device.detach().copy_(copy, non_blocking=True)
+        """Copy what was filled back, in the order of the current stream."""
+        for key, (device, copy) in self._pairs.items():
+            if key in self._written:
+                device.detach().copy_(copy, non_blocking=True)
 
     def device(self, value: Any) -> Any:
         """What `host` was given for what it has returned."""

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
+from unisono.collectives.overlap import shared
 from unisono.collectives.payload import MPI_TYPES, memory_of, name_of, plain
 from unisono.mpi import MPI
 from unisono.torch_backend.pytorch import ReduceOp
@@ -68,11 +70,17 @@ def allreduce_directly(group: Group, tensor: torch.Tensor, op: str) -> None:
 
 def part_reduce_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
     """Reduce `tensor` over all ranks; `part` of rank r becomes the r-th of its equal parts."""
+    with Checks(group, "reduce_scatter"):
+        check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
+    in_place = shared(part, tensor)  # MPI takes no memory that is both
+    into = torch.empty_like(part) if in_place else part
     _settle(tensor)
     with group.library_call(call(f"reduce_scatter({tensor.numel()} x {name_of(tensor.dtype)}, {op}) of a device")):
         kind = MPI_TYPES[tensor.dtype]
-        request = group.comm.Ireduce_scatter_block([memory_of(tensor), kind], [memory_of(part), kind], OPS[op])
-        group.finish(request, tensor, part)
+        request = group.comm.Ireduce_scatter_block([memory_of(tensor), kind], [memory_of(into), kind], OPS[op])
+        group.finish(request, tensor, into)
+    if in_place:
+        part.copy_(into)
 
 
 def broadcast_directly(group: Group, tensor: torch.Tensor, root: int) -> None:
@@ -84,9 +92,12 @@ def broadcast_directly(group: Group, tensor: torch.Tensor, root: int) -> None:
 
 def part_broadcast_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
     """`out` becomes what all ranks have as `part`, side by side."""
+    with Checks(group, "all_gather"):
+        check_chunk(group, "all_gather", part, out, group.rank * part.numel())
+    own: Any = MPI.IN_PLACE if shared(part, out) else [memory_of(part), MPI.BYTE]
     _settle(part)
     with group.library_call(call(f"all_gather({out.numel()} x {name_of(out.dtype)}) of a device")):
-        request = group.comm.Iallgather([memory_of(part), MPI.BYTE], [memory_of(out), MPI.BYTE])
+        request = group.comm.Iallgather(own, [memory_of(out), MPI.BYTE])
         group.finish(request, part, out)
 
 

@@ -72,7 +72,15 @@ class Job:
         everyone.Free()
         nodes = [world.placement.node_of(rank) for rank in members]
         supernodes = [world.placement.supernode_of(rank) for rank in members]
-        return Group(comm, place(nodes, supernodes), world.table, ranks=range(len(members)), interrupted=interrupted)
+        return Group(
+            comm,
+            place(nodes, supernodes),
+            world.table,
+            ranks=range(len(members)),
+            interrupted=interrupted,
+            watch=world.watch,
+            name=f"process group {name}",
+        )
 
     def drop(self, group: Group, messages: Messages, broken: bool) -> None:
         """Give back what a group and its messages held, when all its ranks do so; nothing of a broken one."""

@@ -10,25 +10,45 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.collectives.all_gather import all_gather
+from unisono.collectives.all_gather import all_gather, check_gather
+from unisono.collectives.checks import Checks, check_output, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.part_broadcast import part_broadcast
+from unisono.collectives.payload import name_of
+from unisono.errors import TensorError
 
 
 def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
     """Fill parts[r] with rank r's tensor; sizes may differ between ranks."""
-    if group.one_node or any(part.numel() != parts[0].numel() for part in parts):
+    if group.one_node or len(parts) != group.size or any(part.numel() != parts[0].numel() for part in parts):
         all_gather(group, tensor, parts)
         return
+    with Checks(group, "all_gather"):
+        check_gather(group, tensor, parts)
     flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype)
     part_broadcast(group, tensor, flat)
     spread(flat, parts)
 
 
 def reduce_list(
-    output: torch.Tensor, parts: Sequence[torch.Tensor], reduce: Callable[[torch.Tensor, torch.Tensor], None]
+    group: Group,
+    output: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    reduce: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> None:
-    """Reduce parts[r] over all ranks into rank r's output; `reduce(chunk, flat)` does so for equal chunks."""
+    """Reduce parts[r] over all ranks into rank r's output; `reduce(chunk, flat)` does so for equal chunks.
+
+    The parts are copied before anything is written, so the output may share memory with them.
+    """
+    with Checks(group, "reduce_scatter"):
+        check_parts(group, parts, output.dtype, "reduce_scatter")
+        check_output(group, output, "reduce_scatter")
+        own = parts[group.rank].numel()
+        if own != output.numel():
+            raise TensorError(
+                f"rank {group.rank}: reduce_scatter of an own part of {own} x {name_of(output.dtype)} into "
+                f"{output.numel()}; make them equally long"
+            )
     longest = max(part.numel() for part in parts)
     flat = torch.zeros(len(parts), longest, dtype=output.dtype)
     for row, part in zip(flat, parts, strict=True):
@@ -38,14 +58,23 @@ def reduce_list(
     output.detach().copy_(chunk[: output.numel()].view(output.shape))
 
 
-def rows(tensor: torch.Tensor, counts: Sequence[int], ranks: int) -> list[torch.Tensor]:
-    """The rows of a tensor for each rank: so many for each, or equal parts where `counts` is empty."""
-    sizes = list(counts) or [tensor.shape[0] // ranks] * ranks
+def rows(group: Group, tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """Return the rows of a tensor for each rank: so many for each, or equal parts where `counts` is empty.
+
+    Raises TensorError where the rows of all ranks are not those of the tensor.
+    """
+    have = tensor.shape[0] if tensor.dim() else 0
+    sizes = list(counts) or [have // group.size] * group.size
+    if len(sizes) != group.size or sum(sizes) != have or min(sizes) < 0:
+        raise TensorError(
+            f"rank {group.rank}: all_to_all of a tensor of shape {tuple(tensor.shape)} in {sizes} rows; it needs a "
+            f"number for each of {group.size} ranks, {have} together"
+        )
     return list(torch.split(tensor.detach(), sizes))
 
 
 def together(tensors: Sequence[torch.Tensor], action: Callable[[torch.Tensor], None]) -> None:
-    """Do something in place to tensors, to those of one dtype as one flat tensor."""
+    """Do something in place to tensors that share no memory, to those of one dtype as one flat tensor."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])

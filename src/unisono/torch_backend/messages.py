@@ -11,7 +11,8 @@ import time
 
 import torch
 
-from unisono.collectives.payload import memory_of
+from unisono.collectives.overlap import writable
+from unisono.collectives.payload import content_of, memory_of, nbytes_of, room_for, settle
 from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
 from unisono.torch_backend.completions import Completions
@@ -83,8 +84,7 @@ class Message(Work):
         came = status.Get_count(MPI.BYTE)
         if came != self._buffer.nbytes:
             raise BackendError(f"{self._words}: {came} bytes came, but the tensor has {self._buffer.nbytes}")
-        if self._buffer is not self._tensor:
-            self._tensor.copy_(self._buffer.view(self._tensor.dtype).view(self._tensor.shape))
+        settle([self._tensor], [self._buffer])
 
     def _check(self) -> None:
         line = self._office.line
@@ -135,15 +135,21 @@ class Messages:
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
         """Send to a rank of the group."""
-        buffer = tensor.detach().contiguous()
+        nbytes_of(tensor)
+        buffer = content_of(tensor.detach())
         request = self.comm.Isend([memory_of(buffer), MPI.BYTE], peer, self._tag(tag))
         name = f"send to rank {peer}, tag {tag}, group {self.line.group}"
         return self.leave(Message(name, tensor, buffer, request, peer, seconds, self, profiled("send", [tensor])))
 
     def receive(self, tensor: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
         """Receive from a rank of the group, from any for None."""
-        whole = tensor.is_contiguous()
-        buffer = tensor if whole else torch.empty(tensor.shape, dtype=tensor.dtype)
+        nbytes_of(tensor)
+        if not writable(tensor):
+            raise BackendError(
+                f"rank {self.line.rank}: recv into a tensor of shape {tuple(tensor.shape)} and strides "
+                f"{tensor.stride()}: several of its elements share memory; give it a .clone()"
+            )
+        buffer = room_for(tensor)
         source = MPI.ANY_SOURCE if peer is None else peer
         request = self.comm.Irecv([memory_of(buffer), MPI.BYTE], source, self._tag(tag))
         name = f"recv from {'any rank' if peer is None else f'rank {peer}'}, tag {tag}, group {self.line.group}"
@@ -167,7 +173,9 @@ class Messages:
             self._pending.append(message)
             self._some.set()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"messages {self.line.group}", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name=f"unisono messages {self.line.group}", daemon=True
+                )
                 self._thread.start()
         return message
 

@@ -16,6 +16,7 @@ from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import Allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
+from unisono.collectives.checks import Checks, check_memory, check_output
 from unisono.collectives.exchange import exchange
 from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
@@ -72,6 +73,8 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         reduction = _reduction(opts)
 
         def each() -> None:
+            with Checks(self._group, "allreduce_coalesced"):
+                check_memory(self._group, "allreduce_coalesced", tensors)
             together(tensors, lambda flat: self._reduce_all(flat, reduction))
 
         return self.submit("all_reduce_coalesced", each, tensors, tensors, opts)
@@ -102,7 +105,10 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         tensor = tensor.detach()
-        reduction.before(tensor, copy=False)
+        if reduction.factor is not None:
+            with Checks(self._group, "all_reduce"):
+                check_output(self._group, tensor, "all_reduce")
+            reduction.before(tensor, copy=False)
         if tensor.is_cpu:
             self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
         else:
@@ -126,6 +132,11 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         """As `allgather`, of several tensors; outputs[r] has what rank r gives, in the order of `inputs`."""
 
         def each() -> None:
+            with Checks(self._group, "all_gather_coalesced"):
+                own = range(self._group.rank * len(inputs), (self._group.rank + 1) * len(inputs))
+                flat = [part for parts in outputs for part in parts]
+                pairs = list(zip(own, range(len(inputs)), strict=True))
+                check_memory(self._group, "all_gather_coalesced", flat, inputs, pairs)
             for number, tensor in enumerate(inputs):
                 gather_list(self._group, [parts[number] for parts in outputs], tensor)
 
@@ -144,6 +155,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         """As `all_gather_single`, of several tensors."""
 
         def each() -> None:
+            self._check_apart("all_gather_into_tensor_coalesced", outputs, inputs)
             for output, tensor in zip(outputs, inputs, strict=True):
                 part_broadcast(self._group, tensor, output)
 
@@ -172,7 +184,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
         def each() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
-                reduce_list(output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
+                reduce_list(self._group, output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
 
         return self.submit("reduce_scatter", each, inputs, outputs, opts)
 
@@ -190,22 +202,25 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         reduction = _reduction(opts)
 
         def each() -> None:
+            self._check_apart("reduce_scatter_tensor_coalesced", outputs, inputs)
             for output, tensor in zip(outputs, inputs, strict=True):
                 self._reduce_part(output, tensor, reduction)
 
         return self.submit("reduce_scatter_tensor_coalesced", each, inputs, outputs, opts)
 
+    def _check_apart(self, name: str, outputs: Tensors, inputs: Tensors) -> None:
+        """Several tensors at once: only an output and its own input may share memory."""
+        with Checks(self._group, name):
+            pairs = [(place, place) for place in range(len(outputs))]
+            check_memory(self._group, name, outputs, inputs, pairs, lambda *_: True)  # each pair is looked at later
+
     def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
         source, out = reduction.before(tensor.detach(), copy=True), output.detach()
-        if not tensor.is_cpu:
+        if tensor.is_cpu:
+            part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
+        else:
             part_reduce_directly(self._group, source, out, reduction.op)
-            reduction.after(out, self._group.size)
-            return
-        shard = out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
-        part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, shard)
-        reduction.after(shard, self._group.size)
-        if not out.is_contiguous():
-            out.copy_(shard.view(out.shape))
+        reduction.after(out, self._group.size)
 
     @on_any_device
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
@@ -220,8 +235,10 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
         def exchange_rows() -> None:
             if comes or goes:
-                ranks = self._group.size
-                exchange(self._group, rows(tensor, goes, ranks), rows(output, comes, ranks))
+                with Checks(self._group, "all_to_all"):
+                    check_memory(self._group, "all_to_all", [output], [tensor])
+                    sends, receives = rows(self._group, tensor, goes), rows(self._group, output, comes)
+                exchange(self._group, sends, receives)
             else:
                 all_to_all(self._group, tensor, "auto", output)
 

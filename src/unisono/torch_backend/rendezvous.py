@@ -1,9 +1,11 @@
 """Where the ranks of torch.distributed find each other: MPI knows, so nobody has to say.
 
-    mpiexec -n 4 python program.py        rank and size from MPI; rank 0 serves a store, and says where over MPI
+    mpiexec -n 4 python program.py        rank and size from MPI; on one node a store in memory, which listens nowhere;
+                                          across nodes rank 0 serves a store, and says where over MPI
     python program.py                     a world of one
 
-This serves env:// where no MASTER_ADDR is set. A program that was started with an address goes PyTorch's own way.
+This serves env:// where no MASTER_ADDR is set, and where one is set but a launcher of MPI has started all ranks on this
+node: libraries set one without asking. Other programs that were started with an address go PyTorch's own way.
 RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set on the way: programs and libraries look for them.
 """
 
@@ -12,13 +14,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from unisono.addresses import address_towards
-from unisono.launch import ranks_started
-from unisono.torch_backend.pytorch import TCPStore
+from unisono.launch import all_here, ranks_started
+from unisono.torch_backend.pytorch import FileStore, TCPStore
 
 if TYPE_CHECKING:
     from unisono.world import World  # importing it starts MPI, which registering must not
@@ -41,7 +44,8 @@ def _handler(original: Handler) -> Handler:
         asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
         size = asked.get("world_size", os.environ.get("WORLD_SIZE"))
         started = ranks_started(os.environ) or 1
-        if "MASTER_ADDR" in os.environ or (size is not None and int(size) != started):
+        addressed = "MASTER_ADDR" in os.environ and ("TORCHELASTIC_RUN_ID" in os.environ or not all_here(os.environ))
+        if addressed or (size is not None and int(size) != started):
             return original(url, timeout=timeout, **named)
         return _by_mpi(asked.get("rank"), timeout)
 
@@ -49,7 +53,7 @@ def _handler(original: Handler) -> Handler:
 
 
 def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
-    """The store that rank 0 serves at a port of the system's choice. `rank` is what this rank wants to be."""
+    """The store of all ranks that MPI started. `rank` is what this rank wants to be."""
     from unisono.torch_backend.job import job  # noqa: PLC0415 - this starts MPI
 
     world = job().world
@@ -67,10 +71,38 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
 
 
 def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
-    """A store that rank 0 serves to all ranks of `world`, and rank 0's address as the other nodes reach it."""
+    """A store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
+    if world.nodes == 1 and (shared := _store_in_memory(world, timeout)) is not None:
+        return shared, "127.0.0.1"
     hosts = world.gather(socket.gethostname())
     others = [host for host in hosts if host != hosts[0]]
     address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
     served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
     port = world.comm.bcast(served.port if served is not None else 0, 0)
     return served or TCPStore(address, port, world.size, False, timeout), address
+
+
+def _store_in_memory(world: World, timeout: timedelta) -> Any:
+    """PyTorch's store in a file: one without a name, that rank 0 makes in memory. None where a rank has no way to it.
+
+    Every rank has it open itself, so the system takes it away with the last process, however that ends.
+    """
+    made = os.memfd_create("unisono-store") if world.rank == 0 and hasattr(os, "memfd_create") else -1
+    seat = (os.getpid(), made, _identity(made)) if made >= 0 else None
+    process, number, identity = world.comm.bcast(seat, 0) or (0, -1, None)
+    own = made
+    if own < 0:
+        with suppress(OSError):  # ranks in containers of their own do not see each other's processes
+            own = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    if all(world.gather(own >= 0 and _identity(own) == identity)):
+        store = FileStore(f"/proc/self/fd/{own}", world.size)
+        store.set_timeout(timeout)
+        return store
+    if own >= 0:
+        os.close(own)
+    return None
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino

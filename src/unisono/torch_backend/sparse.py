@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.all_gather import all_gather
+from unisono.collectives.checks import Checks
 from unisono.collectives.group import Group
 from unisono.collectives.part_broadcast import part_broadcast
 from unisono.errors import TensorError
@@ -17,8 +18,9 @@ from unisono.torch_backend.reductions import Reduction
 
 def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -> None:
     """Sum a sparse COO tensor over all ranks, in place. Raises TensorError for another reduction than a sum."""
-    if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
-        raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
+    with Checks(group, "all_reduce"):
+        if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
+            raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
     own = reduction.before(tensor.detach(), copy=True).coalesce()
     counts = torch.empty(group.size, dtype=torch.int64)
     part_broadcast(group, torch.tensor([own._nnz()]), counts)

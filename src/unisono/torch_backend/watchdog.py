@@ -91,7 +91,7 @@ class _Board:
             if begun != self._written:
                 self._store.set(str(line.rank), f"{begun} {line.last}")
                 self._written = begun
-            if task is not None and not line.verdict and self._store.add(LEFT, 0) > 0:
+            if task is not None and not line.verdict and self._store.check([LEFT]):
                 self._find_culprit(task)
         if task is not None and (line.verdict or line.deadline.over):
             self._late += LOOK
@@ -116,7 +116,7 @@ class _Board:
     def gone(self, rank: int) -> bool:
         """Whether a rank has ended its program."""
         with suppress(RuntimeError):
-            return self._store.add(LEFT, 0) > 0 and self._read(rank)[1].endswith(LEFT)
+            return self._store.check([LEFT]) and self._read(rank)[1].endswith(LEFT)
         return False
 
     def _find_culprit(self, task: Task) -> None:

@@ -93,6 +93,10 @@ class TrainingRecipe:
     seed: int = number(0, at_least=0)
     checkpoint_every: int = number(0, at_least=0)
     """Steps between two checkpoints; 0: one at the end of each epoch alone."""
+    checkpoint_minutes: float = number(0.0, at_least=0)
+    """Minutes between two checkpoints, by rank 0's clock, beside that; 0: as if it were not there."""
+    timeout: float = number(0.0, at_least=0)
+    """Seconds that a rank waits for others before all end; 0: as UNISONO_TIMEOUT says, else 600."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ BESIDE = ("communicating", "updating")
 
 KINDS = (*AHEAD, *BESIDE)
 
+MOST_STEPS = 1 << 18
+"""Steps that are kept until they are taken; of more the newest half at least."""
+
 
 class Recorder:
     """Seconds of this rank by what they went to.
@@ -50,6 +53,8 @@ class Recorder:
 
     def end_step(self) -> None:
         """What was recorded since the last step was one step's."""
+        if len(self._steps) >= MOST_STEPS * len(KINDS):
+            del self._steps[: MOST_STEPS // 2 * len(KINDS)]
         self._steps.extend(self._now[kind] for kind in KINDS)
         self._now = dict.fromkeys(KINDS, 0.0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unisono.errors import CheckpointError, RecipeError
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, forget_newer, load_newest
+from unisono.training.checkpoint import Checkpoint, Torn, load_newest, names, set_aside
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -30,27 +30,24 @@ class Place:
     """The mark of what it was trained on, where the run goes on."""
 
 
-def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[str]]:
-    """Put the newest whole checkpoint into the model and the optimizer; where the run is then, and what to say.
+def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Torn]]:
+    """Put the newest whole checkpoint into the model and the optimizer; where the run is then, and what was torn.
 
-    Called by all ranks together. Raises CheckpointError where none is whole, or it does not fit the model.
+    A run without a checkpoint begins again. Nothing is changed on the disk. Called by all ranks together. Raises
+    CheckpointError where none is whole, one cannot be read, or it does not fit the model.
     """
-
-    def read() -> tuple[Checkpoint, list[str]]:
-        checkpoint, torn = load_newest(folder / run_directory.CHECKPOINTS)
-        forget_newer(folder / run_directory.CHECKPOINTS, checkpoint.step)
-        run_directory.forget_after(folder, checkpoint.step)
-        return checkpoint, torn
-
-    checkpoint, torn = world.on_root(read)
+    found = world.on_root(lambda: _read(folder))
+    if found is None:
+        return Place(), []
+    checkpoint, torn = found
     try:
         trainer.model.load_state_dict(checkpoint.weights)
         options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
         trainer.optimizer.load_state_dict(checkpoint.optimizer)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
         reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}"
+            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}; nothing was changed"
         ) from error
     for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
         group.update({key: value for key, value in option.items() if key != "params"})
@@ -58,8 +55,35 @@ def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[str
     trainer.gradients.restore(progress["meeting"])
     before = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks counts once
     place = Place(progress["epoch"], progress["done"], checkpoint.step, before, progress["seconds"], progress["data"])
-    notes = [f"{line}; the one before it is used" for line in torn]
-    return place, [*notes, f"goes on after step {checkpoint.step}"]
+    return place, torn
+
+
+def clear(folder: Path, place: Place, torn: list[Torn]) -> list[str]:
+    """Set aside what is newer than the checkpoint that a run goes on from, and was torn; what to say of it all."""
+    run_directory.forget_after(folder, place.step)
+    try:
+        renamed = set_aside(folder / run_directory.CHECKPOINTS, torn)
+    except OSError as error:
+        raise CheckpointError(f"cannot rename a torn checkpoint: {error}; rename it, then resume again") from error
+    notes = [f"{one}; the one before it is used, and it is {new} now" for one, new in zip(torn, renamed, strict=True)]
+    begins = f"{folder} has no checkpoint yet: it begins again"
+    return [*notes, f"goes on after step {place.step}" if place.step else begins]
+
+
+def _read(folder: Path) -> tuple[Checkpoint, list[Torn]] | None:
+    """The newest checkpoint that is whole; None where the run had not come to its first one.
+
+    Raises CheckpointError where its metrics say that it had.
+    """
+    checkpoints = folder / run_directory.CHECKPOINTS
+    if names(checkpoints):
+        return load_newest(checkpoints)
+    if (epochs := run_directory.count_metrics(folder)) > 1:  # one line may be written just before the first checkpoint
+        raise CheckpointError(
+            f"there is no checkpoint in {checkpoints}, but metrics of {epochs} epochs: is its disk not mounted? "
+            "Nothing was changed; put the checkpoints there, or begin a new run in another folder"
+        )
+    return None
 
 
 def check_change(before: Recipe, now: Recipe, place: Place, data: str) -> None:
@@ -68,7 +92,7 @@ def check_change(before: Recipe, now: Recipe, place: Place, data: str) -> None:
     The optimizer's state is of its kind; within an epoch the order of samples must stay, or some would be seen twice
     and others never.
     """
-    if before.optimizer.name != now.optimizer.name:
+    if place.step and before.optimizer.name != now.optimizer.name:
         raise RecipeError(
             f"optimizer.name = {now.optimizer.name!r}, but the run has the state of {before.optimizer.name!r}; "
             "a new run can have another"

@@ -2,6 +2,7 @@
 
 runs/digits-20260131-120000/
 ├── recipe.toml
+├── .lock                  while a run is in it: who that is
 ├── metrics.jsonl
 ├── convolutions.json      the ways that were tried, and what each took
 ├── steps/
@@ -14,7 +15,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,19 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
-from unisono.errors import UsageError
+from unisono.errors import CheckpointError, UsageError
 from unisono.training.recipe import Recipe, read_recipe, to_dict
+from unisono.training.run_lock import RunLock
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
 CONVOLUTIONS = "convolutions.json"
 
 
-def begin(recipe: Recipe, folder: Path | None) -> Path:
-    """Make a run's directory, `folder` or a new one under runs/, with its recipe in it."""
+def begin(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
+    """Make a run's directory, `folder` or a new one under runs/, with its recipe in it, and `lock` it.
+
+    Raises UsageError where it cannot be made, another run is at work in it, or has been.
+    """
     if folder is None:
         stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
         folder = Path("runs") / f"{recipe.name}-{stamp}"
@@ -38,63 +44,94 @@ def begin(recipe: Recipe, folder: Path | None) -> Path:
         while folder.exists():
             number += 1
             folder = Path("runs") / f"{recipe.name}-{stamp}-{number}"
-    if (folder / RECIPE).exists():
-        raise UsageError(f"{folder} holds a run already; go on with it by --resume {folder}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_recipe(folder, recipe)
+        lock.take(folder)
+        held = (folder / RECIPE).exists()
     except OSError as error:
         raise UsageError(f"cannot make the run's folder {folder}: {error.strerror}") from error
+    if held:
+        raise UsageError(f"{folder} holds a run already; go on with it by --resume {folder}")
+    write_recipe(folder, recipe)
     return folder
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Keep the recipe with the run."""
-    _replace(folder / RECIPE, tomli_w.dumps(to_dict(recipe)))
+    _replace(folder / RECIPE, tomli_w.dumps(to_dict(recipe)).encode())
 
 
 def recipe_of(folder: Path, changes: list[str]) -> Recipe:
-    """The recipe of a run, with changes made to it. Raises UsageError where there is no run."""
-    if not (folder / RECIPE).exists():
+    """The recipe of a run, with changes made to it. Raises UsageError where there is no run, or it cannot be read."""
+    try:
+        there = (folder / RECIPE).exists()
+    except OSError as error:
+        raise UsageError(f"cannot read {folder / RECIPE}: {error.strerror}") from error
+    if not there:
         raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
     return read_recipe(folder / RECIPE, changes)
 
 
 def add_metrics(folder: Path, line: dict[str, Any]) -> None:
     """Append a line of metrics."""
-    with (folder / METRICS).open("a") as file:
+    with _writing(folder / METRICS), (folder / METRICS).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def count_metrics(folder: Path) -> int:
+    """How many epochs have left their metrics."""
+    path = folder / METRICS
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
     """Keep what the steps of an epoch took, from where the run began or went on: `seconds` of (ranks, steps, kinds)."""
     path = folder / STEPS / f"epoch-{epoch:04d}.npz"
-    path.parent.mkdir(exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("wb") as file:
-        np.savez_compressed(file, seconds=seconds, kinds=np.array(kinds))
-    aside.replace(path)
+    with _writing(path):
+        path.parent.mkdir(exist_ok=True)
+        with aside.open("wb") as file:
+            np.savez_compressed(file, seconds=seconds, kinds=np.array(kinds))
+        aside.replace(path)
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Take away the lines of metrics that are newer than `step`: the run goes on from there."""
+    """Take away the lines of metrics that are newer than `step`: the run goes on from there.
+
+    A line that was cut off when the run was killed goes too; one that has no step stays.
+    """
     path = folder / METRICS
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = []
-    for line in lines:
-        try:
-            if json.loads(line)["step"] > step:
-                continue
-        except ValueError:  # cut off in the middle when the run was killed
-            continue
-        kept.append(line + "\n")
-    _replace(path, "".join(kept))
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if _is_kept(line, step)]
+    if kept != lines:
+        _replace(path, b"".join(kept))
 
 
-def _replace(path: Path, text: str) -> None:
+def _is_kept(line: bytes, step: int) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:  # cut off in the middle
+        return False
+    reached = found.get("step") if isinstance(found, dict) else None
+    return not isinstance(reached, int) or reached <= step
+
+
+def _replace(path: Path, content: bytes) -> None:
     aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    with _writing(path):
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Within the block, an OSError becomes a CheckpointError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror or error}; make room or put the disk right, then go on with --resume"
+        ) from error

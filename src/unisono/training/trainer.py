@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -49,8 +49,9 @@ class Trainer:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
         self.gradients = gradients_of(model) or rule.attach(model, world)
+        self.gradients.check(model)
         self._updates = Updates(optimizer, self.gradients, clip)
-        self._awaits = await_parameters(model, self.gradients.need)
+        self._awaits = await_parameters(model, self.gradients.need, self.gradients.need_buffer)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline, self._within = timeline, within
         if timeline is not None:
@@ -65,15 +66,17 @@ class Trainer:
             raise UsageError(
                 "a Trainer's step does not accumulate: call backward() under no_sync in a loop of your own"
             )
+        if gradients_of(self.model) is not self.gradients:
+            raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
         gradients, samples, began = self.gradients, len(labels), time.perf_counter()
         waited, total = gradients.measured.waiting, 0.0
         if not self._awaits:
             gradients.wait()
+        gradients.samples = float(samples)
         if samples:
             self.model.train()
             with self._shown("forward"), self._within():
                 loss = self.loss(self.model(inputs), labels)
-            gradients.samples = float(samples)
             gradients.drop()
             apart = self._updates.begin()
             with self._shown("backward"):
@@ -82,13 +85,21 @@ class Trainer:
         else:
             gradients.drop()
             apart = self._updates.begin()
-            gradients.backward(gradients.exchange)
+            gradients.backward(gradients.synchronize)
         if not apart:
             gradients.wait()
         self.recorder.add("computing", time.perf_counter() - began - (gradients.measured.waiting - waited))
         self._account()
         self.recorder.end_step()
         return total
+
+    def request(self, kind: str) -> None:
+        """Request "save" or "stop" of all ranks, with the next step's control word. A signal handler may call it."""
+        self.gradients.request(kind)
+
+    def requests(self) -> Mapping[str, str]:
+        """Return what was requested before the last step, and by whom ("rank 2", "3 ranks"): the same on all ranks."""
+        return self.gradients.requests()
 
     def wait(self) -> None:
         """Wait until the last step's exchanges and updates are over."""
@@ -98,11 +109,9 @@ class Trainer:
     def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> Accuracy:
         """How many of `samples` samples the model gets right: each rank looks at its own batches, of inputs and labels.
 
-        Buffers (running means of batch norm) are rank 0's from here on, as they are in checkpoints.
+        Buffers are as the last step left them: of floating point, rank 0's.
         """
         self.wait()
-        for buffer in self.model.buffers():
-            self.world.broadcast(buffer)
         counts = torch.zeros(3, dtype=torch.int64)
         self.model.eval()
         for inputs, labels in batches:

@@ -11,8 +11,8 @@ computes several times in a step, cannot be driven so.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from unisono.errors import UsageError
 from unisono.gradients import Gradients
+from unisono.weak import weakly
 
 Groups = list[dict[str, Any]]
 
@@ -41,7 +42,7 @@ class Updates:
         self._groups: Groups = []
         self._apart = True
         for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
-            setattr(optimizer, name, self._waiting(getattr(optimizer, name)))
+            setattr(optimizer, name, _Waiting(optimizer, name, gradients))
 
     def begin(self) -> bool:
         """A step begins: its options (learning rate) are those of now, whatever is set before its last part is made.
@@ -49,7 +50,7 @@ class Updates:
         Whether the step is made in parts, which nobody has to wait for. Raises UsageError for a parameter that would be
         updated, but whose gradients never meet.
         """
-        self._gradients.follow = self._follow
+        self._gradients.follow = weakly(self._follow)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
         self._apart = self._may_be_parted()
         self._groups = [
@@ -101,12 +102,21 @@ class Updates:
 
         return update
 
-    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, once all updates are over: they need gradients and state as they are."""
 
-        @wraps(method)
-        def wait_first(*arguments: Any, **named: Any) -> Any:
-            self._gradients.wait()
-            return method(*arguments, **named)
+class _Waiting:
+    """A method of an optimizer that waits first until all updates are over: it needs gradients and state as they are.
 
-        return wait_first
+    It keeps neither alive: the optimizer keeps it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, gradients: Gradients) -> None:
+        self._optimizer, self._gradients = weakref.ref(optimizer), weakref.ref(gradients)
+        self._function, patched = getattr(type(optimizer), name), vars(optimizer).get(name)
+        self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _Waiting) else patched
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if (gradients := self._gradients()) is not None:
+            gradients.wait()
+        if self._patched is not None:
+            return self._patched(*arguments, **named)
+        return self._function(self._optimizer(), *arguments, **named)

@@ -46,7 +46,7 @@ class Delivery:
     """One delivery on a communicator that nothing else uses; `ranks` are what the user knows its ranks as.
 
     `fingerprint` is a number that ranks in the same call have in common; `largest` are the bytes of a piece, the same
-    on all ranks; `interrupted` is called now and then while waiting, and raises to end it.
+    on all ranks; `interrupted` is called now and then while waiting, and raises to end it; `words` are the call's.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Delivery:
         fingerprint: int,
         largest: int,
         interrupted: Callable[[], None],
+        words: str,
     ) -> None:
-        self._comm, self._ranks, self._tag = comm, ranks, tag_of(comm, fingerprint)
+        self._comm, self._ranks, self._tag, self._words = comm, ranks, tag_of(comm, fingerprint), words
         self._largest, self._interrupted = largest, interrupted
         self._requests: list[MPI.Request] = []
         self._landings: list[_Landing | None] = []  # for each request what it receives, if it does
@@ -115,14 +116,14 @@ class Delivery:
         if nbytes != len(content):
             goes = f"{'at least ' if nbytes == self._largest else ''}{self._landed[peer]}"
             ranks = self._ranks[peer], self._ranks[self._comm.rank]
-            raise MismatchError(sizes_differ(*ranks, goes, self._expected[peer]))
+            raise MismatchError(sizes_differ(self._words, *ranks, goes, self._expected[peer]))
         if aside is not None:
             content[:] = aside[:nbytes]
 
 
-def sizes_differ(source: int, target: int, goes: object, comes: int) -> str:
-    """The error of two ranks that differ about what one sends the other."""
+def sizes_differ(words: str, source: int, target: int, goes: object, comes: int) -> str:
+    """The error of two ranks that differ in the call `words` about the length of what one sends the other."""
     return (
-        f"rank {source} sends {goes} bytes to rank {target}, which expects {comes}: "
+        f"{words}: rank {source} sends {goes} bytes to rank {target}, which expects {comes}: "
         "what a rank sends must be as long as what the other expects of it"
     )

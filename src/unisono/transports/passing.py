@@ -7,7 +7,7 @@
                 rank 0 of 3   | sizes | to 1 ..... | to 2 ....... |
                 rank 1        | sizes | to 2 .. | to 0 .......... |                   1 meeting a piece
                 rank 2        | sizes | to 0 .......... | to 1 .. |
-                                  cut every SLOT bytes  ─┴─
+                              cut at each slot's end ─┴─
 
 Everyone begins with the rank after it, so that nobody is all others' first. Each rank sees all sizes, of what is sent
 and of what is expected: where two do not fit, all ranks are told the same.
@@ -22,7 +22,7 @@ import numpy as np
 from unisono.errors import MismatchError
 from unisono.transports.arithmetic import Array
 from unisono.transports.delivery import sizes_differ
-from unisono.transports.slots import SLOT, Slots
+from unisono.transports.slots import Slots
 from unisono.transports.windows import Call, Signals
 
 
@@ -35,7 +35,7 @@ class Passing:
     def share(self, parts: Sequence[Array], what: Call) -> None:
         """Give rank r's parts[r] to all. The part of each rank is as long on all of them."""
         longest = max(len(part) for part in parts)
-        for start in range(0, max(1, longest), SLOT):
+        for start in range(0, max(1, longest), self._slots.nbytes):
             slots = self._put([(0, parts[self._rank])], start, what)
             for rank in _after(self._rank, self._size):
                 _take(slots[rank], start, 0, parts[rank])
@@ -59,7 +59,7 @@ class Passing:
         slots = self._put(stream, 0, what)
         sizes = [slot[: own.nbytes].view(np.int64).tolist() for slot in slots]
         goes = [line[: self._size] for line in sizes]
-        self._compare(goes, [line[self._size :] for line in sizes])
+        self._compare(goes, [line[self._size :] for line in sizes], what)
         firsts = [own.nbytes + self._ahead(line, source) for source, line in enumerate(goes)]
         longest = own.nbytes + max(sum(line) - line[source] for source, line in enumerate(goes))
         self._flow(stream, slots, receives, firsts, longest, what)
@@ -76,7 +76,7 @@ class Passing:
     ) -> None:
         """Take what begins at firsts[s] of the stream of each rank s. The first piece is in `slots` already."""
         sources = _after(self._rank, self._size)[::-1]
-        for start in range(0, longest, SLOT):
+        for start in range(0, longest, self._slots.nbytes):
             if start:
                 slots = self._put(stream, start, what)
             for source in sources:
@@ -91,24 +91,25 @@ class Passing:
         """Put the piece of a stream that begins at `start` into the own slot, and meet; every rank's slot."""
         slots = self._slots.coming
         for first, part in stream:
-            low, high = max(start, first), min(start + SLOT, first + len(part))
+            low, high = max(start, first), min(start + self._slots.nbytes, first + len(part))
             if low < high:
                 slots[self._rank][low - start : high - start] = part[low - first : high - first]
         self._signals.meet(what)
         return slots
 
-    def _compare(self, goes: Sequence[Sequence[int]], comes: Sequence[Sequence[int]]) -> None:
+    def _compare(self, goes: Sequence[Sequence[int]], comes: Sequence[Sequence[int]], what: Call) -> None:
         """Compare goes[s][d], what rank s sends to rank d, with comes[d][s], what that one expects."""
         if [tuple(line) for line in goes] == list(zip(*comes, strict=True)):
             return
         everyone, ranks = range(self._size), self._signals.ranks
         source, target = next((s, d) for s in everyone for d in everyone if goes[s][d] != comes[d][s])
-        raise MismatchError(sizes_differ(ranks[source], ranks[target], goes[source][target], comes[target][source]))
+        sent, expected = goes[source][target], comes[target][source]
+        raise MismatchError(sizes_differ(what.words, ranks[source], ranks[target], sent, expected))
 
 
 def _take(slot: Array, start: int, first: int, part: Array) -> None:
     """Fill what a slot has of a part: the slot has the piece from `start` of a stream, where the part is at `first`."""
-    low, high = max(start, first), min(start + SLOT, first + len(part))
+    low, high = max(start, first), min(start + len(slot), first + len(part))
     if low < high:
         part[low - first : high - first] = slot[low - start : high - start]
 

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.mpi import MPI
 from unisono.transports.arithmetic import Array
+from unisono.transports.room import SLOTS
 from unisono.transports.windows import Signals, Window
-
-SLOT = 2 << 20
-"""Bytes of a slot: large enough that meetings do not count; 0.25 to 4 MB were within a third of each other."""
-
-SLOTS = 3
 
 
 class Slots:
-    """Made and freed by all ranks of `comm` together, who share a node and meet by `signals`."""
+    """Slots of `nbytes` in a window of the ranks of a node, who meet by `signals` and free them together."""
 
-    def __init__(self, comm: MPI.Intracomm, signals: Signals) -> None:
-        self._signals = signals
-        self._window = Window(comm, SLOTS * SLOT)
-        whole = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
-        self.all = [[line[number * SLOT : (number + 1) * SLOT] for line in whole] for number in range(SLOTS)]
+    def __init__(self, window: Window, nbytes: int, signals: Signals) -> None:
+        self._signals, self._window = signals, window
+        self.nbytes = nbytes
+        """Bytes of a slot."""
+        whole = [np.frombuffer(buffer, np.uint8) for buffer in window.buffers]
+        self.all = [[line[number * nbytes : (number + 1) * nbytes] for line in whole] for number in range(SLOTS)]
         """By number every rank's slot, as bytes."""
 
     @property

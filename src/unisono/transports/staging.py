@@ -15,7 +15,8 @@ from typing import Any
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
 from unisono.transports.arithmetic import Arithmetic, Step, perform
-from unisono.transports.slots import SLOT, SLOTS, Slots
+from unisono.transports.room import SLOTS
+from unisono.transports.slots import Slots
 from unisono.transports.windows import Call, Signals
 
 ADDRESSES = 64
@@ -36,7 +37,7 @@ class Staging:
         return self._kept[arithmetic][self._slots.number]
 
     def flat(self, nbytes: int, arithmetic: Arithmetic, what: Call) -> Callable[[int], None]:
-        """A function that reduces `nbytes` (at most SLOT) at the address it is given, in place: every rank does all.
+        """A function that reduces `nbytes` at the address it is given, in place: at most a slot's. Every rank does all.
 
         For a few bytes what counts is how little Python runs, so all that can be known beforehand is; views of the
         memory at an address are kept, since the same tensors come again and again.
@@ -45,12 +46,13 @@ class Staging:
         entries = [slot[self._rank] for slot in slots]
         views = [[arithmetic.view(part) for part in slot] for slot in slots]
         signals, meet = self._signals, self._signals.meet
-        seen: dict[int, tuple[Any, list[list[Step]]]] = {}
+        seen: dict[int, list[tuple[Any, Any, list[Step]]]] = {}
+        whole = slice(None)
 
-        def plan(address: int) -> tuple[Any, list[list[Step]]]:
+        def plan(address: int) -> list[tuple[Any, Any, list[Step]]]:
             payload = MPI.memory.fromaddress(address, nbytes)
             into = arithmetic.view(payload)
-            return payload, [arithmetic.reduce(slot, into) for slot in views]
+            return [(entry, payload, arithmetic.reduce(slot, into)) for entry, slot in zip(entries, views, strict=True)]
 
         def play(address: int) -> None:
             known = seen.get(address)
@@ -58,11 +60,10 @@ class Staging:
                 if len(seen) == ADDRESSES:
                     seen.clear()
                 known = seen[address] = plan(address)
-            payload, reductions = known
-            slot = (signals.turn + 1) % SLOTS  # as `Slots` has it, without the calls
-            entries[slot][:] = payload
+            entry, payload, reductions = known[(signals.turn + 1) % SLOTS]  # as `Slots` has it, without the calls
+            entry[whole] = payload
             meet(what)
-            for function, arguments in reductions[slot]:
+            for function, arguments in reductions:
                 function(*arguments)
 
         return play
@@ -73,7 +74,7 @@ class Staging:
         Every rank reduces its segment of each piece.
         """
         here = root in (None, self._rank)
-        pieces = cut(len(payload), 1, SLOT // itemsize)
+        pieces = cut(len(payload), 1, self._slots.nbytes // itemsize)
         for piece in range(pieces.pieces):
             part = payload[pieces.region(piece, 0)]
             slots = self._views(arithmetic)
@@ -99,7 +100,7 @@ class Staging:
         There is a chunk for each of the first `owners` ranks; 0 means all.
         """
         owners = owners or self._size
-        stride = SLOT // (owners * itemsize)  # elements of a slot that are there for each chunk
+        stride = self._slots.nbytes // (owners * itemsize)  # elements of a slot that are there for each chunk
         whole = cut(len(payload), owners, stride, chunk_major=True)
         start, _ = bounds(len(payload), owners, self._rank)
         for piece in range(whole.pieces):

@@ -11,7 +11,7 @@ from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, perform
 from unisono.transports.player import Move
 from unisono.transports.rounds import reduce_arrivals
-from unisono.transports.windows import LANES, Signals
+from unisono.transports.windows import LANES, Call, Signals
 
 
 class _Round:
@@ -27,9 +27,10 @@ class WindowChannel:
     """Carries the moves of any schedule on memory that lies in a window. One piece at a time; `views` holds, for each
     rank, its payload as seen from here."""
 
-    def __init__(self, signals: Signals, views: Sequence[Any], lanes: int, arithmetic: Arithmetic) -> None:
+    def __init__(self, signals: Signals, views: Sequence[Any], lanes: int, arithmetic: Arithmetic, what: Call) -> None:
         assert lanes <= LANES, f"{lanes} lanes on a window, {LANES} at most"
-        self._signals, self._views, self._lanes, self._arithmetic = signals, views, lanes, arithmetic
+        self._signals, self._views, self._lanes = signals, views, lanes
+        self._arithmetic, self._what = arithmetic, what
         self._own = views[signals.rank]
         self._rounds: dict[int, _Round] = {}
 
@@ -47,7 +48,7 @@ class WindowChannel:
             done.extend(ticket for ticket in self._rounds if self._proceed(ticket))
             return bool(done)
 
-        self._signals.until(look)
+        self._signals.until(look, self._what)
         for ticket in done:
             del self._rounds[ticket]
         return done

@@ -6,10 +6,21 @@ from unisono.engine.embeddings.chain import chain
 from unisono.engine.embeddings.concurrent import concurrent
 from unisono.engine.embeddings.funnel import funnel
 from unisono.engine.embeddings.none import none
-from unisono.engine.embeddings.task import MAIN, OUTSTANDING, Embedding, Tag, Task, buffer, gradient
+from unisono.engine.embeddings.task import MAIN, OUTSTANDING, Embedding, Tag, Task, buffer, communicator, gradient
 from unisono.errors import UsageError
 
-__all__ = ["EMBEDDINGS", "MAIN", "OUTSTANDING", "Embedding", "Tag", "Task", "buffer", "find_embedding", "gradient"]
+__all__ = [
+    "EMBEDDINGS",
+    "MAIN",
+    "OUTSTANDING",
+    "Embedding",
+    "Tag",
+    "Task",
+    "buffer",
+    "communicator",
+    "find_embedding",
+    "gradient",
+]
 
 EMBEDDINGS: Mapping[str, Embedding] = {"funnel": funnel, "concurrent": concurrent, "chain": chain, "none": none}
 

@@ -8,12 +8,7 @@ Exchanges of one communicator come in the order of the pushes; on different ones
 holds nobody up but its own. The barrier bounds how far the ranks drift apart, and costs what it takes to meet.
 """
 
-from unisono.engine.embeddings.task import MAIN, Embedding, Tag, Task, buffer, gradient
-
-
-def communicator(number: int) -> Tag:
-    """What keeps the exchanges of one communicator in order."""
-    return "communicator", number
+from unisono.engine.embeddings.task import MAIN, Embedding, Task, buffer, communicator, gradient
 
 
 def push(key: int, outstanding: int) -> tuple[Task, ...]:

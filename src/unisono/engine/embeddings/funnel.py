@@ -7,14 +7,14 @@ The order of the main thread's program is the order of the exchanges, the same o
 no other thread calls it. But while the main thread waits for a gradient, one that is there already waits as well.
 """
 
-from unisono.engine.embeddings.task import MAIN, Embedding, Task, buffer, gradient
+from unisono.engine.embeddings.task import MAIN, Embedding, Task, buffer, communicator, gradient
 
 
 def push(key: int, _: int) -> tuple[Task, ...]:
     """Pack on another thread; wait for that, and exchange."""
     return (
         Task("pack", "update", read=(gradient(key),), mutate=(buffer(key),)),
-        Task("exchange", MAIN, mutate=(buffer(key),)),
+        Task("exchange", MAIN, mutate=(buffer(key), communicator(0))),
     )
 
 

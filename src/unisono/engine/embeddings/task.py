@@ -53,3 +53,8 @@ def gradient(key: int) -> Tag:
 def buffer(key: int) -> Tag:
     """What travels for a key."""
     return "buffer", key
+
+
+def communicator(number: int) -> Tag:
+    """What keeps the exchanges of one communicator in order: those of all models that share it."""
+    return "communicator", number

@@ -80,7 +80,6 @@ def test_a_wait_for_a_rank_that_does_not_come_is_ended(world: World, what: str, 
         with pytest.raises(LateError):
             CALLS[what](group)
         assert group.broken
-        assert time.monotonic() < limit.end + 10
     group.free() if world.rank else group.abandon()
     del group
     gc.collect()

@@ -53,7 +53,9 @@ def test_uneven_shares_are_weighted(group: World, samples: int, bucket_bytes: in
     mine = slice(*bounds(samples, group.size, group.rank))
     for clear in (model.zero_grad, lambda: model.zero_grad(set_to_none=False)):
         clear()
-        nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
+        outputs = model(inputs[mine])
+        unisono.add_samples(model, len(outputs))
+        nn.functional.mse_loss(outputs, targets[mine]).backward()
         assert close(model, serial(samples))
 
 
@@ -65,7 +67,7 @@ def test_a_rank_without_samples_takes_part(group: World) -> None:
     if group.rank == 0:
         nn.functional.mse_loss(model(inputs), targets).backward()
     else:
-        gradients_of(model).exchange()
+        unisono.synchronize(model)
     assert close(model, serial(6))
 
 
@@ -77,7 +79,6 @@ def test_a_parameter_that_no_rank_uses_has_no_gradient_and_one_that_some_use_has
     unisono.parallel(model, group)
     for _ in range(8):  # beyond the steps in which buckets change
         model.zero_grad(set_to_none)
-        gradients_of(model).samples = 3.0
         outputs = model[0](torch.full((3, 2), float(group.rank)))
         (outputs if group.rank else model[2](outputs)).sum().backward()
         assert all(parameter.grad is None for parameter in model[1].parameters()) or not set_to_none
@@ -106,7 +107,9 @@ def test_two_backward_passes_over_one_forward_pass(group: World) -> None:
     inputs, targets = batch(8)
     mine = slice(*bounds(8, group.size, group.rank))
     loss = nn.functional.mse_loss(model(inputs[mine]), targets[mine])
+    unisono.add_samples(model, len(inputs[mine]))
     loss.backward(retain_graph=True)
+    unisono.add_samples(model, len(inputs[mine]))
     loss.backward()
     assert close(model, [2 * gradient for gradient in serial(8)])
 
@@ -127,6 +130,7 @@ def test_a_backward_pass_that_fails_does_no_lasting_harm(group: World) -> None:
     with pytest.raises(ValueError, match="out of luck"):
         model[2](Failing.apply(model[1](model[0](inputs[mine])))).sum().backward()
     model.zero_grad()
+    unisono.add_samples(model, len(inputs[mine]))
     nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
     assert close(model, serial(8))
 
@@ -137,24 +141,6 @@ def test_a_copy_of_the_model_is_a_model_of_its_own(group: World) -> None:
     assert gradients_of(twin) is None
     if group.rank == 0:  # alone: nothing is exchanged
         twin(torch.ones(2, 7).double()).sum().backward()
-        assert gradients_of(model).samples == 0
-
-
-def test_inputs_in_dicts_and_lists_are_counted_and_evaluation_is_not(group: World) -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 1)
-
-        def forward(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
-            return self.layer(given["inputs"][0])
-
-    model = unisono.parallel(Nested(), group)
-    model({"inputs": [torch.ones(5, 2)]})
-    assert gradients_of(model).samples == 5
-    model.eval()
-    model({"inputs": [torch.ones(7, 2)]})
-    assert gradients_of(model).samples == 5
 
 
 def test_several_losses_in_one_step(group: World) -> None:
@@ -163,6 +149,7 @@ def test_several_losses_in_one_step(group: World) -> None:
     mine = slice(*bounds(8, group.size, group.rank))
     model.zero_grad()
     for _ in range(2):
+        unisono.add_samples(model, len(inputs[mine]))
         nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
     assert close(model, [2 * gradient for gradient in serial(8)])
 

@@ -119,7 +119,10 @@ def test_a_shard_goes_where_it_is_wanted(world: World, spread: World) -> None:
                 assert found is out
                 assert torch.equal(out, serial("maximum", rows)[own])
                 assert torch.equal(mine, rows[these.rank])
-        for wrong in (torch.zeros(1), torch.zeros(5003, dtype=torch.int32), torch.zeros(10006)[::2]):
+        every_second = torch.zeros(10006)[::2]
+        part_reduce(these._group, torch.ones(5003 * these.size), out=every_second)
+        assert torch.equal(every_second, torch.full((5003,), float(these.size)))
+        for wrong in (torch.zeros(1), torch.zeros(5003, dtype=torch.int32)):
             with pytest.raises(TensorError, match="cannot take this rank's chunk"):
                 part_reduce(these._group, torch.zeros(5003 * these.size), out=wrong)
 
@@ -143,6 +146,18 @@ def test_ranks_with_different_ops_are_told(group: World) -> None:
             assert "op minimum)" in str(caught.value)
             assert "op product)" in str(caught.value)
     assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3
+
+
+def test_the_algorithm_that_is_asked_for_is_carried_out_in_a_window(group: World) -> None:
+    """A tensor that was summed by one algorithm before is not summed by that one for ever."""
+    if group.size == 1:
+        pytest.skip("needs two ranks")
+    tensor = group.empty(1 << 18, torch.float32)
+    group.allreduce(tensor, "direct")
+    with pytest.raises(
+        MismatchError, match=r"(?s)float32, direct\).*float32, ring\)|float32, ring\).*float32, direct\)"
+    ):
+        group.allreduce(tensor, "ring" if group.rank else "direct")
 
 
 def test_every_reduced_dtype_is_tested() -> None:

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str
 @pytest.fixture
 def broken(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """All ranks on two nodes by turns, in a world that is not used again."""
-    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    monkeypatch.setattr(watch, "COMPARE_AFTER", 0.1)
     yield World(world.comm.Dup(), place([rank % 2 for rank in range(world.size)]), world.table)
     world.barrier()
 
@@ -96,8 +96,16 @@ def test_every_rank_is_told_both_calls(broken: World, case: str, odd: str) -> No
 
 
 def test_a_rank_that_is_late_is_no_difference(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    monkeypatch.setattr(watch, "COMPARE_AFTER", 0.1)
     for algorithm in ("ring", "library", "hierarchical"):
         if spread.rank == 0:
             time.sleep(0.4)
         assert spread.allreduce(torch.ones(3), algorithm).tolist() == [spread.size] * 3
+
+
+def test_lengths_whose_words_had_one_short_checksum_differ(group: World) -> None:
+    if group.size == 1:
+        pytest.skip("one rank agrees with itself")
+    with pytest.raises(MismatchError, match=r"73598 x .*80046 x |80046 x .*73598 x "):
+        group.allreduce(torch.zeros(73_598 if group.rank == 0 else 80_046))
+    assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3

@@ -1,0 +1,150 @@
+"""What ranks say of themselves when somebody waits for long, and the words that are made of it. Nothing here acts.
+
+rank 0   waits 10 s in call 7 of world   ── where are you? ──▶  all ranks
+rank 1   State: world is at call 6, waits in call 3 of "twin 1 of world", at train.py:12
+rank 2   no answer; its process is stopped
+
+"rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; not come: rank 1, which waits
+ in barrier(), call 3 of twin 1 of world, at train.py:12; rank 2, which is stopped ..."
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+LISTED = 8
+"""Ranks that are described one by one."""
+
+MISMATCH = "every rank of a group must make the same calls in the same order"
+
+ENDED = "every rank of a world must make as many calls as the others"
+
+LATE = "every rank must make the same calls; more time: UNISONO_TIMEOUT or unisono.init(timeout=SECONDS)"
+
+
+class Wait(NamedTuple):
+    """A call in which a rank waits."""
+
+    world: str
+    number: int
+    words: str
+    seconds: float = 0.0
+
+
+class State(NamedTuple):
+    """What a rank says of itself."""
+
+    where: str
+    """The file and the line of its main thread."""
+    waits: tuple[Wait, ...] = ()
+    numbers: Mapping[str, int] = {}
+    """By the name of a world how many of its calls the rank has come to."""
+    broken: tuple[str, ...] = ()
+    """The worlds that it has given up."""
+    ended: bool = False
+
+
+def encode(state: State) -> bytes:
+    """A state as JSON, for other processes."""
+    return json.dumps(state).encode()
+
+
+def decode(content: bytes) -> State:
+    """The state that `encode` has encoded."""
+    where, waits, numbers, broken, ended = json.loads(content)
+    return State(where, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
+
+
+STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
+
+Answer = State | str
+"""What is known of a rank: its state; or that its process is STOPPED, is DEAD, or that it is SILENT."""
+
+
+def difference(one: int, words: str, other: int, other_words: str) -> str:
+    """The error of two ranks that differ."""
+    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH}"
+
+
+def absent(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
+    """The ranks that have not come to a call; if all have, those that do not wait in a call of its world."""
+
+    def late(answer: Answer) -> bool:
+        return not isinstance(answer, State) or answer.ended or answer.numbers.get(wait.world, 0) < wait.number
+
+    def elsewhere(answer: Answer) -> bool:
+        return late(answer) or all(other.world != wait.world for other in answer.waits)  # type: ignore[union-attr]
+
+    return [rank for rank in others if late(answers.get(rank, SILENT))] or [
+        rank for rank in others if elsewhere(answers.get(rank, SILENT))
+    ]
+
+
+def is_hopeless(wait: Wait, answer: Answer) -> bool:
+    """Whether a rank that has not come will never come."""
+    if isinstance(answer, State):
+        return answer.ended or wait.world in answer.broken
+    return answer == DEAD
+
+
+def speaks(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
+    """Whether it is for `rank` to report the wait: the lowest of those that wait in that call for half as long."""
+    waiting = [
+        other
+        for other, answer in answers.items()
+        if other < rank and isinstance(answer, State)
+        for theirs in answer.waits
+        if theirs[:2] == wait[:2] and theirs.seconds > wait.seconds / 2
+    ]
+    return not waiting
+
+
+def report(rank: int, size: int, wait: Wait, where: str, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
+    """A line on a rank that waits, for those that are `missing`."""
+    waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(where)}"
+    return f"{waited}; {_not_come(wait, missing, answers)}"
+
+
+def failure(rank: int, size: int, wait: Wait, where: str, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
+    """Return the error of a rank that waits no more."""
+    hopeless = any(is_hopeless(wait, answers.get(other, SILENT)) for other in missing)
+    return f"{report(rank, size, wait, where, missing, answers)}: {ENDED if hopeless else LATE}"
+
+
+def describe(wait: Wait) -> str:
+    """A call in words."""
+    return f"{wait.words}, call {wait.number} of {wait.world}"
+
+
+def _not_come(wait: Wait, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
+    if not missing:
+        return "all ranks have come, and wait"
+    each = [f"rank {rank}, which {_doing(wait, answers.get(rank, SILENT))}" for rank in missing[:LISTED]]
+    more = [f"and {len(missing) - LISTED} more"] if len(missing) > LISTED else []
+    return "not come: " + "; ".join([*each, *more])
+
+
+NO_STATE = {
+    STOPPED: "is stopped (by SIGSTOP or a debugger; kill -CONT lets it go on)",
+    DEAD: "is dead",
+    SILENT: "gives no sign of life",
+}
+
+
+def _doing(wait: Wait, answer: Answer) -> str:
+    if not isinstance(answer, State):
+        return NO_STATE[answer]
+    if answer.ended:
+        return "has ended its program"
+    if wait.world in answer.broken:
+        return f"has given up {wait.world}{_at(answer.where)}"
+    if answer.waits:
+        longest = max(answer.waits, key=lambda other: (other.world == wait.world, other.seconds))
+        return f"waits in {describe(longest)}{_at(answer.where)}"
+    return f"computes{_at(answer.where)}"
+
+
+def _at(where: str) -> str:
+    return f", at {where}" if where else ""

@@ -1,0 +1,66 @@
+"""Models that differ between ranks: found before anything of them is exchanged.
+
+rank 0   0.weight (4, 4) float32   1.weight (2, 4) float32   hash ─┐ one number is compared
+rank 1   0.weight (4, 4) float32   1.weight (3, 4) float32   hash ─┘ only if it differs, ranks tell each other all
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+
+from unisono.errors import MismatchError
+from unisono.world import World
+
+Description = Sequence[tuple[str, str]]
+"""Names of tensors, with what has to be the same on all ranks."""
+
+REMEDY = "build the same model on every rank, from the same options and in the same order"
+
+
+def compare_models(model: torch.nn.Module, world: World) -> None:
+    """Raise MismatchError on every rank where names, shapes, dtypes or what is trained are not the same on all."""
+    if world.size == 1:
+        return
+    mine = describe(model)
+    number = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "little")
+    most = world.allreduce(torch.tensor([number, -number]), op="maximum")
+    if int(most[0]) != -int(most[1]):
+        raise MismatchError(difference(world.gather(mine)))
+
+
+def describe(model: torch.nn.Module) -> Description:
+    """The parameters and buffers of a model in their order; tensors under several names count under each."""
+    parameters = [(f"parameter {name}", one) for name, one in model.named_parameters(remove_duplicate=False)]
+    buffers = [(f"buffer {name}", one) for name, one in model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    told = []
+    for name, tensor in (*parameters, *buffers):
+        known = first.setdefault(id(tensor), name)
+        told.append((name, _words_of(tensor) + ("" if known == name else f", the same as {known}")))
+    return told
+
+
+def difference(descriptions: Sequence[Description]) -> str:
+    """The first thing in which some rank's model differs from rank 0's, in words."""
+    for rank, other in enumerate(descriptions):
+        for one, another in zip_longest(descriptions[0], other):
+            if one != another:
+                return (
+                    f"the models of ranks 0 and {rank} differ: rank 0 has {_told(one)}, "
+                    f"rank {rank} has {_told(another)}: {REMEDY}"
+                )
+    return f"the models differ: {REMEDY}"
+
+
+def _words_of(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    frozen = ", frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
+    return f"{tuple(tensor.shape)} of {dtype}{frozen}"
+
+
+def _told(entry: tuple[str, str] | None) -> str:
+    return "no more" if entry is None else f"{entry[0]}, {entry[1]}"

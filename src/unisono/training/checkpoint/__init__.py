@@ -1,0 +1,19 @@
+"""Checkpoints that are whole or not there: written aside, synced to the disk, then renamed.
+
+    RUN/checkpoints/
+    ├── step-000000046/
+    │   ├── weights.safetensors      the tensors of the model's state_dict, each memory once
+    │   ├── optimizer.safetensors    the tensors of the optimizer's state
+    │   └── manifest.json            step, progress, outlines of both states, size and SHA-256 of each file
+    ├── step-000000069/
+    └── step-000000092.torn/         read whole and found wrong; set aside when the run went on from 69
+
+The newest that is whole is used. The newest three are kept; one that was not read whole is never removed or renamed.
+"""
+
+from unisono.training.checkpoint.layout import KEPT, Checkpoint, Torn, names
+from unisono.training.checkpoint.read import load_newest, set_aside
+from unisono.training.checkpoint.state import check_state
+from unisono.training.checkpoint.write import save
+
+__all__ = ["KEPT", "Checkpoint", "Torn", "check_state", "load_newest", "names", "save", "set_aside"]

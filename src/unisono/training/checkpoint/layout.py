@@ -1,0 +1,92 @@
+"""Names and files of a checkpoint, and the errors of its disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import CheckpointError
+
+KEPT = 3
+MANIFEST = "manifest.json"
+TENSORS = ("weights", "optimizer")
+FORMAT = 2
+"""1, which is read still, had no outline of the weights, and another one of the optimizer."""
+
+NAME = re.compile(r"step-\d{9,}")
+TORN, REPLACED = ".torn", ".replaced"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on."""
+
+    step: int
+    """Steps that were made."""
+    weights: dict[str, Any]
+    """The model's state_dict: tensors, and what `get_extra_state` of its modules gives."""
+    optimizer: dict[str, Any]
+    """The optimizer's state_dict."""
+    progress: dict[str, Any]
+    """What else the run wants to know; JSON values."""
+
+
+@dataclass(frozen=True)
+class Torn:
+    """A checkpoint that was read to its end and is not what was written."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is torn: {self.reason}"
+
+
+def name_of(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step-{step:09d}"
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of the checkpoints in `folder`, oldest first: those that were renamed into place.
+
+    One that was being replaced when its run was killed counts where its successor is not there.
+    Raises CheckpointError where the folder cannot be read, or is a link to nowhere.
+    """
+    try:
+        found = {path.name for path in folder.iterdir()}
+    except FileNotFoundError as error:
+        if folder.is_symlink():
+            raise unreadable(error, folder) from error
+        return []
+    except OSError as error:
+        raise unreadable(error, folder) from error
+    replaced = {name for name in found if name.endswith(REPLACED) and name.removesuffix(REPLACED) not in found}
+    return sorted(name for name in found if NAME.fullmatch(name.removesuffix(REPLACED) if name in replaced else name))
+
+
+def unreadable(error: Exception, path: Path) -> CheckpointError:
+    """Return what to say of a checkpoint, or a folder of them, that may be whole."""
+    place = getattr(error, "filename", None) or path
+    reason = getattr(error, "strerror", None) or error
+    link = Path(place)
+    away = f", a link to {link.readlink()}" if link.is_symlink() else ""
+    return CheckpointError(
+        f"cannot read {place}{away}: {reason}; it may be whole, and nothing was changed: mount its disk or make it "
+        f"readable, then go on with --resume, or rename {path} to go on without it"
+    )
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(body: dict[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's entries."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""A checkpoint written aside, synced and renamed; older ones that are too many removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from unisono.errors import CheckpointError
+from unisono.training.checkpoint.layout import (
+    FORMAT,
+    KEPT,
+    MANIFEST,
+    REPLACED,
+    TENSORS,
+    Checkpoint,
+    digest,
+    digest_of,
+    name_of,
+    names,
+)
+from unisono.training.checkpoint.state import take_apart
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into `folder`, and remove older ones that are too many.
+
+    Raises CheckpointError when the disk refuses; what was written before is there still.
+    """
+    aside = folder / f".{name_of(checkpoint.step)}.tmp"
+    try:
+        return _save(folder, aside, checkpoint)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint of step {checkpoint.step} into {folder}: {error}; older ones are as they "
+            "were: make room or put the disk right, then go on with --resume"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
+    target = folder / name_of(checkpoint.step)
+    states = [take_apart(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".step-*.tmp"):  # the run's folder is locked: nobody writes them
+        shutil.rmtree(left, ignore_errors=True)
+    _settle_replaced(folder)
+    aside.mkdir()
+    files = {}
+    for name, (tensors, _) in zip(TENSORS, states, strict=True):
+        path = aside / f"{name}.safetensors"
+        save_file(_apart(tensors), path)
+        _sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+    body = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "progress": checkpoint.progress,
+        **{name: outline for name, (_, outline) in zip(TENSORS, states, strict=True)},
+        "files": files,
+    }
+    manifest = aside / MANIFEST
+    manifest.write_text(json.dumps({**body, "sha256": digest_of(body)}, indent=1) + "\n")
+    _sync(manifest)
+    _sync(aside)
+    replaced = target.with_name(target.name + REPLACED)
+    if os.path.lexists(target):  # an epoch's last step, which has its metrics now
+        target.rename(replaced)
+    aside.rename(target)
+    _sync(folder)
+    _remove(replaced)
+    for old in [name for name in names(folder) if name < target.name][: 1 - KEPT]:
+        _remove(folder / old)
+    return target
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors of which no two share memory: where some do in part, as copies."""
+    seen, apart = set[int](), {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        memory = plain.untyped_storage().data_ptr()
+        apart[name] = plain.clone() if memory in seen else plain
+        seen.add(memory)
+    return apart
+
+
+def _settle_replaced(folder: Path) -> None:
+    """End what a run that was killed had begun: a checkpoint that was to be replaced is there once."""
+    for left in folder.glob(f"step-*{REPLACED}"):
+        name = left.with_name(left.name.removesuffix(REPLACED))
+        if os.path.lexists(name):
+            _remove(left)
+        else:
+            left.rename(name)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; of a link the link alone, since what it names may be others' too."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""Memory of each rank of a node that all of them see, and that lasts as long as anything on this rank refers to it.
+
+    rank 0   file without a name ── own mapping ──▶ tensor ──▶ views, NumPy arrays     unmapped after the last of them
+                                 └─ rank 1's mapping                                   kept as long as rank 1's tensor
+
+Each rank makes its file (memfd), which the others open through /proc: nothing is ever left in a folder, and the size of
+/dev/shm is no limit. Ranks need not give it back together: each unmaps what it no longer needs, and the pages go with
+the last mapping.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.mpi import MPI
+
+
+class SharedMemory:
+    """The mappings of the memory of all ranks of a node, the own one among them; `share` makes it."""
+
+    def __init__(self, mappings: list[torch.Tensor], rank: int, number: int) -> None:
+        self.number = number
+        """The same on all ranks, whatever each has let go of."""
+        self.start, self.nbytes = mappings[rank].data_ptr(), mappings[rank].numel()
+        self._own = mappings[rank]
+        self.buffers: list[Any] = [memoryview(mapping.numpy()) for mapping in mappings]  # type: ignore[arg-type]
+        """Every rank's memory, by rank."""
+        self._plans: dict[int, dict[Any, Any]] = {}
+
+    def tensor(self, length: int, dtype: torch.dtype, gone: Callable[[], None]) -> torch.Tensor:
+        """The own part; `gone` is called, in any thread, once nothing that was made of it is left."""
+        kept = self._own.numpy().view()  # an array of its own, which PyTorch keeps with the tensor's storage
+        weakref.finalize(kept, gone).atexit = False
+        return torch.frombuffer(kept, dtype=dtype, count=length)
+
+    def plan(self, plans: dict[Any, Any]) -> None:
+        """Have these plans forgotten with the memory, of which they hold views."""
+        self._plans[id(plans)] = plans
+
+    def forget(self) -> None:
+        """Forget what was planned for it."""
+        for plans in self._plans.values():
+            plans.clear()
+        self._plans.clear()
+
+
+def share(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
+    """Make `nbytes` of zeroed memory on each rank of `comm`, who share a node; called by all of them together.
+
+    None on all ranks where one cannot open another's: processes that are hidden from each other share nothing.
+    """
+    mappings: list[torch.Tensor] = []
+    name = f"unisono-{secrets.token_hex(8)}"  # a process of another container may have the same number
+    file = os.memfd_create(name)
+    try:
+        os.ftruncate(file, nbytes)
+        files = comm.allgather((f"/proc/{os.getpid()}/fd/{file}", name))
+        with suppress(OSError, RuntimeError):
+            for path, named in files:
+                if str(Path(path).readlink()) == f"/memfd:{named} (deleted)":
+                    mappings.append(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
+        if len(mappings) == comm.size:
+            mappings[comm.rank].zero_()  # touched first here, so that the pages lie near this rank
+        complete = comm.allreduce(len(mappings) == comm.size, MPI.LAND)
+    finally:
+        os.close(file)
+    return SharedMemory(mappings, comm.rank, number) if complete else None

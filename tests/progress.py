@@ -1,0 +1,157 @@
+"""Commands that end when they make no progress: nothing written for a while. They may take as long as they like."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+SILENCE = 120.0
+"""Seconds without output after which a command is taken to hang.
+
+Output is the sign, not CPU time: ranks poll while they wait, so that a hang uses as much of a core as a computation.
+"""
+
+INTERVAL = 0.01
+"""Seconds between two looks at what changes without output."""
+
+TAIL = 6000
+"""Characters of each stream that a failure shows."""
+
+Seen = TypeVar("Seen")
+
+
+class NoProgressError(AssertionError):
+    """A command that was ended because it wrote nothing for too long."""
+
+
+class Watched:
+    """A running command, in a session of its own, whose output is read by whoever waits for it.
+
+    Each wait fails, and ends the command and all that it started, after `timeout` seconds without output.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        timeout: float = SILENCE,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command, self._timeout = list(command), timeout
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd=cwd, env=env
+        )
+        self._selector = selectors.DefaultSelector()
+        self._written = {"stdout": bytearray(), "stderr": bytearray()}
+        for name in self._written:
+            self._selector.register(getattr(self.process, name), selectors.EVENT_READ, name)
+        self._heard = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._selector.close()
+        for stream in (self.process.stdout, self.process.stderr):
+            stream.close()
+
+    @property
+    def stdout(self) -> str:
+        """Output so far."""
+        return self._written["stdout"].decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """Errors so far."""
+        return self._written["stderr"].decode(errors="replace")
+
+    def until(self, there: Callable[[], bool]) -> None:
+        """Read on until something is there. The command must not end before."""
+        while not there():
+            ended = self.process.poll() is not None
+            self._read(INTERVAL)
+            assert not ended, f"the command ended by itself\n{self._tail()}"
+
+    def finish(self) -> subprocess.CompletedProcess[str]:
+        """Read on until the command has ended and nothing that it started can write any more."""
+        while self._selector.get_map():
+            self._read(self._timeout)
+        try:
+            self.process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            self._fail()
+        return subprocess.CompletedProcess(self._command, self.process.returncode, self.stdout, self.stderr)
+
+    def kill(self) -> None:
+        """End the command and all that it started."""
+        for pid in family(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _read(self, seconds: float) -> None:
+        """Wait for output so long at most, and take it."""
+        left = self._heard + self._timeout - time.monotonic()
+        for key, _ in self._selector.select(max(0.0, min(seconds, left))):
+            if found := os.read(key.fd, 1 << 16):
+                self._written[key.data] += found
+                self._heard = time.monotonic()
+            else:
+                self._selector.unregister(key.fileobj)
+        if time.monotonic() - self._heard >= self._timeout:
+            self._fail()
+
+    def _fail(self) -> None:
+        self.kill()
+        raise NoProgressError(f"{' '.join(self._command)} wrote nothing for {self._timeout} s\n{self._tail()}")
+
+    def _tail(self) -> str:
+        return f"{self.stdout[-TAIL:]}\n{self.stderr[-TAIL:]}"
+
+
+def run(
+    command: Sequence[str],
+    timeout: float = SILENCE,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; it fails after `timeout` seconds without output."""
+    with Watched(command, timeout, cwd, env) as watched:
+        return watched.finish()
+
+
+def settle(look: Callable[[], Seen], good: Callable[[Seen], bool], timeout: float = SILENCE) -> Seen:
+    """Look until what is seen is good, or has not changed for `timeout` seconds; return what was seen last."""
+    seen, changed = look(), time.monotonic()
+    while not good(seen) and time.monotonic() - changed < timeout:
+        time.sleep(INTERVAL)
+        before, seen = seen, look()
+        if seen != before:
+            changed = time.monotonic()
+    return seen
+
+
+def family(pid: int) -> list[int]:
+    """A process that leads a session, all others of the session, and whatever any of them started elsewhere."""
+    parents: dict[int, int] = {}
+    found = {pid}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            _, parent, _, session = path.read_text().rpartition(")")[2].split()[:4]
+            parents[int(path.parent.name)] = int(parent)
+            found |= {int(path.parent.name)} if int(session) == pid else set()
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)

@@ -1,0 +1,121 @@
+"""Who is told of an exception that nobody catches, and who ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from unisono import uncaught, witness
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Rank:
+    """What a rank has said, and with what code it has ended all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.words: list[str] = []
+        self.codes: list[int] = []
+        self.seen: list[str] = []
+        monkeypatch.setattr(sys, "excepthook", lambda *args: self.seen.append(args[0].__name__))
+        monkeypatch.setattr(threading, "excepthook", lambda args: self.seen.append(f"thread {args.exc_type.__name__}"))
+        monkeypatch.setattr(witness, "last_words", self.words.append)
+        uncaught.install(1, 3, self.codes.append)
+        uncaught.install(1, 3, self.codes.append)
+
+    def raises(self, error: BaseException) -> None:
+        sys.excepthook(type(error), error, None)
+
+    def thread_raises(self, error: type[BaseException], name: str) -> None:
+        def fail() -> None:
+            raise error
+
+        thread = threading.Thread(target=fail, name=name)
+        thread.start()
+        thread.join()
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(monkeypatch)
+
+
+def test_the_main_thread_ends_all_after_the_earlier_hook(rank: Rank) -> None:
+    rank.raises(ValueError("no"))
+    rank.raises(KeyboardInterrupt())
+    assert rank.codes == [1, 130]
+    assert rank.seen == ["ValueError", "KeyboardInterrupt"]
+    assert rank.words[0] == "rank 1 of 3: ValueError: no\n"
+
+
+def test_an_earlier_hook_that_fails_keeps_nobody_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    monkeypatch.setattr(rank, "seen", None)
+    rank.raises(ValueError("no"))
+    assert rank.codes == [1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_other_threads_are_told_of(rank: Rank, capfd: pytest.CaptureFixture[str]) -> None:
+    rank.thread_raises(ZeroDivisionError, "a logger's helper")
+    rank.thread_raises(SystemExit, "another")
+    assert rank.codes == []
+    assert rank.seen == ["thread ZeroDivisionError", "thread SystemExit"]
+    assert 'rank 1 of 3, thread "a logger\'s helper", which ends: ZeroDivisionError' in capfd.readouterr().err
+
+
+def test_own_threads_end_all(rank: Rank) -> None:
+    rank.thread_raises(ZeroDivisionError, "unisono network 0")
+    assert rank.codes == [1]
+    assert rank.seen == ["thread ZeroDivisionError"]
+
+
+def test_a_forked_child_is_no_rank(rank: Rank) -> None:
+    child = os.fork()
+    if child == 0:
+        rank.thread_raises(ValueError, "unisono network 0")
+        if rank.seen == ["thread ValueError"] and not rank.codes:
+            rank.raises(KeyboardInterrupt())
+        os._exit(99)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+
+
+def test_a_helper_thread_does_not_end_the_job(mpiexec: Run) -> None:
+    program = """
+import threading, unisono
+world = unisono.init()
+if world.rank == 1:
+    helper = threading.Thread(target=lambda: 1 / 0, name="a logger's helper")
+    helper.start()
+    helper.join()
+world.barrier()
+__import__("sys").stdout.write(f"rank {world.rank} went on\\n")
+"""
+    done = mpiexec(2, "-c", program, timeout=60)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["rank 0 went on", "rank 1 went on"]
+    assert 'rank 1 of 2, thread "a logger\'s helper", which ends: ZeroDivisionError' in done.stderr
+
+
+def test_a_child_that_fails_ends_alone(mpiexec: Run) -> None:
+    program = """
+import os, sys, unisono
+world = unisono.init()
+child = os.fork()
+if child == 0:
+    raise ValueError("in the child")
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 1
+world.barrier()
+sys.stdout.write(f"rank {world.rank} went on\\n")
+"""
+    done = mpiexec(2, "-c", program, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 went on", "rank 1 went on"]
+    assert done.stderr.count("in the child") == 2, "both children write at once, so their lines may mix"

@@ -1,0 +1,113 @@
+"""Signals as requests: what each means, that a thread hears them, and what is told of long steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from unisono.training import signals as module
+from unisono.training.signals import ONE, Signals, meaning
+
+
+@pytest.mark.parametrize(
+    ("number", "since_term", "expected"),
+    [
+        (signal.SIGUSR1, None, "save"),
+        (signal.SIGUSR1, 5.0, "save"),
+        (signal.SIGTERM, None, "stop"),
+        (signal.SIGTERM, 0.0, None),
+        (signal.SIGTERM, ONE / 2, None),
+        (signal.SIGTERM, ONE, "end"),
+        (signal.SIGTERM, 100.0, "end"),
+        (signal.SIGINT, None, None),
+        (signal.SIGCHLD, 5.0, None),
+    ],
+)
+def test_what_a_signal_means(number: int, since_term: float | None, expected: str | None) -> None:
+    assert meaning(number, since_term) == expected
+
+
+def until(true: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_signals_become_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ONE", 0.0)
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
+    asked = list[str]()
+    with Signals(asked.append, lambda: asked.append("end"), asked.append) as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: asked == ["save"])
+        assert not signals.stop
+        signals.answered()
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: asked == ["save", "stop"])
+        assert signals.stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: asked == ["save", "stop", "end"])
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)] == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
+
+
+def test_a_long_step_is_told_once_and_an_answered_request_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG", 0.05)
+    asked, told = list[str](), list[str]()
+    with Signals(asked.append, lambda: None, told.append) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: told)
+        time.sleep(0.2)
+        assert len(told) == 1
+        assert told[0].startswith(
+            "SIGTERM came 0 s ago, and the step still goes on: a checkpoint is written at its end"
+        )
+    monkeypatch.setattr(module, "LONG", 1000.0)
+    with Signals(asked.append, lambda: None, told.append) as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: len(asked) == 2)
+        monkeypatch.setattr(module, "LONG", 0.0)
+        signals.answered()
+    assert len(told) == 1
+
+
+def test_the_main_thread_need_not_come_back_from_what_it_computes() -> None:
+    """Python's own handlers would wait for that: here for a mutex that is never opened, within C."""
+    program = """
+import ctypes, os
+from unisono.training.signals import Signals
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+with Signals(lambda asks: None, lambda: os._exit(143), print):
+    print("begun", flush=True)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        time.sleep(ONE + 0.2)
+        process.terminate()
+        assert process.wait(30) == 143
+
+
+def test_off_the_main_thread_nothing_is_changed() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    found = list[object]()
+
+    def inside() -> None:
+        with Signals(lambda asks: None, lambda: None, print):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert found == [before]
