@@ -1,5 +1,7 @@
 """The one place that loads MPI: importing it starts MPI (MPI_Init), with threads allowed everywhere."""
 
+import numpy as np
+
 from unisono.errors import LaunchError
 from unisono.launch import EXTRA
 
@@ -8,4 +10,15 @@ try:
 except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no library
     raise LaunchError(f"no MPI library can be loaded ({str(error).splitlines()[0]}); {EXTRA}") from error
 
-__all__ = ["MPI"]
+__all__ = ["MPI", "least"]
+
+
+def least(comm: MPI.Intracomm, value: int) -> int:
+    """Return the least of the values of all ranks of `comm`, who call this together.
+
+    `comm.allreduce(value, MPI.MIN)` would do the same, but mpi4py 4 duplicates the communicator for it while it holds
+    Python's lock: two threads of two processes that do so on two communicators wait for each other for ever.
+    """
+    found = np.array([value], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, found, MPI.MIN)
+    return int(found[0])

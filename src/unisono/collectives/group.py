@@ -24,7 +24,7 @@ from unisono.collectives.plans import Plan, Plans
 from unisono.collectives.states import difference
 from unisono.collectives.watch import TIMEOUT, Watch
 from unisono.errors import MismatchError
-from unisono.mpi import MPI
+from unisono.mpi import MPI, least
 from unisono.placement import Placement, apart, place
 from unisono.schedules.hierarchical import columns
 from unisono.schedules.pieces import cut
@@ -174,8 +174,9 @@ class Group:
                 node = self._split(self.placement.node_of(self.rank), place([0] * len(self._node_ranks)))
                 if node.size > 1:
                     node._memory = make_node_memory(node.comm, node.ranks, node.check, one_of_several=True)
-                lacking = node.size > 1 and node._memory is None
-                if self.comm.allreduce(lacking, MPI.LOR):  # somewhere there is no room: every rank is its own node
+                if not least(
+                    self.comm, node.size == 1 or node._memory is not None
+                ):  # somewhere there is no room: every rank is its own node
                     supernodes = [self.placement.supernode_of(rank) for rank in range(self.size)]
                     self.placement = place(range(self.size), supernodes)
                     vars(self).pop("columns", None)

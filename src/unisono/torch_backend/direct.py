@@ -22,7 +22,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
 from unisono.collectives.overlap import shared
 from unisono.collectives.payload import MPI_TYPES, memory_of, name_of, plain
-from unisono.mpi import MPI
+from unisono.mpi import MPI, least
 from unisono.torch_backend.pytorch import ReduceOp
 from unisono.torch_backend.reductions import reduction_of
 from unisono.transports.windows import call
@@ -45,7 +45,7 @@ def shows_so(group: Group, device: torch.device) -> bool:
     ones = torch.ones(1000, device=device)
     allreduce_directly(group, ones, "sum")
     right = bool((ones == group.size).all())
-    return bool(group.comm.allreduce(right, MPI.LAND))
+    return bool(least(group.comm, right))
 
 
 def can_go(name: str, arguments: Sequence[Any]) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.mpi import MPI
+from unisono.mpi import MPI, least
 from unisono.transports.room import LARGEST_SLOT, LEAST_SLOT, SLOTS, SLOTS_SHARE, plan_slot, shortage
 from unisono.transports.windows import Window
 
@@ -52,14 +52,14 @@ def _agreed_free(comm: MPI.Intracomm) -> int | None:
     if SHARED.is_dir():
         found = os.statvfs(SHARED)
         free = found.f_bavail * found.f_frsize
-    least = int(comm.allreduce(free, MPI.MIN))
-    return None if least < 0 else least
+    agreed = least(comm, free)
+    return None if agreed < 0 else agreed
 
 
 def _take(comm: MPI.Intracomm, nbytes: int) -> Window | None:
     """A window whose pages every rank has taken; None on all ranks where one could not."""
     window = Window(comm, nbytes)
-    if comm.allreduce(populate(np.frombuffer(window.own, np.uint8)), MPI.LAND):
+    if least(comm, populate(np.frombuffer(window.own, np.uint8))):
         return window
     window.free()
     return None

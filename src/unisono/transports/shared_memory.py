@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from unisono.mpi import MPI
+from unisono.mpi import MPI, least
 
 
 class SharedMemory:
@@ -69,7 +69,7 @@ def share(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
                     mappings.append(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
         if len(mappings) == comm.size:
             mappings[comm.rank].zero_()  # touched first here, so that the pages lie near this rank
-        complete = comm.allreduce(len(mappings) == comm.size, MPI.LAND)
+        complete = least(comm, len(mappings) == comm.size)
     finally:
         os.close(file)
     return SharedMemory(mappings, comm.rank, number) if complete else None
