@@ -28,6 +28,9 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
     return tasks if tasks > 1 and "SLURM_PROCID" in environment else None
 
 
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
+"""Where the same launchers number a rank."""
+
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 """Where the same launchers say how many of them are on this node."""
 

@@ -25,11 +25,12 @@ from unisono.collectives.group import Group
 from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
-from unisono.collectives.watch import TIMEOUT, Watch
+from unisono.collectives.watch import Watch
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
 from unisono.launch import own_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
+from unisono.timeouts import TIMEOUT, timeout_of
 from unisono.transports.windows import call
 
 Result = TypeVar("Result")
@@ -319,7 +320,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
-    seconds = _timeout(timeout)
+    seconds = timeout_of(timeout)
     if world.size > 1:
         uncaught.install(world.rank, world.size, world.Abort)
     comm = world.Dup()
@@ -338,21 +339,6 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     known = supernodes if None not in supernodes else []
     placement = place([node for node, _ in sites], known)
     return World(comm, placement, choices, timeout=seconds)
-
-
-def _timeout(asked: float | None) -> float:
-    """The time-out that is asked for here, or in the environment."""
-    said = os.environ.get("UNISONO_TIMEOUT") if asked is None else asked
-    if said is None:
-        return TIMEOUT
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        source = "UNISONO_TIMEOUT" if asked is None else "timeout"
-        raise UsageError(f"{source} = {said}; give the seconds that a rank waits for others, more than 0")
-    return seconds
 
 
 def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -15,8 +17,13 @@ import typer
 
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import find_mpiexec, keep_memory, launch_command, launch_environment, ranks_started
+from unisono.startup import Startup
+from unisono.timeouts import timeout_of
 from unisono.training import run_directory
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that ask a run to end."""
 
 PATIENCE = 3.0
 """Seconds in which mpiexec ends after a terminal's Ctrl-C."""
@@ -53,7 +60,8 @@ def train(
         options += [f"--run={run}"] if run else []
         options += [f"--timeline={timeline}"] if timeline else []
         _say(notes)
-        raise typer.Exit(launch(count, ["train", *([str(recipe)] if recipe else []), *options]))
+        arguments = ["train", *([str(recipe)] if recipe else []), *options]
+        raise typer.Exit(launch(count, arguments, wanted.training.timeout or None))
     if started is None:
         keep_memory()
         _say(notes)
@@ -80,9 +88,12 @@ def _say(notes: list[str]) -> None:
         print(note, flush=True)
 
 
-def launch(ranks: int, arguments: list[str]) -> int:
-    """Run this command on `ranks` ranks; the exit code. Signals that come here alone are passed on to the ranks."""
-    command = launch_command(find_mpiexec(), ranks, arguments)
+def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> int:
+    """Run this command on `ranks` ranks; the exit code. Signals that come here alone are passed on to the ranks.
+
+    A rank that is stopped while they are being started is waited for so long as `timeouts.py` says.
+    """
+    command, limit = launch_command(find_mpiexec(), ranks, arguments), timeout_of(timeout)
     environment = launch_environment(os.environ, sys.stdout.isatty())
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -98,22 +109,30 @@ def launch(ranks: int, arguments: list[str]) -> int:
         started.append(process)
         for early in received:
             process.send_signal(early)
-        code = _wait(process, received)
+        startup = Startup(process.pid, ranks, limit)
+        code = _wait(process, received, startup)
+        startup.finish(any(number in ENDING for number in received), code)
     return exit_code(code, received)
 
 
-def _wait(process: subprocess.Popen[bytes], received: list[int]) -> int:
+def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startup) -> int:
     """Wait for mpiexec's end. A terminal's Ctrl-C goes to it too; one that came here alone is passed on."""
-    patience = None
+    until = math.inf
     while True:
         try:
-            return process.wait(patience)
+            if not startup.goes_on:
+                return process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
+            startup.look()
+            if (code := process.poll()) is not None:
+                return code
         except KeyboardInterrupt:
             received.append(signal.SIGINT)
-            patience = PATIENCE
+            until = time.monotonic() + PATIENCE
         except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() >= until:
             process.send_signal(signal.SIGINT)
-            patience = None
+            until = math.inf
 
 
 def exit_code(code: int, received: Sequence[int]) -> int:
@@ -122,7 +141,7 @@ def exit_code(code: int, received: Sequence[int]) -> int:
     0 and 2 are what the ranks said: they were done before, or something could not be done, as a checkpoint. Else it is
     the signal's that ended them, however mpiexec tells that.
     """
-    ending = [number for number in received if number in (signal.SIGTERM, signal.SIGINT)]
+    ending = [number for number in received if number in ENDING]
     if ending and code not in (0, 2):
         return 128 + ending[0]
     return code if code >= 0 else 128 - code

@@ -22,13 +22,14 @@ from unisono.collectives.calls import Calls
 from unisono.collectives.payload import memory_of, name_of
 from unisono.collectives.plans import Plan, Plans
 from unisono.collectives.states import difference
-from unisono.collectives.watch import TIMEOUT, Watch
+from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
 from unisono.mpi import MPI, least
 from unisono.placement import Placement, apart, place
 from unisono.schedules.hierarchical import columns
 from unisono.schedules.pieces import cut
 from unisono.schedules.schedule import Algorithm
+from unisono.timeouts import TIMEOUT
 from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.messages import MessageChannel, wait
 from unisono.transports.node_memory import NodeMemory, make_node_memory

@@ -43,9 +43,7 @@ from unisono.collectives.states import (
 from unisono.collectives.survey import ANSWER, Survey
 from unisono.errors import MismatchError, StallError, UnisonoError
 from unisono.mpi import MPI
-
-TIMEOUT = 600.0
-"""Seconds after which a wait is ended, unless something else is asked for."""
+from unisono.timeouts import TIMEOUT
 
 COMPARE_AFTER = 2.0
 """Seconds in one call after which a rank tells its neighbours in the world where it is."""

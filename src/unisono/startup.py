@@ -1,0 +1,203 @@
+"""Looks on while ranks are being started: says which one dies, or is stopped, before their witness looks on.
+
+    unisono train ── starts ──▶ mpiexec ──▶ proxy ──▶ ranks 0, 1, 2 ──▶ witness
+          └── looks at their processes ────────────────────┘    until it is there
+
+A rank imports Python packages for seconds before it can speak for itself. Until the witness (`witness.py`) looks on,
+the command that has started the launcher finds the ranks below it in /proc, by the variable that numbers them. A
+launcher ends all ranks when one dies; where it does not, and where a rank stays stopped, they are ended here. What the
+MPI library has left in /dev/shm and /tmp then goes too. Linux only; elsewhere nobody looks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono import witness
+from unisono.launch import RANK_VARIABLES
+
+INTERVAL, FIRST_INTERVAL = 0.1, 0.01
+"""Seconds between two looks; until all ranks have been seen."""
+
+GRACE = 10.0
+"""Seconds that a launcher has to end all ranks after one has died, and that a rank is stopped before it is told of."""
+
+PROC = Path("/proc")
+
+LEFT_BY_MPICH = (("/dev/shm", "mpich_shm_*"), ("/tmp", "hydra_hwloc_xmlfile_*"))
+"""Where MPICH writes files that its ranks remove once all have joined."""
+
+LAUNCHERS = ("mpiexec", "mpirun", "hydra_pmi_proxy")
+
+
+class Rank(NamedTuple):
+    """A process that is a rank."""
+
+    process: int
+    stopped: bool
+
+
+class Seen(NamedTuple):
+    """What is below the launcher at one moment."""
+
+    ranks: Mapping[int, Rank]
+    witness: bool
+
+
+class Startup:
+    """The ranks below one launcher, until their witness looks on. Ends them `limit` seconds after one was stopped."""
+
+    def __init__(self, launcher: int, size: int, limit: float) -> None:
+        self._launcher, self._size, self._limit = launcher, size, limit
+        self._begun = time.time()
+        self._watched: dict[int, int] = {}  # descriptor of a process: its rank
+        self._processes: dict[int, int] = {}
+        self._stopped: dict[int, float] = {}  # since when
+        self._told: set[int] = set()
+        self._dead: tuple[int, float] | None = None
+        self.goes_on = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
+        if self.goes_on:
+            self._ended = os.pidfd_open(launcher)
+
+    def look(self) -> None:
+        """Look once, after something has happened or an interval has passed; end all ranks where nobody else does."""
+        poll = select.poll()
+        for descriptor in (self._ended, *(self._watched if self._dead is None else ())):
+            poll.register(descriptor, select.POLLIN)
+        interval = INTERVAL if len(self._processes) == self._size else FIRST_INTERVAL
+        ready = {descriptor for descriptor, _ in poll.poll(interval * 1000)}
+        now = time.monotonic()
+        died = sorted(self._watched[descriptor] for descriptor in ready & self._watched.keys())
+        if died and self._dead is None:
+            self._dead = died[0], now
+        if self._ended in ready:
+            return
+        seen = look_below(self._launcher)
+        if seen.witness:
+            self.close()
+            return
+        self._follow(seen, now)
+        late = self._dead is not None and now - self._dead[1] > GRACE
+        if late or any(now - since > self._limit for since in self._stopped.values()):
+            self._end_all(seen)
+
+    def _follow(self, seen: Seen, now: float) -> None:
+        """Watch the processes that are new, and tell of those that stay stopped."""
+        for rank, (process, stopped) in seen.ranks.items():
+            if rank not in self._processes:
+                with suppress(ProcessLookupError):
+                    self._watched[os.pidfd_open(process)] = rank
+                    self._processes[rank] = process
+            if not stopped:
+                self._stopped.pop(rank, None)
+            since = self._stopped.setdefault(rank, now) if stopped else now
+            if now - since > min(GRACE, self._limit / 2) and rank not in self._told:
+                self._told.add(rank)
+                _say(
+                    f"{self._name(rank)} is stopped while the ranks are being started; they wait for it, and end "
+                    f"after {self._limit:g} s: continue it with  kill -CONT {process}"
+                )
+
+    def _end_all(self, seen: Seen) -> None:
+        for rank in seen.ranks.values():
+            with suppress(ProcessLookupError):
+                os.kill(rank.process, signal.SIGKILL)
+        if self._dead is None:
+            self._dead = min(self._stopped), time.monotonic()
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} of {self._size} (process {self._processes.get(rank)} on {socket.gethostname()})"
+
+    def finish(self, asked: bool, code: int) -> None:
+        """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up."""
+        if not self.goes_on:
+            return
+        self.close()
+        if code not in (0, 2):  # 2: the ranks have said what is wrong with the input
+            if self._dead is not None and not asked:
+                _say(f"{self._name(self._dead[0])} ended while the ranks were being started")
+            remove_left(self._begun)
+
+    def close(self) -> None:
+        """Look no more."""
+        self.goes_on = False
+        for descriptor in (self._ended, *self._watched):
+            os.close(descriptor)
+        self._watched.clear()
+
+
+def look_below(launcher: int) -> Seen:
+    """Find the ranks, and their witness, among the processes that a launcher has started."""
+    ranks: dict[int, Rank] = {}
+    waiting = [(launcher, False)]
+    while waiting:
+        parent, in_rank = waiting.pop()
+        for process in _children(parent):
+            command = _read(process, "cmdline").split(b"\0")
+            if witness.__file__.encode() in command:
+                return Seen(ranks, True)
+            number = None if in_rank else rank_of(_read(process, "environ"))
+            if number is not None:
+                state = _read(process, "stat").rpartition(b")")[2].split()
+                ranks[number] = Rank(process, bool(state) and state[0] in b"Tt")
+            waiting.append((process, in_rank or number is not None))
+    return Seen(ranks, False)
+
+
+def rank_of(environment: bytes) -> int | None:
+    """The number that a launcher has given to a process with this environment (as in /proc); None for no rank."""
+    for line in environment.split(b"\0"):
+        name, _, value = line.partition(b"=")
+        if name.decode(errors="replace") in RANK_VARIABLES:
+            return int(value)
+    return None
+
+
+def _children(process: int) -> Sequence[int]:
+    return [int(child) for child in _read(process, f"task/{process}/children").split()]
+
+
+def _read(process: int, name: str) -> bytes:
+    """A file of a process; empty where it has ended."""
+    with suppress(OSError):
+        return (PROC / str(process) / name).read_bytes()
+    return b""
+
+
+def remove_left(begun: float) -> None:
+    """Remove MPICH's files of a launch that has ended: ours, younger than `begun`, and held by no process.
+
+    Nothing is removed while another of our launchers runs: its files may not be held by anybody for a moment.
+    """
+    mine = [path for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
+    if any(_read(int(path.name), "comm").strip().decode(errors="replace") in LAUNCHERS for path in mine):
+        return
+    for folder, pattern in LEFT_BY_MPICH:
+        for path in Path(folder).glob(pattern):
+            with suppress(OSError):
+                about = path.stat()
+                if about.st_uid == os.getuid() and about.st_mtime >= begun - 1 and not _held(path, mine):
+                    path.unlink()
+
+
+def _owner(path: Path) -> int | None:
+    with suppress(OSError):
+        return path.stat().st_uid
+    return None
+
+
+def _held(path: Path, processes: Sequence[Path]) -> bool:
+    return any(os.fsencode(path) in _read(int(process.name), "maps") for process in processes)
+
+
+def _say(words: str) -> None:
+    print(f"unisono: {words}", file=sys.stderr, flush=True)

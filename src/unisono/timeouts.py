@@ -1,0 +1,28 @@
+"""How long a rank waits for others before all end."""
+
+from __future__ import annotations
+
+import os
+
+from unisono.errors import UsageError
+
+TIMEOUT = 600.0
+"""Seconds, where nobody says."""
+
+
+def timeout_of(asked: float | None) -> float:
+    """Return the time-out that is asked for here, else in the environment's UNISONO_TIMEOUT, else TIMEOUT, in seconds.
+
+    Raises UsageError where it is no number above 0.
+    """
+    said = os.environ.get("UNISONO_TIMEOUT") if asked is None else asked
+    if said is None:
+        return TIMEOUT
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        source = "UNISONO_TIMEOUT" if asked is None else "timeout"
+        raise UsageError(f"{source} = {said}; give the seconds that a rank waits for others, more than 0")
+    return seconds
