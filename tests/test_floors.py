@@ -9,8 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors", "weak"),
-    ("addresses", "launch", "placement", "witness"),
-    ("uncaught",),
+    ("addresses", "launch", "placement", "timeouts", "witness"),
+    ("startup", "uncaught"),
     ("lab",),
     ("mpi",),
     ("schedules",),

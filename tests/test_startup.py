@@ -137,16 +137,20 @@ def test_files_of_an_ended_launch_go_and_no_others(tmp_path: Path, monkeypatch: 
         path.write_bytes(bytes(mmap.PAGESIZE))
     os.utime(old, (0, 0))
     with held.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE):
-        remove_left(time.time())
+        remove_left(startup._started(os.getpid()))
         assert sorted(tmp_path.iterdir()) == sorted([held, old, other])
 
 
-def test_nothing_goes_while_another_launcher_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_another_launcher_may_have_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "LEFT_BY_MPICH", ((str(tmp_path), "mpich_shm_*"),))
     monkeypatch.setattr(startup, "LAUNCHERS", (Path("/proc/self/comm").read_text().strip(),))
     (tmp_path / "mpich_shm_1").write_bytes(b"")
-    remove_left(time.time())
+    begun = startup._started(os.getpid())
+    remove_left(begun - 1)
     assert (tmp_path / "mpich_shm_1").exists()
+    monkeypatch.setattr(startup, "LAUNCHERS", ("no program's name",))
+    remove_left(begun - 1)
+    assert not (tmp_path / "mpich_shm_1").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -28,8 +28,11 @@ from unisono.launch import RANK_VARIABLES
 INTERVAL, FIRST_INTERVAL = 0.1, 0.01
 """Seconds between two looks; until all ranks have been seen."""
 
-GRACE = 10.0
-"""Seconds that a launcher has to end all ranks after one has died, and that a rank is stopped before it is told of."""
+GRACE = 3.0
+"""Seconds that a launcher has to end all ranks after one has died."""
+
+STOPPED = 10.0
+"""Seconds that a rank is stopped before it is told of."""
 
 PROC = Path("/proc")
 
@@ -51,6 +54,8 @@ class Seen(NamedTuple):
 
     ranks: Mapping[int, Rank]
     witness: bool
+    between: frozenset[int] = frozenset()
+    """Processes of the launcher that are no ranks."""
 
 
 class Startup:
@@ -58,11 +63,12 @@ class Startup:
 
     def __init__(self, launcher: int, size: int, limit: float) -> None:
         self._launcher, self._size, self._limit = launcher, size, limit
-        self._begun = time.time()
+        self._begun = _started(launcher)
         self._watched: dict[int, int] = {}  # descriptor of a process: its rank
         self._processes: dict[int, int] = {}
         self._stopped: dict[int, float] = {}  # since when
         self._told: set[int] = set()
+        self._between: dict[int, int] = {}  # a process of the launcher: its descriptor
         self._dead: tuple[int, float] | None = None
         self.goes_on = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
         if self.goes_on:
@@ -92,6 +98,9 @@ class Startup:
 
     def _follow(self, seen: Seen, now: float) -> None:
         """Watch the processes that are new, and tell of those that stay stopped."""
+        for process in seen.between - self._between.keys():
+            with suppress(ProcessLookupError):
+                self._between[process] = os.pidfd_open(process)
         for rank, (process, stopped) in seen.ranks.items():
             if rank not in self._processes:
                 with suppress(ProcessLookupError):
@@ -100,7 +109,7 @@ class Startup:
             if not stopped:
                 self._stopped.pop(rank, None)
             since = self._stopped.setdefault(rank, now) if stopped else now
-            if now - since > min(GRACE, self._limit / 2) and rank not in self._told:
+            if now - since > min(STOPPED, self._limit / 2) and rank not in self._told:
                 self._told.add(rank)
                 _say(
                     f"{self._name(rank)} is stopped while the ranks are being started; they wait for it, and end "
@@ -121,36 +130,47 @@ class Startup:
         """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up."""
         if not self.goes_on:
             return
+        self._await_the_last()
         self.close()
         if code not in (0, 2):  # 2: the ranks have said what is wrong with the input
             if self._dead is not None and not asked:
                 _say(f"{self._name(self._dead[0])} ended while the ranks were being started")
             remove_left(self._begun)
 
+    def _await_the_last(self) -> None:
+        """Wait GRACE at most: the launcher may end before what it has started."""
+        until = time.monotonic() + GRACE
+        for descriptor in (*self._watched, *self._between.values()):
+            select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+
     def close(self) -> None:
         """Look no more."""
         self.goes_on = False
-        for descriptor in (self._ended, *self._watched):
+        for descriptor in (self._ended, *self._watched, *self._between.values()):
             os.close(descriptor)
         self._watched.clear()
+        self._between.clear()
 
 
 def look_below(launcher: int) -> Seen:
     """Find the ranks, and their witness, among the processes that a launcher has started."""
     ranks: dict[int, Rank] = {}
+    between: set[int] = set()
     waiting = [(launcher, False)]
     while waiting:
         parent, in_rank = waiting.pop()
         for process in _children(parent):
             command = _read(process, "cmdline").split(b"\0")
             if witness.__file__.encode() in command:
-                return Seen(ranks, True)
+                return Seen(ranks, True, frozenset(between))
             number = None if in_rank else rank_of(_read(process, "environ"))
             if number is not None:
                 state = _read(process, "stat").rpartition(b")")[2].split()
                 ranks[number] = Rank(process, bool(state) and state[0] in b"Tt")
+            elif not in_rank:
+                between.add(process)
             waiting.append((process, in_rank or number is not None))
-    return Seen(ranks, False)
+    return Seen(ranks, False, frozenset(between))
 
 
 def rank_of(environment: bytes) -> int | None:
@@ -174,18 +194,18 @@ def _read(process: int, name: str) -> bytes:
 
 
 def remove_left(begun: float) -> None:
-    """Remove MPICH's files of a launch that has ended: ours, younger than `begun`, and held by no process.
+    """Remove MPICH's files of a launch that has ended: this user's, younger than `begun`, that nobody needs any more.
 
-    Nothing is removed while another of our launchers runs: its files may not be held by anybody for a moment.
+    A launcher that was started after `begun`, and before a file, may have made it, and stays its owner.
     """
-    mine = [path for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
-    if any(_read(int(path.name), "comm").strip().decode(errors="replace") in LAUNCHERS for path in mine):
-        return
+    mine = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
+    others = [_started(process) for process in mine if _read(process, "comm").strip().decode() in LAUNCHERS]
     for folder, pattern in LEFT_BY_MPICH:
         for path in Path(folder).glob(pattern):
             with suppress(OSError):
                 about = path.stat()
-                if about.st_uid == os.getuid() and about.st_mtime >= begun - 1 and not _held(path, mine):
+                theirs = any(begun <= started <= about.st_mtime for started in others)
+                if about.st_uid == os.getuid() and about.st_mtime >= begun and not theirs and not _held(path, mine):
                     path.unlink()
 
 
@@ -195,8 +215,17 @@ def _owner(path: Path) -> int | None:
     return None
 
 
-def _held(path: Path, processes: Sequence[Path]) -> bool:
-    return any(os.fsencode(path) in _read(int(process.name), "maps") for process in processes)
+def _started(process: int) -> float:
+    """When a process began, in seconds since 1970; 0.0 where it has ended, though nobody has taken note of it yet."""
+    numbers = _read(process, "stat").rpartition(b")")[2].split()
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    runs = bool(numbers) and numbers[0] != b"Z"
+    return booted + int(numbers[19]) / os.sysconf("SC_CLK_TCK") if runs else 0.0
+
+
+def _held(path: Path, processes: Sequence[int]) -> bool:
+    """True where a process has the file in its memory."""
+    return any(os.fsencode(path) in _read(process, "maps") for process in processes)
 
 
 def _say(words: str) -> None:

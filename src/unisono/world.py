@@ -327,8 +327,8 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     leader, on_node = node.bcast(comm.rank, 0), node.rank
     shares = shares_of(node.allgather(own_cores()), alone=comm.size == 1)
-    _call_witness(node, comm)
     _forget_shared_files(node)
+    _call_witness(node, comm)  # after it, `startup.py` cleans up no more
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(shares[on_node].threads)

@@ -152,12 +152,8 @@ def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None, timeline: 
     from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
-    code = 0
-    try:
-        with world.agreeing():
-            code = carry_out(recipe, world, run, resume, timeline)
-    except KeyboardInterrupt:  # this rank got it; the others may not have, and would wait
-        world.abort(130)
+    with world.agreeing():
+        code = carry_out(recipe, world, run, resume, timeline)
     if code:
         world.barrier()  # a launcher ends the others when one ends so
         raise typer.Exit(code)
