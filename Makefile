@@ -9,7 +9,7 @@ train: .venv/.run
 	$(BIN)/unisono train recipes/digits.toml
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -78,7 +78,7 @@ def test_the_first_that_dies_is_named_and_the_others_end(
     victim = look_below(launcher.pid).ranks[2].process
     os.kill(victim, signal.SIGKILL)
     assert sorted(look_to_the_end(looking, launcher)) == [0, 1]  # a zombie has no environment
-    looking.finish(asked=False, code=9)
+    looking.finish(asked=False, code=9, listener=witness.Listener())
     assert f"rank 2 of 3 (process {victim} on " in capfd.readouterr().err
     assert not looking.goes_on
 
@@ -90,7 +90,7 @@ def test_one_that_is_stopped_is_named_and_ended_with_the_others(
     victim = look_below(launcher.pid).ranks[1].process
     os.kill(victim, signal.SIGSTOP)
     assert sorted(look_to_the_end(looking, launcher)) == [0, 1, 2]
-    looking.finish(asked=False, code=9)
+    looking.finish(asked=False, code=9, listener=witness.Listener())
     said = capfd.readouterr().err
     assert f"rank 1 of 3 (process {victim} on " in said
     assert f"kill -CONT {victim}" in said
@@ -105,7 +105,7 @@ def test_nothing_is_said_where_the_end_was_asked_for(
     looking.look()
     os.kill(look_below(launcher.pid).ranks[0].process, signal.SIGKILL)
     look_to_the_end(looking, launcher)
-    looking.finish(asked=True, code=9)
+    looking.finish(asked=True, code=9, listener=witness.Listener())
     assert capfd.readouterr().err == ""
 
 

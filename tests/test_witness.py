@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -124,3 +125,28 @@ def test_it_hears_nobody_but_its_own_user(word: str) -> None:
         process.kill()
         process.communicate()
     assert told.startswith("unisono: rank 1 of 2")
+
+
+def test_the_command_that_has_started_the_launcher_is_told_where_it_listens() -> None:
+    with closing(witness.Listener()) as listener:
+        if not listener.address:
+            pytest.skip("this system has no witness")
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        line.bind(f"\0unisono-test-{os.getpid()}")
+        ready, is_ready = os.pipe()
+        with line:
+            done = subprocess.run(
+                [sys.executable, witness.__file__, str(line.fileno()), str(is_ready), "2", f"1:{process.pid}"],
+                env={**os.environ, witness.LISTENER: listener.address},
+                pass_fds=[line.fileno(), is_ready],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        os.close(ready)
+        os.close(is_ready)
+        assert done.stderr == ""
+        assert listener.words(5.0).startswith(f"unisono: rank 1 of 2 (process {process.pid} on ")
+        assert listener.words(0.0) == ""

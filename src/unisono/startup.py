@@ -126,9 +126,15 @@ class Startup:
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self._size} (process {self._processes.get(rank)} on {socket.gethostname()})"
 
-    def finish(self, asked: bool, code: int) -> None:
-        """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up."""
+    def finish(self, asked: bool, code: int, listener: witness.Listener) -> None:
+        """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up.
+
+        `listener` has what the witness says.
+        """
         if not self.goes_on:
+            words = listener.words(GRACE if code else 0.0)
+            if words:
+                print(words, file=sys.stderr, flush=True)
             return
         self._await_the_last()
         self.close()

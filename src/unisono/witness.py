@@ -45,6 +45,41 @@ CREDENTIALS = struct.Struct("3i")
 VARIABLE = "UNISONO_WITNESS"
 """Where the environment of a rank has its own process number and the address of its witness."""
 
+LISTENER = "UNISONO_LISTENER"
+"""Where the environment has the address of the command that has started the launcher."""
+
+LONGEST = 4096
+"""Bytes of what a witness has to say, at most."""
+
+
+class Listener:
+    """What a witness says, for the command that has started the launcher.
+
+    A launcher that ends all ranks drops what is still on its way to the terminal. So the witness tells this command,
+    which outlives the launcher, one message at its end; it is empty where nobody died without a word.
+    """
+
+    def __init__(self) -> None:
+        self.address = f"unisono-listener-{os.getpid()}-{os.urandom(4).hex()}" if hasattr(os, "pidfd_open") else ""
+        if self.address:
+            self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._line.bind(f"\0{self.address}")
+
+    def words(self, seconds: float) -> str:
+        """Return what the witness says within so many seconds; empty for nothing."""
+        until = time.monotonic() + seconds
+        while self.address and select.select([self._line], [], [], max(0.0, until - time.monotonic()))[0]:
+            word = hear(self._line)
+            if word is not None:
+                return word
+        return ""
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.address:
+            self._line.close()
+
 
 def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
     """Start the witness of this node's ranks, whose processes these are, of `size`; the address that it listens at.
@@ -112,7 +147,7 @@ def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Ca
         for _ in range(WORDS):
             if not select.select([line], [], [], 0)[0]:
                 break
-            word = _hear(line)
+            word = hear(line)
             if word == ALL:
                 return ""
             gone = [rank for rank in gone if str(rank) != word]
@@ -125,14 +160,14 @@ def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Ca
     return ""
 
 
-def _hear(line: socket.socket) -> str:
-    """The next word; empty where another user's process sent it, or what it sent is no word."""
-    content, beside, _, _ = line.recvmsg(64, socket.CMSG_SPACE(CREDENTIALS.size))
+def hear(line: socket.socket) -> str | None:
+    """Return the next message that a process of this user has sent; None for another's."""
+    content, beside, _, _ = line.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
     for level, kind, data in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             _, user, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
-            return content.decode("ascii", "replace") if user == os.getuid() else ""
-    return ""
+            return content.decode(errors="replace") if user == os.getuid() else None
+    return None
 
 
 def _open(processes: dict[int, int]) -> tuple[dict[int, int], list[int]]:
@@ -162,8 +197,18 @@ def main(arguments: Sequence[str]) -> None:
     processes = {int(rank): int(process) for rank, process in (pair.split(":") for pair in pairs)}
     with socket.socket(fileno=int(descriptor)) as line:
         words = look_on(line, int(size), processes, lambda: os.close(int(is_ready)))
-    if words:
+    if not _tell_listener(words) and words:
         print(words, file=sys.stderr, flush=True)
+
+
+def _tell_listener(words: str) -> bool:
+    """Tell the command that has started the launcher; False where there is none, or it has ended."""
+    if address := os.environ.get(LISTENER):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):
+            line.settimeout(PROMPT)
+            line.sendto(words.encode()[:LONGEST], f"\0{address}")
+            return True
+    return False
 
 
 if __name__ == "__main__":

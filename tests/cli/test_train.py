@@ -163,17 +163,17 @@ def test_inside_mpiexec_it_is_a_rank(mpiexec: Run, recipe: str, tmp_path: Path) 
     assert "--ranks 3, but the launcher has started 2" in done.stderr
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path, seed: int) -> None:
+def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path) -> None:
+    """With what was found by trying kept; `benchmarks/faults` kills more runs, at more moments."""
     rate = ("--set", "optimizer.policy=cosine", "--set", "optimizer.warm_epochs=1.5")
     epochs = ("--set", "training.epochs=6", "--set", "training.checkpoint_every=5")
-    options = (*epochs, *rate, "--set", f"training.seed={seed}")
+    options = (*epochs, *rate)
     assert unisono("train", recipe, *options, "--run", "whole").returncode == 0
     command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
     environment = launch_environment(os.environ, terminal=False)
     with Watched(command, cwd=tmp_path, env=environment) as watched:
         watched.until(lambda: list(tmp_path.glob("killed/checkpoints/step-*")))
-        time.sleep(random.Random(seed).uniform(0, 0.6))
+        time.sleep(random.Random(0).uniform(0, 0.6))
         assert watched.process.poll() is None, "the run ended by itself"
         os.killpg(watched.process.pid, signal.SIGKILL)
         assert watched.finish().returncode == -signal.SIGKILL  # once the launcher's helpers have killed the ranks
@@ -242,19 +242,20 @@ def steps_kept(folder: Path) -> list[int]:
     return [int(name[5:]) for name in names(folder / "checkpoints")]
 
 
-@pytest.mark.parametrize("target", ["launcher", "a rank", "everybody"])
+@pytest.mark.parametrize("target", ["launcher", "ranks"])
 def test_sigusr1_saves_and_sigterm_saves_and_ends(unisono: Run, recipe: str, tmp_path: Path, target: str) -> None:
-    """And the run goes on bit for bit as if nothing had been."""
+    """And the run goes on bit for bit as if nothing had been. SIGUSR1 may come to all, SIGTERM to one rank."""
     folder = tmp_path / "mine"
     with long_run(folder, recipe) as process:
         ranks = ranks_of(folder)
         assert len(ranks) == 2
 
         def send(number: int) -> None:
-            if target == "everybody":
-                for rank in ranks:
+            if target == "launcher" or number == signal.SIGUSR1:
+                os.kill(process.pid, number)
+            if target == "ranks":
+                for rank in ranks if number == signal.SIGUSR1 else ranks[-1:]:
                     os.kill(rank, number)
-            os.kill(ranks[-1] if target == "a rank" else process.pid, number)
 
         send(signal.SIGUSR1)
         wait_for(process, lambda: any(step % 23 for step in steps_kept(folder)))
@@ -273,7 +274,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(unisono: Run, recipe: str, tmp
     step = int(last.group(1))
     assert step == max(steps_kept(folder))
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "metrics.jsonl", "recipe.toml", "steps"]
-    if target != "a rank":
+    if target == "launcher":
         return
     epochs = ("--set", f"training.epochs={step // 23 + 1}")
     done = unisono("train", "--resume", "mine", *epochs)
@@ -403,7 +404,7 @@ def test_a_run_that_has_ended_is_told_again_and_can_be_made_longer(
     assert again.returncode == 0, again.stderr
     assert f"the run's own recipe is used; {recipe} differs from it in training.epochs" in again.stdout
     assert again.stdout.splitlines()[-1].startswith("test accuracy: ")
-    options = ("--set", "training.epochs=4", "--set", "optimizer.learning_rate=1e-30", "--ranks", "3")
+    options = ("--set", "training.epochs=4", "--set", "optimizer.learning_rate=1e-30", "--ranks", "3", *LEAN)
     before = load_newest(tmp_path / "mine/checkpoints")[0]
     longer = unisono("train", "--resume", "mine", *options)
     assert longer.returncode == 0, longer.stderr
@@ -425,7 +426,7 @@ if os.environ.get("PMI_RANK") == "1": print("nets is imported", flush=True)
 def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
 """
     (tmp_path / "recipes/nets.py").write_text(program)
-    done = unisono("train", "recipes/mine.toml", "--set", "training.epochs=1", "--run", "mine")
+    done = unisono("train", "recipes/mine.toml", "--set", "training.epochs=1", *LEAN, "--run", "mine")
     assert done.returncode == 0, done.stderr
     done = unisono("train", "--resume", "mine", "--set", "training.epochs=2")
     assert done.returncode == 0, done.stderr

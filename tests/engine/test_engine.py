@@ -58,7 +58,7 @@ def serially(steps: list[Step]) -> State:
     return state
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(steps=graphs(), threads=st.integers(1, 8))
 def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads: int) -> None:
     state = State()

@@ -1,4 +1,4 @@
-"""Four ranks train with DistributedDataParallel; in the midst of a backward pass rank 1 fails, as it is told to."""
+"""Ranks train with DistributedDataParallel; in the midst of a backward pass rank 1 fails, as it is told to."""
 
 from __future__ import annotations
 

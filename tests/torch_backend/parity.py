@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono
 
-STEPS, BATCH, WIDTH, CLASSES = 50, 16, 64, 10
+STEPS, BATCH, WIDTH, CLASSES = 30, 16, 64, 10
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -21,6 +22,7 @@ from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
+from unisono.witness import LISTENER, Listener
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that ask a run to end."""
@@ -105,13 +107,16 @@ def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> in
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGUSR1, pass_on)
-    with subprocess.Popen(command, env=environment) as process:
+    with (
+        closing(Listener()) as listener,
+        subprocess.Popen(command, env={**environment, LISTENER: listener.address}) as process,
+    ):
         started.append(process)
         for early in received:
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
         code = _wait(process, received, startup)
-        startup.finish(any(number in ENDING for number in received), code)
+        startup.finish(any(number in ENDING for number in received), code, listener)
     return exit_code(code, received)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.compute.geometry import Geometry, Pass
@@ -16,6 +16,7 @@ EACH = pytest.mark.parametrize("way", [CHANNELS_LAST, CHANNELS_FIRST], ids=["las
 
 
 @EACH
+@settings(max_examples=50)
 @given(data=st.data(), seed=st.integers(0, 1))
 def test_any_layer(way: Way, layers: Any, data: st.DataObject, seed: int) -> None:
     geometry = data.draw(layers.geometries())
