@@ -17,7 +17,7 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
         check_root(group, root, "broadcast")
         if group.rank != root:
             check_output(group, tensor, "broadcast")
-        plan = group.plan("broadcast", algorithm, carrier_of(tensor), nbytes_of(tensor), op=None)
+        plan = group.plan("broadcast", algorithm, tensor.dtype, nbytes_of(tensor), carrier=carrier_of(tensor))
     if group.size == 1:
         return tensor
     flat = flat_of(tensor)

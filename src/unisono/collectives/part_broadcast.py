@@ -33,7 +33,7 @@ def part_broadcast(
         check_chunk(group, "part_broadcast", shard, out, start)
         nbytes_of(shard)
         carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
-        plan = group.plan("part_broadcast", algorithm, carrier, nbytes_of(out), wire, op=None)
+        plan = group.plan("part_broadcast", algorithm, out.dtype, nbytes_of(out), wire, carrier=carrier)
     room = room_for(out)
     flat, part = room.detach().view(-1).view(carrier), flat_of(shard).view(carrier)
     ends = [bounds(len(flat), group.size, rank) for rank in range(group.size)]

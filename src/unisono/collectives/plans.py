@@ -39,7 +39,7 @@ class Plans:
 
     def __init__(self, rank: int, placement: Placement, table: Table) -> None:
         self._rank, self._placement, self._table = rank, placement, table
-        self._plans: dict[tuple[str, str, str | None, str | None, torch.dtype, int], Plan] = {}
+        self._plans: dict[tuple[str, str, str | None, str, torch.dtype, int, torch.dtype | None], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
         self._families: dict[str, Family] = {}
         self._rotated: dict[tuple[str, int], Algorithm] = {}
@@ -72,22 +72,23 @@ class Plans:
         dtype: torch.dtype,
         nbytes: int,
         wire: str | None = None,
-        op: str | None = "sum",
+        op: str = "sum",
+        carrier: torch.dtype | None = None,
     ) -> Plan:
-        """What carries out a collective on `nbytes` of `dtype`; `op` None where nothing is reduced.
+        """What carries out a collective on `nbytes` of `dtype`. Where nothing is reduced, it is moved as `carrier`.
 
         Raises TensorError for a dtype, an op or a wire that cannot be carried, UsageError for an unknown name.
         """
-        key = collective, algorithm, wire, op, dtype, nbytes
+        key = collective, algorithm, wire, op, dtype, nbytes, carrier
         if key not in self._plans:
             if len(self._plans) == PLANS:
                 self._plans.clear()
-            arithmetic = mover_of(dtype) if op is None else arithmetic_of(dtype, op)
+            arithmetic = arithmetic_of(dtype, op) if carrier is None else mover_of(carrier)
             narrow = wire_of(wire, dtype)
             flying = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
             choice = self.choose(collective, algorithm, flying)
             words = f"{collective}({nbytes // dtype.itemsize} x {name_of(dtype)}, {choice.algorithm}"
-            words += "" if op in (None, "sum") else f", op {op}"
+            words += "" if op == "sum" else f", op {op}"
             words += ")" if wire is None else f", wire {wire})"
             sweeps = collective == "allreduce" and choice.transport == "windows"
             if sweeps:

@@ -13,9 +13,11 @@ from unisono.collectives import watch
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.barrier import barrier
+from unisono.collectives.broadcast import broadcast
 from unisono.collectives.exchange import exchange
 from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
+from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.reduce import reduce
 from unisono.collectives.scatter import scatter
 from unisono.errors import MismatchError, TensorError, UsageError
@@ -258,6 +260,24 @@ CALLS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str
         lambda group: all_gather(group, torch.zeros(4), list(torch.zeros(group.size, 4))),
         "all_gather(3, 3",
         "all_gather(4, 4",
+    ),
+    "dtype of a part_broadcast": (
+        lambda group: part_broadcast(group, torch.zeros(2).half(), torch.zeros(2 * group.size).half()),
+        lambda group: part_broadcast(group, torch.zeros(2).short(), torch.zeros(2 * group.size).short()),
+        " x float16",
+        " x int16",
+    ),
+    "dtype of an all_to_all": (
+        lambda group: all_to_all(group, torch.zeros(2 * group.size).half()),
+        lambda group: all_to_all(group, torch.zeros(2 * group.size).short()),
+        " x float16",
+        " x int16",
+    ),
+    "dtype of a broadcast": (
+        lambda group: broadcast(group, torch.zeros(3).half()),
+        lambda group: broadcast(group, torch.zeros(3).short()),
+        "broadcast(3 x float16",
+        "broadcast(3 x int16",
     ),
     "dtype of an exchange": (
         lambda group: exchange(group, [torch.zeros(3)] * group.size, list(torch.zeros(group.size, 3))),
