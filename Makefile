@@ -9,7 +9,8 @@ train: .venv/.run
 	$(BIN)/unisono train recipes/digits.toml
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 -m "not launches"
+	$(BIN)/python -m pytest -q -m launches
 
 check: .venv/.dev
 	$(BIN)/ruff check .

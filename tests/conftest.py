@@ -30,6 +30,17 @@ collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+LAUNCHING = {"ended", "mpiexec", "unisono"}
+"""Fixtures that start processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts ranks: the Makefile runs two of the other tests at a time."""
+    for item in items:
+        if LAUNCHING & set(getattr(item, "fixturenames", ())):
+            item.add_marker("launches")
+
+
 def clean_environment() -> dict[str, str]:
     """This environment as a launcher would pass it on."""
     return launch_environment(os.environ, terminal=False)

@@ -126,22 +126,23 @@ class Startup:
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self._size} (process {self._processes.get(rank)} on {socket.gethostname()})"
 
-    def finish(self, asked: bool, code: int, listener: witness.Listener) -> None:
+    def finish(self, asked: bool, code: int, listener: witness.Listener) -> int:
         """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up.
 
-        `listener` has what the witness says.
+        `listener` has what the witness says. Returns the exit code: hydra may give 0 where a rank went by os._exit(0).
         """
         if not self.goes_on:
-            words = listener.words(GRACE if code else 0.0)
+            words = listener.words(GRACE)
             if words:
                 print(words, file=sys.stderr, flush=True)
-            return
+            return code or int(bool(words))
         self._await_the_last()
         self.close()
         if code not in (0, 2):  # 2: the ranks have said what is wrong with the input
             if self._dead is not None and not asked:
                 _say(f"{self._name(self._dead[0])} ended while the ranks were being started")
             remove_left(self._begun)
+        return code
 
     def _await_the_last(self) -> None:
         """Wait GRACE at most: the launcher may end before what it has started."""

@@ -116,7 +116,7 @@ def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> in
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
         code = _wait(process, received, startup)
-        startup.finish(any(number in ENDING for number in received), code, listener)
+        code = startup.finish(any(number in ENDING for number in received), code, listener)
     return exit_code(code, received)
 
 
