@@ -69,7 +69,7 @@ class Startup:
         self._stopped: dict[int, float] = {}  # since when
         self._told: set[int] = set()
         self._between: dict[int, int] = {}  # a process of the launcher: its descriptor
-        self._dead: tuple[int, float] | None = None
+        self._dead: tuple[list[int], float] | None = None  # several that were found at one look, and when
         self.goes_on = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
         if self.goes_on:
             self._ended = os.pidfd_open(launcher)
@@ -84,7 +84,7 @@ class Startup:
         now = time.monotonic()
         died = sorted(self._watched[descriptor] for descriptor in ready & self._watched.keys())
         if died and self._dead is None:
-            self._dead = died[0], now
+            self._dead = died, now
         if self._ended in ready:
             return
         seen = look_below(self._launcher)
@@ -112,7 +112,7 @@ class Startup:
             if now - since > min(STOPPED, self._limit / 2) and rank not in self._told:
                 self._told.add(rank)
                 _say(
-                    f"{self._name(rank)} is stopped while the ranks are being started; they wait for it, and end "
+                    f"{self._name([rank])} is stopped while the ranks are being started; they wait for it, and end "
                     f"after {self._limit:g} s: continue it with  kill -CONT {process}"
                 )
 
@@ -121,10 +121,13 @@ class Startup:
             with suppress(ProcessLookupError):
                 os.kill(rank.process, signal.SIGKILL)
         if self._dead is None:
-            self._dead = min(self._stopped), time.monotonic()
+            self._dead = sorted(self._stopped), time.monotonic()
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} of {self._size} (process {self._processes.get(rank)} on {socket.gethostname()})"
+    def _name(self, ranks: Sequence[int]) -> str:
+        names = ", ".join(str(rank) for rank in ranks)
+        numbers = ", ".join(str(self._processes.get(rank)) for rank in ranks)
+        many = "s" * (len(ranks) > 1), "es" * (len(ranks) > 1)
+        return f"rank{many[0]} {names} of {self._size} (process{many[1]} {numbers} on {socket.gethostname()})"
 
     def finish(self, asked: bool, code: int, listener: witness.Listener) -> int:
         """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up.
