@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -63,7 +62,6 @@ class Startup:
 
     def __init__(self, launcher: int, size: int, limit: float) -> None:
         self._launcher, self._size, self._limit = launcher, size, limit
-        self._begun = _started(launcher)
         self._watched: dict[int, int] = {}  # descriptor of a process: its rank
         self._processes: dict[int, int] = {}
         self._stopped: dict[int, float] = {}  # since when
@@ -72,7 +70,7 @@ class Startup:
         self._dead: tuple[list[int], float] | None = None  # several that were found at one look, and when
         self.goes_on = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
         if self.goes_on:
-            self._ended = os.pidfd_open(launcher)
+            self._ended, self._begun = os.pidfd_open(launcher), _started(launcher)
 
     def look(self) -> None:
         """Look once, after something has happened or an interval has passed; end all ranks where nobody else does."""
@@ -124,10 +122,7 @@ class Startup:
             self._dead = sorted(self._stopped), time.monotonic()
 
     def _name(self, ranks: Sequence[int]) -> str:
-        names = ", ".join(str(rank) for rank in ranks)
-        numbers = ", ".join(str(self._processes.get(rank)) for rank in ranks)
-        many = "s" * (len(ranks) > 1), "es" * (len(ranks) > 1)
-        return f"rank{many[0]} {names} of {self._size} (process{many[1]} {numbers} on {socket.gethostname()})"
+        return witness.describe(ranks, self._size, self._processes)
 
     def finish(self, asked: bool, code: int, listener: witness.Listener) -> int:
         """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up.
@@ -209,7 +204,9 @@ def remove_left(begun: float) -> None:
     A launcher that was started after `begun`, and before a file, may have made it, and stays its owner.
     """
     mine = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
-    others = [_started(process) for process in mine if _read(process, "comm").strip().decode() in LAUNCHERS]
+    others = [
+        _started(process) for process in mine if _read(process, "comm").strip().decode(errors="replace") in LAUNCHERS
+    ]
     for folder, pattern in LEFT_BY_MPICH:
         for path in Path(folder).glob(pattern):
             with suppress(OSError):

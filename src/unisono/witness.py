@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 ALL = "all"
@@ -156,7 +156,8 @@ def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Ca
                 del watched[descriptor]
         died = sorted([*gone, *(rank for place, rank in watched.items() if place in ready)])
         if died:
-            return _words(died, size, processes)
+            who = describe(died, size, processes)
+            return f"unisono: {who} ended without a word: killed by a signal, out of memory, or by os._exit"
     return ""
 
 
@@ -181,13 +182,14 @@ def _open(processes: dict[int, int]) -> tuple[dict[int, int], list[int]]:
     return watched, gone
 
 
-def _words(died: Sequence[int], size: int, processes: dict[int, int]) -> str:
-    names = ", ".join(str(rank) for rank in died)
-    numbers = ", ".join(str(processes[rank]) for rank in died)
-    many = len(died) > 1
+def describe(ranks: Sequence[int], size: int, processes: Mapping[int, int]) -> str:
+    """Return some of `size` ranks in words, with their processes and this host."""
+    names = ", ".join(str(rank) for rank in ranks)
+    numbers = ", ".join(str(processes[rank]) for rank in ranks)
+    many = len(ranks) > 1
     return (
-        f"unisono: rank{'s' if many else ''} {names} of {size} (process{'es' if many else ''} {numbers} on "
-        f"{socket.gethostname()}) ended without a word: killed by a signal, out of memory, or by os._exit"
+        f"rank{'s' if many else ''} {names} of {size} (process{'es' if many else ''} {numbers} on "
+        f"{socket.gethostname()})"
     )
 
 
