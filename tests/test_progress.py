@@ -13,7 +13,7 @@ def alive(pid: str) -> bool:
     """Whether a process runs; one that nobody has waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -44,7 +44,8 @@ def test_a_process_that_holds_the_output_is_waited_for_no_longer() -> None:
 def test_waiting_until_something_is_there(tmp_path: Path) -> None:
     with Watched(["sh", "-c", "echo on its way; touch there; sleep 987"], cwd=tmp_path) as watched:
         watched.until((tmp_path / "there").exists)
-        assert len(family(watched.process.pid)) == 2
+        # The file is there before the shell has started what it runs next.
+        assert settle(lambda: len(family(watched.process.pid)), lambda seen: seen == 2) == 2
     assert watched.process.returncode == -9
     with (
         Watched(["sh", "-c", "echo no; exit 1"]) as watched,
