@@ -16,8 +16,8 @@ MPI_TESTS = Path(__file__).parent / "mpi"
 
 ON_ONE_AND_THREE = (
     "data",
-    "engine/test_store.py",
-    "gradients/test_step.py",
+    "step/test_store.py",
+    "reducer/test_step.py",
     "torch_backend/test_direct.py",
     "training",
     "tuning",

@@ -58,7 +58,7 @@ class Part:
 
 def run(source: Path, folder: Path, command: Sequence[str], **variables: str) -> None:
     """Run a command with the package of a source tree; end this program where it fails."""
-    path = os.pathsep.join([str(source), str(source.parent / "benchmarks/embeddings")])
+    path = os.pathsep.join([str(source), str(source.parent / "benchmarks/overlaps")])
     environment = launch_environment({**os.environ, "PYTHONPATH": path, **variables}, terminal=False)
     with Launch(command, folder, environment) as launch:
         if not launch.wait(LONGEST) or launch.process.returncode != 0:
@@ -67,7 +67,7 @@ def run(source: Path, folder: Path, command: Sequence[str], **variables: str) ->
 
 def digits(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], dict[str, float]]:
     """Train the digits on 2 ranks; seconds of a step, the median over epochs."""
-    settings = [f"training.epochs={EPOCHS}", "compute.convolutions=library", "exchange.embedding=chain"]
+    settings = [f"training.epochs={EPOCHS}", "compute.convolutions=library", "rule.overlap=chain"]
     settings += ["exchange.bucket_megabytes=1"]
     options = [f"--set={setting}" for setting in settings]
     run(source, folder, [*MODULE, "train", str(ROOT / "recipes/digits.toml"), f"--run={folder / 'run'}", *options])

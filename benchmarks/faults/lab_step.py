@@ -14,7 +14,7 @@ from layers import NETWORKS
 from steps import TOTAL, Network, ours, trainer_step
 
 import unisono
-from unisono.plan.computing import Cost
+from unisono.step.costs import Cost
 
 
 def main(output: str, rate: str, steps: str) -> None:

@@ -24,7 +24,7 @@ SETTINGS = {
     "training.epochs": "10",
     "training.checkpoint_every": "10",
     "compute.convolutions": "library",
-    "exchange.embedding": "chain",
+    "rule.overlap": "chain",
     "exchange.bucket_megabytes": "1",
 }
 ALL_END, WHOLE_RUN = 30.0, 240.0

@@ -35,7 +35,7 @@ def main(output: str, pack: str, folder: str) -> None:
     feed = Packed(hold, world, 0)
     files = Files(Path(folder), keys_of(index), index.label.tolist(), view_of(index, hold))
     model = MODELS["resnet20"](feed.classes, feed.channels)
-    trainer = unisono.Trainer(model, torch.optim.SGD(model.parameters(), 0.1), unisono.BSP(unisono.Exchange()), world)
+    trainer = unisono.Trainer(model, world, unisono.BSP(unisono.Exchange()), torch.optim.SGD(model.parameters(), 0.1))
     steps = steps_of(len(index), BATCH)
 
     def from_files(workers: int, epoch: int) -> Batches:

@@ -38,7 +38,7 @@ def main() -> None:
     world = unisono.init()
     kept: list[torch.nn.Module] = []
     for number in range(1, options.models + 1):
-        model = unisono.parallel(torch.nn.Linear(options.width, options.width), world, unisono.BSP(embedding="chain"))
+        model = unisono.parallel(torch.nn.Linear(options.width, options.width), world, unisono.BSP(overlap="chain"))
         model(torch.ones(2, options.width)).sum().backward()
         if options.alive:
             kept.append(model)

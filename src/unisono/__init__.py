@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
+    from unisono.data_parallel import add_samples, no_sync, parallel, synchronize
     from unisono.errors import UnisonoError
-    from unisono.rules import BSP, Exchange, add_samples, no_sync, parallel, synchronize
+    from unisono.rules import BSP, Exchange
     from unisono.training.trainer import Trainer
     from unisono.world import World, init
 
@@ -40,11 +41,11 @@ _HOMES = {
     "Trainer": "unisono.training.trainer",
     "UnisonoError": "unisono.errors",
     "World": "unisono.world",
-    "add_samples": "unisono.rules",
+    "add_samples": "unisono.data_parallel",
     "init": "unisono.world",
-    "no_sync": "unisono.rules",
-    "parallel": "unisono.rules",
-    "synchronize": "unisono.rules",
+    "no_sync": "unisono.data_parallel",
+    "parallel": "unisono.data_parallel",
+    "synchronize": "unisono.data_parallel",
 }
 
 register_with_torch()

@@ -11,6 +11,7 @@ UnisonoError
 │   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
 ├── PictureError          bytes that should be a picture, or a sound, are none
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
+├── StepError             a step program that `verify` refuses: a bug in a rule
 ├── MismatchError         ranks called different collectives, or the same with different tensors
 ├── StallError            a rank has waited too long for others in a call, or for one that will never come
 ├── OperationError        an operation of the engine has failed, or one that it needs
@@ -60,6 +61,10 @@ class PictureError(UnisonoError):
 
 class ScheduleError(UnisonoError):
     """A schedule is wrong; the message names the rank, the lane, the round and the transfer."""
+
+
+class StepError(UnisonoError):
+    """A step program is wrong; the message names the rank and the task."""
 
 
 class MismatchError(UnisonoError):

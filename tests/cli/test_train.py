@@ -34,7 +34,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ("--set", "training.epochs=3")
 LEAN = tuple(
     part
-    for change in ("compute.convolutions=library", "exchange.embedding=chain", "exchange.bucket_megabytes=1")
+    for change in ("compute.convolutions=library", "rule.overlap=chain", "exchange.bucket_megabytes=1")
     for part in ("--set", change)
 )
 """Nothing is tried: two runs have the same bits."""
@@ -72,8 +72,8 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
         "epoch 2/3",
         "epoch 3/3",
     ]
-    (chosen,) = [place for place, line in enumerate(lines) if line.startswith("embedding ")]
-    assert re.match(r"embedding \w+, buckets of at most [\d.]+ MiB: [\d.]+ ms a step \(predicted ", lines[chosen])
+    (chosen,) = [place for place, line in enumerate(lines) if line.startswith("overlap ")]
+    assert re.match(r"overlap \w+, buckets of at most [\d.]+ MiB: [\d.]+ ms a step \(predicted ", lines[chosen])
     assert lines[chosen + 1].startswith("the others as predicted: ")
     for word in ("samples per second", "loading", "computing", "waiting", "communicating, beside", "updating, beside"):
         assert any(word in line for line in lines)
@@ -101,10 +101,10 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
 
 
 def test_how_gradients_meet_is_not_looked_for_where_it_is_given(unisono: Run, recipe: str) -> None:
-    given = ("--set", "exchange.embedding=funnel", "--set", "exchange.bucket_megabytes=0.1")
+    given = ("--set", "rule.overlap=funnel", "--set", "exchange.bucket_megabytes=0.1")
     done = unisono("train", recipe, "--set", "training.epochs=1", "--set", "optimizer.clip=1", *given)
     assert done.returncode == 0, done.stderr
-    assert not [line for line in done.stdout.splitlines() if line.startswith(("embedding", "the others"))]
+    assert not [line for line in done.stdout.splitlines() if line.startswith(("overlap", "the others"))]
 
 
 def test_a_timeline_shows_every_thread_of_every_rank(unisono: Run, recipe: str, tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
         (["--set", "training.batch=2000"], "training.batch = 2000, but digits has 1437 samples to train on"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--rank", "2"], "No such option"),
-        (["--set", "exchange.embedding=tunnel"], "it is one of auto, chain, concurrent, funnel, none"),
+        (["--set", "rule.overlap=tunnel"], "it is one of auto, chain, concurrent, funnel, none"),
         (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is no number"),
     ],
 )

@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.engine.embeddings import EMBEDDINGS
-from unisono.gradients.layout import plan_layout
-from unisono.plan.choose import SIMPLEST, SIZES, WITHIN, Candidate, candidates, finer
-from unisono.plan.computing import Computing, Cost, Load
+from unisono.plan.choose import SIMPLEST, SIZES, WITHIN, Buckets, Candidate, Question, candidates, finer, layout_of
 from unisono.plan.order import bound
-from unisono.plan.step import predict
+from unisono.reducer.memory_layout import plan_memory
+from unisono.rules import BSP
+from unisono.step.costs import Computing, Cost, Costs, Prediction
+from unisono.step.layout import Bucket
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.predict import predict
 
 MIB = 1 << 20
 
@@ -22,10 +24,18 @@ PARAMETERS = [MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB, 16 *
 NETWORK = Computing(tuple(i * 4e-3 for i in range(8)), tuple((32 + 8 * (8 - i)) * 1e-3 for i in range(8)), 96e-3)
 
 
-def loads(size: int) -> list[Load]:
+def loads(size: int) -> list[Bucket]:
     lengths = [(nbytes // 4, torch.float32) for nbytes in PARAMETERS]
-    buckets = plan_layout(lengths, list(reversed(range(8))), size).buckets
-    return [Load(bucket.nbytes, bucket.parameters) for bucket in buckets]
+    buckets = plan_memory(lengths, list(reversed(range(8))), size).stretches
+    return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
+
+
+def ask(computing: Computing, buckets: Buckets, cost: Cost, deferred: bool = True) -> Question:
+    return Question(BSP(), computing, buckets, cost, deferred)
+
+
+def chained(sent: Sequence[Bucket], cost: Cost) -> Prediction:
+    return predict(BSP(overlap="chain"), Costs(layout_of(NETWORK, sent, True), NETWORK, cost))
 
 
 def at(ratio: float, latency: float = 5e-5) -> Cost:
@@ -34,7 +44,7 @@ def at(ratio: float, latency: float = 5e-5) -> Cost:
 
 
 def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
-    return [(one.setting.embedding, one.setting.bucket_bytes // MIB) for one in found]
+    return [(one.setting.overlap, one.setting.bucket_bytes // MIB) for one in found]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,7 @@ def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
 )
 def test_what_is_picked_for_a_network(ratio: float, best: tuple[str, int], most: float) -> None:
     """All hides while communication takes half of what computing takes, and even at 1 but for what w6 sticks out."""
-    found = candidates(NETWORK, loads, at(ratio))
+    found = candidates(ask(NETWORK, loads, at(ratio)))
     assert summary(found)[0] == best
     assert summary(found)[-1] == ("none", 128)
     assert found[0].prediction.step < most * NETWORK.whole
@@ -59,79 +69,79 @@ def test_what_is_picked_for_a_network(ratio: float, best: tuple[str, int], most:
 @pytest.mark.parametrize(
     ("ratio", "order"),
     [
-        (0.25, [("chain", 4), ("concurrent", 64), ("funnel", 128), ("none", 128)]),
-        (1, [("chain", 64), ("concurrent", 64), ("funnel", 128), ("none", 128)]),
+        (0.25, [("chain", 4), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
+        (1, [("chain", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
     ],
 )
 def test_what_is_picked_where_all_is_waited_for(ratio: float, order: list[tuple[str, int]]) -> None:
-    """A funnel holds up the only thread that computes, so it hides nothing but the count of samples."""
-    found = candidates(NETWORK, loads, at(ratio), deferred=False)
+    """A funnel holds up the only thread that computes, so it hides nothing: it is as good as none, which is simpler."""
+    found = candidates(ask(NETWORK, loads, at(ratio), deferred=False))
     assert summary(found) == order
     assert all(one.setting.sequence == () for one in found)
 
 
 def test_the_same_in_finer_buckets() -> None:
-    best = candidates(NETWORK, loads, at(1))[0]
-    small = finer(best, NETWORK, loads, at(1))
+    best = candidates(ask(NETWORK, loads, at(1)))[0]
+    small = finer(best, ask(NETWORK, loads, at(1)))
     assert small is not None
-    assert small.setting.embedding == best.setting.embedding
+    assert small.setting.overlap == best.setting.overlap
     assert small.setting.bucket_bytes == best.setting.bucket_bytes // 4
     assert small.prediction.step >= best.prediction.step / WITHIN
-    assert finer(best, NETWORK, loads, at(1), sizes=[best.setting.bucket_bytes]) is None
-    assert finer(best, NETWORK, lambda _: loads(MIB), at(1)) is None
+    assert finer(best, ask(NETWORK, loads, at(1)), sizes=[best.setting.bucket_bytes]) is None
+    assert finer(best, ask(NETWORK, lambda _: loads(MIB), at(1))) is None
 
 
 def test_a_long_latency_wants_larger_buckets() -> None:
-    short, long = (candidates(NETWORK, loads, at(1, latency))[0] for latency in (5e-5, 5e-4))
+    short, long = (candidates(ask(NETWORK, loads, at(1, latency)))[0] for latency in (5e-5, 5e-4))
     assert long.setting.bucket_bytes > short.setting.bucket_bytes
 
 
 def test_only_a_chain_with_a_deferred_wait_has_an_order_of_its_own() -> None:
-    found = candidates(NETWORK, loads, at(1))
-    order = {one.setting.embedding: one.setting.sequence for one in found}
+    found = candidates(ask(NETWORK, loads, at(1)))
+    order = {one.setting.overlap: one.setting.sequence for one in found}
     assert [name for name in order if order[name]] == ["chain"]
     chain = found[0]
     buckets = loads(chain.setting.bucket_bytes)
     assert sorted(order["chain"]) == list(range(len(buckets)))
     sent = [buckets[number] for number in order["chain"]]
-    assert predict(NETWORK, sent, at(1), EMBEDDINGS["chain"], 2, deferred=True) == chain.prediction
-    as_they_fill = predict(NETWORK, buckets, at(1), EMBEDDINGS["chain"], 2, deferred=True)
+    assert chained(sent, at(1)) == chain.prediction
+    as_they_fill = chained(buckets, at(1))
     assert chain.prediction.step < 0.9 * as_they_fill.step
 
 
 def test_what_is_given_is_all_that_is_looked_at() -> None:
-    found = candidates(NETWORK, loads, at(1), embeddings=["concurrent"], sizes=[2 * MIB])
+    found = candidates(ask(NETWORK, loads, at(1)), ["concurrent"], [2 * MIB])
     assert summary(found) == [("concurrent", 2)]
 
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
     """One layer: its gradient comes when all is computed, and it is needed at once. All are equal, up to rounding."""
-    found = candidates(Computing((0.0,), (1.0,), 1.0), lambda _: [Load(100, (0,))], Cost(0.0, 1e-3), deferred=deferred)
-    assert [one.setting.embedding for one in found] == list(SIMPLEST)
+    found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda _: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
+    assert [one.setting.overlap for one in found] == list(SIMPLEST)
     assert [one.prediction.step for one in found] == pytest.approx([1.1] * 4)
 
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_the_largest_buckets_and_the_simplest_embedding_are_chosen_when_exchange_costs_nothing(deferred: bool) -> None:
-    found = candidates(NETWORK, loads, Cost(0.0, 0.0), deferred=deferred)
+    found = candidates(ask(NETWORK, loads, Cost(0.0, 0.0), deferred))
     assert [one.setting[:2] for one in found] == [(name, max(SIZES)) for name in SIMPLEST]
 
 
 def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
     """Two buckets of a gradient that comes late: the latency of the second is what they differ in."""
     one_layer = Computing((0.0,), (1.0,), 1.0)
-    cut: dict[int, list[Load]] = {4: [Load(4, (0,))], 2: [Load(2, (0,))] * 2, 1: [Load(1, (0,))] * 4}
+    cut: dict[int, list[Bucket]] = {4: [Bucket(4, (0,))], 2: [Bucket(2, (0,))] * 2, 1: [Bucket(1, (0,))] * 4}
     for latency in (0.0, 1e-3):
-        found = candidates(one_layer, cut.__getitem__, Cost(latency, 0.1), ["chain"], sizes=[2, 4, 1])
+        found = candidates(ask(one_layer, cut.__getitem__, Cost(latency, 0.1)), ["chain"], [2, 4, 1])
         assert found[0].setting.bucket_bytes == 4
 
 
 def test_smaller_buckets_are_chosen_when_they_are_clearly_better() -> None:
     """w1 hides but for what comes with w0."""
     two = Computing((0.0, 0.5), (2.0, 1.0), 2.0)
-    parts = {8: [Load(8, (0, 1))], 4: [Load(4, (1,)), Load(4, (0,))]}
-    found = candidates(two, parts.__getitem__, Cost(0.0, 0.1), sizes=[4, 8])
+    parts = {8: [Bucket(8, (0, 1))], 4: [Bucket(4, (1,)), Bucket(4, (0,))]}
+    found = candidates(ask(two, parts.__getitem__, Cost(0.0, 0.1)), sizes=[4, 8])
     assert found[0].setting.bucket_bytes == 4
     assert found[0].prediction.step == pytest.approx(2.4)
 
@@ -152,23 +162,23 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
     ready = tuple(float(sum(forward) + sum(backward[i:])) for i in range(count))
     computing = Computing(needed, ready, float(sum(forward) + sum(backward)))
 
-    def cut(size: int) -> list[Load]:
+    def cut(size: int) -> list[Bucket]:
         parameters = [(length, torch.float32) for length in lengths]
-        buckets = plan_layout(parameters, list(reversed(range(count))), size).buckets
-        return [Load(bucket.nbytes, bucket.parameters) for bucket in buckets]
+        buckets = plan_memory(parameters, list(reversed(range(count))), size).stretches
+        return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
     sizes = SIZES[::3]
-    found = candidates(computing, cut, cost, sizes=sizes, deferred=deferred)
-    assert sorted(one.setting.embedding for one in found) == sorted(EMBEDDINGS)
+    found = candidates(ask(computing, cut, cost, deferred), sizes=sizes)
+    assert sorted(one.setting.overlap for one in found) == sorted(OVERLAPS)
     near = min(one.prediction.step for one in found) * WITHIN
     first = found[0]
     assert first.prediction.step <= near
-    simpler = SIMPLEST[: SIMPLEST.index(first.setting.embedding)]
-    assert all(one.prediction.step > near for one in found if one.setting.embedding in simpler)
+    simpler = SIMPLEST[: SIMPLEST.index(first.setting.overlap)]
+    assert all(one.prediction.step > near for one in found if one.setting.overlap in simpler)
     beyond = [one.prediction.step for one in found if one.prediction.step > near]
     assert beyond == sorted(beyond) == [one.prediction.step for one in found[len(found) - len(beyond) :]]
     for one in found:
-        each = [candidates(computing, cut, cost, [one.setting.embedding], [size], deferred=deferred) for size in sizes]
+        each = [candidates(ask(computing, cut, cost, deferred), [one.setting.overlap], [size]) for size in sizes]
         steps = {only.setting.bucket_bytes: only.prediction.step for (only,) in each}
         good = [size for size in sizes if steps[size] <= min(steps.values()) * WITHIN]
         assert one.setting.bucket_bytes == max(good)

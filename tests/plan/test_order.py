@@ -7,13 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.engine.embeddings import EMBEDDINGS
-from unisono.plan.computing import Computing, Cost, Load
+from unisono.plan.choose import layout_of
 from unisono.plan.order import bound, sequence
-from unisono.plan.step import predict
+from unisono.rules import BSP
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.layout import Bucket
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.predict import predict
 
 BYTES = Cost(0.0, 1.0)
 """A second for a byte."""
+
+
+def step_of(
+    computing: Computing, sent: Sequence[Bucket], cost: Cost, overlap: str = "chain", deferred: bool = True
+) -> float:
+    return predict(BSP(overlap=overlap), Costs(layout_of(computing, sent, deferred), computing, cost)).step
 
 
 @st.composite
@@ -34,16 +43,16 @@ def networks(draw: st.DrawFn, largest: int = 12) -> tuple[Computing, list[int]]:
     return computing, draw(st.lists(st.integers(0, largest), min_size=count, max_size=count))
 
 
-def filled(computing: Computing, sizes: Sequence[int], largest: int) -> list[Load]:
+def filled(computing: Computing, sizes: Sequence[int], largest: int) -> list[Bucket]:
     """Buckets of at most so many bytes as they fill; larger parameters are cut."""
-    loads: list[Load] = []
+    loads: list[Bucket] = []
     for number in sorted(range(len(sizes)), key=lambda number: computing.ready[number]):
         left = sizes[number]
         while left > 0:
             if not loads or loads[-1].nbytes >= largest:
-                loads.append(Load(0, ()))
+                loads.append(Bucket(0, ()))
             part = min(left, largest - loads[-1].nbytes)
-            loads[-1] = Load(loads[-1].nbytes + part, (*loads[-1].parameters, number))
+            loads[-1] = Bucket(loads[-1].nbytes + part, (*loads[-1].parameters, number))
             left -= part
     return loads
 
@@ -52,7 +61,7 @@ def test_what_is_needed_first_passes_what_is_large() -> None:
     """The picture: conv1, conv2, fc6, fc7, fc8 are parameters 0 to 4, and fc6 is cut into four."""
     computing = Computing(needed=(0, 2, 4, 5, 6), ready=(17, 15, 12, 11, 10), whole=17)
     names = ["fc8", "fc7", "fc6a", "fc6b", "fc6c", "fc6d", "conv2", "conv1"]
-    loads = [Load(1, (4,)), Load(1, (3,)), *[Load(2, (2,))] * 4, Load(1, (1,)), Load(1, (0,))]
+    loads = [Bucket(1, (4,)), Bucket(1, (3,)), *[Bucket(2, (2,))] * 4, Bucket(1, (1,)), Bucket(1, (0,))]
     order = sequence(computing, loads, BYTES)
     assert [names[number] for number in order] == ["fc8", "fc7", "fc6a", "fc6b", "conv2", "conv1", "fc6c", "fc6d"]
 
@@ -60,7 +69,7 @@ def test_what_is_needed_first_passes_what_is_large() -> None:
 def test_four_layers() -> None:
     """The last goes while nothing else is there; of those that come meanwhile the first layer goes first."""
     computing = Computing(needed=(0, 1, 2, 3), ready=(8, 7, 6, 5), whole=8)
-    loads = [Load(4, (3,)), Load(4, (2,)), Load(4, (1,)), Load(4, (0,))]
+    loads = [Bucket(4, (3,)), Bucket(4, (2,)), Bucket(4, (1,)), Bucket(4, (0,))]
     assert sequence(computing, loads, BYTES) == (0, 3, 2, 1)
     assert sequence(computing, loads, Cost(0.0, 0.25)) == (0, 1, 2, 3)
     assert sequence(computing, loads, Cost(1.0, 0.0)) == (0, 1, 2, 3)
@@ -69,7 +78,7 @@ def test_four_layers() -> None:
 
 def test_a_bucket_is_there_with_its_last_gradient_and_due_with_its_first_parameter() -> None:
     computing = Computing(needed=(0, 1, 2, 3), ready=(8, 7, 6, 5), whole=8)
-    loads = [Load(1, (3, 1)), Load(5, (2,)), Load(1, (0,))]
+    loads = [Bucket(1, (3, 1)), Bucket(5, (2,)), Bucket(1, (0,))]
     assert sequence(computing, loads, BYTES) == (1, 2, 0)
 
 
@@ -126,12 +135,12 @@ def test_no_step_is_predicted_to_be_below_the_bound(
     computing, sizes = network
     cost, loads = Cost(latency, a_byte), filled(*network, largest)
     least = bound(computing, sizes, cost)
-    for embedding in EMBEDDINGS.values():
+    for overlap in OVERLAPS:
         for deferred in (True, False):
-            assert predict(computing, loads, cost, embedding, 2, deferred).step >= least
+            assert step_of(computing, loads, cost, overlap, deferred) >= least
     for order in (sequence(computing, loads, cost), data.draw(st.permutations(range(len(loads))))):
         sent = [loads[number] for number in order]
-        assert predict(computing, sent, cost, EMBEDDINGS["chain"], 2, deferred=True).step >= least
+        assert step_of(computing, sent, cost) >= least
 
 
 @given(networks(), st.sampled_from([0.0, 0.25, 1.0, 2.0]))
@@ -152,7 +161,7 @@ def test_buckets_of_one_byte_reach_the_bound(network: tuple[Computing, list[int]
     computing, sizes = network
     loads = filled(computing, sizes, 1)
     sent = [loads[number] for number in sequence(computing, loads, BYTES)]
-    reached = predict(computing, sent, BYTES, EMBEDDINGS["chain"], 2, deferred=True).step
+    reached = step_of(computing, sent, BYTES)
     assert reached == bound(computing, sizes, BYTES)
 
 

@@ -12,9 +12,9 @@ from unisono.models.catalogue import NETWORKS
 from unisono.training.recipe import (
     OWN,
     WIRES,
-    ExchangeRecipe,
     OptimizerRecipe,
     Recipe,
+    RuleRecipe,
     check_run,
     differences,
     parse_recipe,
@@ -53,12 +53,12 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
 
 def test_how_gradients_meet_is_found_by_measuring_unless_it_is_said() -> None:
     recipe = read_recipe(DIGITS)
-    assert (recipe.exchange.embedding, recipe.exchange.bucket_megabytes, recipe.optimizer.clip) == ("auto", 0, 0)
+    assert (recipe.rule.overlap, recipe.exchange.bucket_megabytes, recipe.optimizer.clip) == ("auto", 0, 0)
     told = read_recipe(
         DIGITS,
-        ["exchange.embedding=none", "exchange.bucket_megabytes=0.25", "optimizer.clip=5", "optimizer.momentum=0"],
+        ["rule.overlap=none", "exchange.bucket_megabytes=0.25", "optimizer.clip=5", "optimizer.momentum=0"],
     )
-    assert (told.exchange.embedding, told.exchange.bucket_megabytes, told.optimizer.clip) == ("none", 0.25, 5)
+    assert (told.rule.overlap, told.exchange.bucket_megabytes, told.optimizer.clip) == ("none", 0.25, 5)
     assert read_recipe(DIGITS, ["exchange.bucket_megabytes=0", "optimizer.clip=0"]) == recipe
 
 
@@ -87,10 +87,10 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("optimizer.for_batch=0.5", "optimizer.for_batch = 0.5 is not a whole number"),
         ("exchange.bucket_megabytes=-0.5", "bucket_megabytes = -0.5, but it has to be at least 0"),
         (
-            "exchange.embedding=tunnel",
-            "exchange.embedding = 'tunnel'; it is one of auto, chain, concurrent, funnel, none",
+            "rule.overlap=tunnel",
+            "rule.overlap = 'tunnel'; it is one of auto, chain, concurrent, funnel, none",
         ),
-        ("exchange.embeding=chain", "unknown key exchange.embeding; did you mean exchange.embedding?"),
+        ("rule.overlp=chain", "unknown key rule.overlp; did you mean rule.overlap?"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
         ("data.hold=odd", "data.hold = 'odd'; it is one of even, whole"),
@@ -159,13 +159,13 @@ def test_the_wires_are_those_of_the_collectives() -> None:
     assert [OWN, *wires.WIRES] == list(WIRES)
 
 
-def test_the_embeddings_are_those_of_the_engine() -> None:
-    from unisono.engine.embeddings import EMBEDDINGS
+def test_the_overlaps_are_those_of_step_programs() -> None:
+    from unisono.step.overlaps import OVERLAPS
 
-    for name in EMBEDDINGS:
-        assert read_recipe(DIGITS, [f"exchange.embedding={name}"]).exchange.embedding == name
-    choices = next(one for one in dataclasses.fields(ExchangeRecipe) if one.name == "embedding").metadata["one_of"]
-    assert sorted(choices) == sorted(["auto", *EMBEDDINGS])
+    for name in OVERLAPS:
+        assert read_recipe(DIGITS, [f"rule.overlap={name}"]).rule.overlap == name
+    choices = next(one for one in dataclasses.fields(RuleRecipe) if one.name == "overlap").metadata["one_of"]
+    assert sorted(choices) == sorted(["auto", *OVERLAPS])
 
 
 def test_the_optimizers_are_those_of_the_table() -> None:

@@ -61,7 +61,7 @@ class Alone:
 def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return SimpleNamespace(model=model, optimizer=optimizer, gradients=SimpleNamespace(restore=lambda state: None))
+    return SimpleNamespace(model=model, optimizer=optimizer, reducer=SimpleNamespace(restore=lambda state: None))
 
 
 WORLD: Any = Alone()

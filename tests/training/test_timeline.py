@@ -11,9 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.engine import Span
-from unisono.training.timeline import Event, events
+from unisono.step.operations import PACK
+from unisono.step.program import Task
+from unisono.training.timeline import Event, Work, events, work_of
 
 COMPUTING, COMMUNICATION, UPDATE = "MainThread", "unisono communication 0", "unisono update 0"
+
+
+def work(name: str, kind: str, thread: str, begin: float, end: float) -> Work:
+    """A task's span by its name, "pack 1"; any other's has no operation."""
+    operation, _, key = name.partition(" ")
+    return Work(name, kind, thread, begin, end, *((operation, int(key)) if key else ()))
+
+
+def test_a_span_says_what_its_task_is() -> None:
+    span = Span("pack 3", "update", UPDATE, 5.0, 6.0, Task(PACK, 3, "update"))
+    assert work_of(span, zero=4.0) == Work("pack 3", "update", UPDATE, 1.0, 2.0, "pack", 3)
+    assert work_of(span._replace(about=None)).operation == ""
 
 
 def named(found: list[Event], name: str) -> dict[int, object]:
@@ -31,7 +45,7 @@ def arrows(found: list[Event]) -> dict[str, list[Event]]:
 
 
 def test_what_was_carried_out_in_microseconds() -> None:
-    found = list(events(3, [Span("forward", "computing", COMPUTING, 0.5, 0.75)]))
+    found = list(events(3, [work("forward", "computing", COMPUTING, 0.5, 0.75)]))
     assert [event for event in found if event["ph"] == "X"] == [
         {"ph": "X", "name": "forward", "cat": "computing", "pid": 3, "tid": 0, "ts": 500_000.0, "dur": 250_000.0}
     ]
@@ -53,7 +67,7 @@ def test_what_was_carried_out_in_microseconds() -> None:
     )
 )
 def test_lanes_have_one_order_whatever_came_first(threads: list[str]) -> None:
-    found = list(events(0, [Span("work", "kind", thread, 0.0, 1.0) for thread in threads]))
+    found = list(events(0, [work("work", "kind", thread, 0.0, 1.0) for thread in threads]))
     lanes = named(found, "thread_name")
     assert [lanes[lane] for lane in range(len(lanes))] == [
         "MainThread",
@@ -72,8 +86,8 @@ def test_lanes_have_one_order_whatever_came_first(threads: list[str]) -> None:
 class Drawn(NamedTuple):
     """Spans of some steps as a chain of dependencies makes them, and the ends of each arrow that there should be."""
 
-    spans: list[Span]
-    arrows: Counter[tuple[Span, ...]]
+    spans: list[Work]
+    arrows: Counter[tuple[Work, ...]]
 
 
 @st.composite
@@ -83,28 +97,28 @@ def drawn(draw: st.DrawFn) -> Drawn:
     ticks = st.integers(1, 9).map(lambda number: number / 64)
     keys = draw(st.integers(1, 4))
     updated = draw(st.sets(st.integers(1, keys)))  # not a bucket that completes no parameter
-    spans, arrows, free = list[Span](), Counter[tuple[Span, ...]](), [0.0] * (keys + 1)
+    spans, arrows, free = list[Work](), Counter[tuple[Work, ...]](), [0.0] * (keys + 1)
     now = line = updating = 0.0
 
-    def span(name: str, thread: str, begin: float) -> Span:
-        spans.append(Span(name, "kind", thread, begin, begin + draw(ticks)))
+    def span(name: str, thread: str, begin: float) -> Work:
+        spans.append(work(name, "kind", thread, begin, begin + draw(ticks)))
         return spans[-1]
 
     after = draw(st.booleans())  # whether all leaves once the backward pass has ended
     for _ in range(draw(st.integers(1, 4))):
         begin = now = span("forward", COMPUTING, now).end
         backward = span("backward", COMPUTING, begin) if after else None
-        now, packs = backward.end if backward else begin, list[Span]()
-        for key in range(keys + 1):
+        now, packs = backward.end if backward else begin, list[Work]()
+        for key in range(1, keys + 1):
             packs.append(span(f"pack {key}", "unisono update 1", max(now, free[key]) + draw(ticks)))
             now = packs[-1].end
         if backward is None:
-            backward = Span("backward", "kind", COMPUTING, begin, now + draw(ticks))
+            backward = work("backward", "kind", COMPUTING, begin, now + draw(ticks))
             spans.append(backward)
             now = backward.end
-        for key, pack in enumerate(packs):
+        for key, pack in enumerate(packs, 1):
             exchange = span(
-                f"exchange {key}", COMMUNICATION, max(line, pack.end) + draw(ticks) * draw(st.integers(0, 3))
+                f"allreduce {key}", COMMUNICATION, max(line, pack.end) + draw(ticks) * draw(st.integers(0, 3))
             )
             line, last = exchange.end, exchange
             chain = [backward, exchange]
@@ -113,14 +127,13 @@ def drawn(draw: st.DrawFn) -> Drawn:
                 updating = last.end
                 chain.append(last)
             free[key] = last.end
-            if key:
-                arrows[tuple(chain)] += 1
+            arrows[tuple(chain)] += 1
     return Drawn(sorted(spans, key=lambda span: span.end), arrows)  # each is heard of when it has ended
 
 
 @given(drawn())
 def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(drawn: Drawn) -> None:
-    """Each leads through the spans of its own step, and through no others; the count of samples, key 0, has none."""
+    """Each leads through the spans of its own step, and through no others."""
     found = list(events(1, drawn.spans))
     lanes = {name: lane for lane, name in named(found, "thread_name").items()}
     expected = Counter(
@@ -133,7 +146,7 @@ def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(d
         assert [event["ph"] for event in arrow] in (["s", "f"], ["s", "t", "f"])
         assert all(event["pid"] == 1 and event["bp"] == "e" for event in arrow)
         chain = []
-        for event, what in zip(arrow, ("backward", "exchange", "update"), strict=False):
+        for event, what in zip(arrow, ("backward", "allreduce", "update"), strict=False):
             (inside,) = [
                 one
                 for one in slices
@@ -152,32 +165,32 @@ def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(d
 
 def test_an_exchange_in_the_next_step_belongs_to_its_own() -> None:
     spans = [
-        *(Span("backward", "computing", COMPUTING, 0, 2), Span("pack 1", "update", UPDATE, 1, 2)),
-        *(Span("forward", "computing", COMPUTING, 2, 4), Span("exchange 1", "communication", COMMUNICATION, 3, 6)),
-        *(Span("update 1", "update", UPDATE, 6, 7), Span("backward", "computing", COMPUTING, 4, 9)),
+        *(work("backward", "computing", COMPUTING, 0, 2), work("pack 1", "update", UPDATE, 1, 2)),
+        *(work("forward", "computing", COMPUTING, 2, 4), work("allreduce 1", "communication", COMMUNICATION, 3, 6)),
+        *(work("update 1", "update", UPDATE, 6, 7), work("backward", "computing", COMPUTING, 4, 9)),
     ]
     (arrow,) = arrows(list(events(0, spans))).values()
     assert [(event["ph"], event["ts"]) for event in arrow] == [("s", 1e6), ("t", 3e6), ("f", 6e6)]
 
 
-def step_of(begin: float, keys: int) -> list[Span]:
+def step_of(begin: float, keys: int) -> list[Work]:
     """A step of one second in which all goes on at once."""
     times = count()
-    spans = [Span("backward", "computing", COMPUTING, begin, begin + 1)]
-    for key in range(keys):
+    spans = [work("backward", "computing", COMPUTING, begin, begin + 1)]
+    for key in range(1, keys + 1):
         at = begin + next(times) / 16
-        spans.append(Span(f"pack {key}", "update", UPDATE, at, at + 1 / 64))
-        spans.append(Span(f"exchange {key}", "communication", COMMUNICATION, at + 1 / 64, at + 2 / 64))
-        spans.append(Span(f"update {key}", "update", UPDATE, at + 2 / 64, at + 3 / 64))
+        spans.append(work(f"pack {key}", "update", UPDATE, at, at + 1 / 64))
+        spans.append(work(f"allreduce {key}", "communication", COMMUNICATION, at + 1 / 64, at + 2 / 64))
+        spans.append(work(f"update {key}", "update", UPDATE, at + 2 / 64, at + 3 / 64))
     return spans
 
 
 def test_arrows_of_all_ranks_have_names_of_their_own_and_all_is_json() -> None:
     ranks = [list(events(rank, [*step_of(0, 3), *step_of(1, 3)])) for rank in range(3)]
     for found in ranks:
-        assert len(arrows(found)) == 2 * 2
+        assert len(arrows(found)) == 2 * 3
         assert all([event["ph"] for event in arrow] == ["s", "t", "f"] for arrow in arrows(found).values())
-    assert len({name for found in ranks for name in arrows(found)}) == 3 * 2 * 2
+    assert len({name for found in ranks for name in arrows(found)}) == 3 * 2 * 3
     assert json.loads(json.dumps(ranks)) == ranks
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Failure, Operation, Variable, add, done, make
@@ -43,6 +43,8 @@ class Span(NamedTuple):
     begin: float
     """Seconds, by `time.perf_counter`."""
     end: float
+    about: Any = None
+    """What whoever pushed the operation has said that it is: a task of a step program."""
 
 
 Observe = Callable[[Span], None]
@@ -59,9 +61,10 @@ class Handle:
         kind: str = "",
         priority: int = 0,
         observe: Observe | None = None,
+        about: Any = None,
     ) -> None:
         self.operation, self.action, self.kind, self.priority = operation, action, kind, priority
-        self.observe = observe
+        self.observe, self.about = observe, about
         self.ready = False
         """Whether its variables have let it in."""
         self.told = False
@@ -105,16 +108,19 @@ class Engine(Closing):
         name: str = "",
         priority: int = 0,
         observe: Observe | None = None,
+        about: Any = None,
     ) -> Handle:
         """Have `action` carried out once what was pushed before it lets it: it reads these variables, mutates those.
 
         Among operations of a kind that are ready, the highest priority goes first. `observe` hears of this one, else
-        that of the engine. Raises UsageError for a kind that
-        the engine has no threads for.
+        that of the engine, in a span that carries `about`. Raises UsageError for a kind that the engine has no threads
+        for.
         """
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
-        return self._add(Handle(make(name or kind, read, mutate), action, kind, priority, observe or self._observe))
+        return self._add(
+            Handle(make(name or kind, read, mutate), action, kind, priority, observe or self._observe, about)
+        )
 
     def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
         """What somebody else carries out, who then calls `end`. What needs it waits for that."""
@@ -131,13 +137,14 @@ class Engine(Closing):
         mutate: Iterable[Variable],
         name: str,
         observe: Observe | None = None,
+        about: Any = None,
     ) -> None:
         """Carry `action` out in this thread, once what was pushed before lets it, and return when it is over.
 
         Raises OperationError when what it needs has failed, and whatever `action` raises.
         """
         handle = self.expect(mutate, name, read)
-        handle.kind, handle.observe = MAIN, observe or self._observe
+        handle.kind, handle.observe, handle.about = MAIN, observe or self._observe, about
         try:
             handle.turn.wait()
             if handle.operation.failure is not None:
@@ -214,7 +221,8 @@ class Engine(Closing):
     def _tell(self, handle: Handle, begin: float) -> None:
         if handle.observe is not None:
             thread = threading.current_thread().name
-            handle.observe(Span(handle.operation.name, handle.kind, thread, begin, time.perf_counter()))
+            now = time.perf_counter()
+            handle.observe(Span(handle.operation.name, handle.kind, thread, begin, now, handle.about))
 
     def _finish(self, handle: Handle) -> None:
         """It is over: let others in, and finish those of them that have nothing to carry out."""

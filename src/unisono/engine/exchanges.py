@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Turn
-from unisono.engine.embeddings import OUTSTANDING
 from unisono.engine.engine import Engine
 from unisono.world import World
 
@@ -34,12 +34,10 @@ class User(Protocol):
 class Exchanges(Closing):
     """The engine and the communicators of a world. Made by all its ranks together."""
 
-    def __init__(self, world: World, outstanding: int = OUTSTANDING) -> None:
-        """`outstanding` are the exchanges that may go on at once where an embedding has several."""
-        self.outstanding = outstanding
+    def __init__(self, world: World) -> None:
         self.engine = Engine({"communication": 1, "update": 1, "computing": 1})
         self._world, self._twins = world, list[World]()
-        self._turns = [Turn(f"communicator {number}") for number in range(outstanding)]
+        self._turns = list[Turn]()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._made = 0
         self._at_exit = partial(_finish, weakref.ref(self))
@@ -48,11 +46,13 @@ class Exchanges(Closing):
     def worlds(self, number: int) -> list[World]:
         """The first `number` twins of the world; those that are missing are made, by all ranks together."""
         if len(self._twins) < number:  # in turn: others may be at work on the first one
-            self.engine.carry_out(partial(self._make, number), (), (self._turns[0],), "twin")
+            self.engine.carry_out(partial(self._make, number), (), (self.turn(0),), "twin")
         return self._twins[:number]
 
     def turn(self, number: int) -> Turn:
         """What keeps the exchanges of a communicator in order."""
+        while len(self._turns) <= number:
+            self._turns.append(Turn(f"communicator {len(self._turns)}"))
         return self._turns[number]
 
     def enter(self, user: User) -> int:
@@ -82,3 +82,12 @@ class Exchanges(Closing):
 def _finish(reference: weakref.ref[Exchanges]) -> None:
     if (exchanges := reference()) is not None:
         exchanges.finish()
+
+
+def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:
+    """Call the collectives of `act` with a label that ranks compare."""
+    world.label(label)
+    try:
+        act(world)
+    finally:
+        world.label("")

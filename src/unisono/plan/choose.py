@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from unisono.engine.embeddings import EMBEDDINGS, OUTSTANDING
-from unisono.plan.computing import Computing, Cost, Load, Prediction
 from unisono.plan.order import sequence
-from unisono.plan.step import predict
+from unisono.rules import BSP, LocalSGD
+from unisono.step.costs import Computing, Cost, Costs, Prediction
+from unisono.step.layout import Bucket, Layout
+from unisono.step.overlaps import OVERLAPS, find_overlap
+from unisono.step.predict import predict
 
 SIZES = tuple(1 << power for power in range(19, 28))
 """Bytes that a bucket may have at most: 512 KiB to 128 MiB."""
+
+OUTSTANDING = (2, 4)
+"""Collectives that may go on at once, where the overlap has several."""
 
 WITHIN = 1.01
 """A prediction that is so near to the best is as good: then larger buckets, and what is simpler, are chosen."""
@@ -21,14 +27,19 @@ FINER = 4
 
 SIMPLEST = ("none", "chain", "funnel", "concurrent")
 
+Buckets = Callable[[int], Sequence[Bucket]]
+"""(bytes of the largest) -> the buckets, as they fill."""
+
 
 class Setting(NamedTuple):
-    """How the gradients of a step meet. All ranks have the same."""
+    """How the gradients of a step travel. All ranks have the same."""
 
-    embedding: str
+    overlap: str
     bucket_bytes: int
-    sequence: tuple[int, ...]
-    """The order in which the buckets are exchanged, by number; empty: as they are planned."""
+    sequence: tuple[int, ...] = ()
+    """The order in which the buckets are sent, by number; empty: as they are planned."""
+    outstanding: int = OUTSTANDING[0]
+    """Collectives that may go on at once, where the overlap has several."""
 
 
 class Candidate(NamedTuple):
@@ -38,59 +49,78 @@ class Candidate(NamedTuple):
     prediction: Prediction
 
 
-def candidates(
-    computing: Computing,
-    loads: Callable[[int], Sequence[Load]],
-    cost: Cost,
-    embeddings: Iterable[str] = tuple(EMBEDDINGS),
-    sizes: Iterable[int] = SIZES,
-    outstanding: int = OUTSTANDING,
-    deferred: bool = True,
-) -> list[Candidate]:
-    """For each embedding the best size of buckets; the fastest first. `loads` gives the buckets for a largest size.
+class Question(NamedTuple):
+    """What settings are predicted for."""
 
-    Only `chain` with a deferred wait gains from another order of exchange than that in which buckets fill.
-    """
-    sizes = sorted(sizes)
+    rule: BSP | LocalSGD
+    computing: Computing
+    buckets: Buckets
+    cost: Cost
+    deferred: bool = True
+    """True where parameters are waited for when they are read."""
+
+
+def candidates(
+    question: Question,
+    overlaps: Iterable[str] = tuple(OVERLAPS),
+    sizes: Iterable[int] = SIZES,
+    outstandings: Iterable[int] = OUTSTANDING,
+) -> list[Candidate]:
+    """Return the best setting of each overlap: its size of buckets, and how many collectives go on at once; the fastest
+    overlap first."""
+    sizes, outstandings = sorted(sizes), sorted(outstandings)
     found = [
-        _best([_candidate(computing, loads(size), size, cost, name, outstanding, deferred) for size in sizes])
-        for name in sorted(embeddings, key=SIMPLEST.index)
+        _best(
+            [
+                predicted(question, size, name, outstanding)
+                for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
+                for size in sizes
+            ]
+        )
+        for name in sorted(overlaps, key=SIMPLEST.index)
     ]
     best = min(one.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.prediction.step, best * WITHIN))
 
 
-def finer(
-    candidate: Candidate,
-    computing: Computing,
-    loads: Callable[[int], Sequence[Load]],
-    cost: Cost,
-    sizes: Iterable[int] = SIZES,
-    outstanding: int = OUTSTANDING,
-    deferred: bool = True,
-) -> Candidate | None:
-    """The same embedding with buckets a quarter as large; None where `sizes` has none, or the buckets stay the same.
+def finer(candidate: Candidate, question: Question, sizes: Iterable[int] = SIZES) -> Candidate | None:
+    """Return the same overlap with buckets a quarter as large; None where `sizes` has none, or buckets stay the same.
 
-    Of two sizes that are predicted to be alike `candidates` takes the larger; long exchanges hold others up.
+    Of two sizes that are predicted to be alike `candidates` takes the larger; long collectives hold others up.
     """
-    name, largest, _ = candidate.setting
+    largest = candidate.setting.bucket_bytes
     size = largest // FINER
-    if size not in sizes or len(loads(size)) == len(loads(largest)):
+    if size not in sizes or len(question.buckets(size)) == len(question.buckets(largest)):
         return None
-    return _candidate(computing, loads(size), size, cost, name, outstanding, deferred)
+    return predicted(question, size, candidate.setting.overlap, candidate.setting.outstanding)
 
 
-def _candidate(
-    computing: Computing, loads: Sequence[Load], size: int, cost: Cost, name: str, outstanding: int, deferred: bool
-) -> Candidate:
-    order = sequence(computing, loads, cost) if deferred and name == "chain" else ()
-    sent = [loads[number] for number in order] or loads
-    return Candidate(
-        Setting(name, size, order), predict(computing, sent, cost, EMBEDDINGS[name], outstanding, deferred)
-    )
+def predicted(question: Question, size: int, overlap: str, outstanding: int) -> Candidate:
+    """Return a setting with what it is predicted to take.
+
+    Only `chain` with a deferred wait gains from another order than that in which buckets fill.
+    """
+    computing, buckets = question.computing, question.buckets(size)
+    own_order = question.deferred and overlap == "chain"
+    order = sequence(computing, buckets, question.cost) if own_order else ()
+    sent = [buckets[number] for number in order] or buckets
+    layout = layout_of(computing, sent, question.deferred)
+    rule = replace(question.rule, overlap=overlap, outstanding=outstanding)
+    setting = Setting(overlap, size, order, outstanding)
+    return Candidate(setting, predict(rule, Costs(layout, computing, question.cost)))
 
 
-def _best(of_sizes: Sequence[Candidate]) -> Candidate:
-    """The one with the largest buckets among those that are about the fastest."""
-    best = min(one.prediction.step for one in of_sizes)
-    return next(one for one in reversed(of_sizes) if one.prediction.step <= best * WITHIN)
+def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool) -> Layout:
+    """Return the layout of buckets that are sent in this order, as one rank of many sees it."""
+    full = [max(computing.ready[number] for number in one.parameters) for one in sent]
+    filled = tuple(1 + place for place in sorted(range(len(sent)), key=full.__getitem__))
+    needed = tuple(sorted(range(len(computing.needed)), key=computing.needed.__getitem__))
+    return Layout(1, len(computing.needed), tuple(sent), filled, needed, deferred=deferred)
+
+
+def _best(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one with the largest buckets among those that are about the fastest; of two, the first."""
+    best = min(one.prediction.step for one in candidates)
+    near = [one for one in candidates if one.prediction.step <= best * WITHIN]
+    largest = max(one.setting.bucket_bytes for one in near)
+    return next(one for one in near if one.setting.bucket_bytes == largest)

@@ -16,10 +16,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from unisono.plan.computing import Computing, Cost, Load
+from unisono.step.costs import Computing, Cost
+from unisono.step.layout import Bucket
 
 
-def sequence(computing: Computing, loads: Sequence[Load], cost: Cost) -> tuple[int, ...]:
+def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple[int, ...]:
     """The order of exchange of these buckets, by number: whenever an exchange ends, the one that is needed first of all
     that are there."""
     there = [max(computing.ready[parameter] for parameter in load.parameters) for load in loads]
@@ -41,7 +42,7 @@ def sequence(computing: Computing, loads: Sequence[Load], cost: Cost) -> tuple[i
 
 
 def bound(computing: Computing, sizes: Sequence[int], cost: Cost) -> float:
-    """Seconds of a step that no embedding, bucket size and order can be below: `sizes` are the parameters' bytes.
+    """Seconds of a step that no overlap, bucket size and order can be below: `sizes` are the parameters' bytes.
 
     It is computing, and by how much the worst of the weights comes too late for the next forward pass at the least. At
     least the first layer's: its gradient comes when all is computed, and it is needed at once.

@@ -1,54 +1,66 @@
-"""BSP, bulk synchronous parallel: all ranks agree at every step (Theano-MPI section 3.1).
+"""BSP, bulk synchronous parallel: all ranks agree at every step (Theano-MPI section 3.1: SUBGD, here of the mean).
 
-rank 0   forward  backward ─┐                ┌─ update   forward ...
-rank 1   forward  backward ─┴── sum of all ──┴─ update   forward ...
+rank 0   forward  backward ─┐                  ┌─ update   forward ...
+rank 1   forward  backward ─┴── sum of each ───┴─ update   forward ...
+                                 bucket
+
+main            backward 1   backward 2 ...                    4 ranks, 2 buckets: a bucket of n bytes sends and
+update                  pack 1      pack 2  settle 1 update 1     receives 2 n (p - 1) / p = 1.5 n bytes on each rank
+communication   agree          allreduce 1  allreduce 2
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
-
-from unisono.errors import UsageError
-from unisono.gradients import Exchange, Gradients, gradients_of
-from unisono.gradients.likeness import compare_models
-from unisono.world import World
+from unisono.rules.options import Options
+from unisono.step import build
+from unisono.step.layout import Layout
+from unisono.step.operations import AGREE, PACK, SETTLE
+from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradient
+from unisono.step.rule import Promise, Whose
 
 
 @dataclass(frozen=True)
-class BSP:
+class BSP(Options):
     """Every rank has the same weights before each step, and applies the same averaged gradients in it."""
 
-    exchange: Exchange = field(default_factory=Exchange)
-    embedding: str = "auto"
-    """Where the exchange sits in the step: "chain", "concurrent", "funnel" or "none" (`engine/embeddings/` draws them);
-    "auto": what is predicted to be the fastest once the first steps were measured."""
+    def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
+        """Return the tasks of a step."""
+        overlap = self.found_overlap
+        passing = build.backward(layout, overlap.backward_lane(layout.deferred))
+        if not event.synchronize:
+            return (*build.forward(layout), *passing)
+        sends = self.collectives(layout)
+        gate = build.ENDED if overlap.after else build.BEGUN
+        follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.WORD,))))]
+        for key in layout.keys:
+            follow.append((key, self._bucket(layout, sends, key)))
+            if layout.buffers and key == layout.filled[-1]:
+                follow.append((key, build.buffers(sends)))
+        if overlap.after:
+            follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
+        return (*build.forward(layout), *build.behind(passing, follow), *build.wait(layout))
 
-    def attach(self, model: torch.nn.Module, world: World) -> Gradients:
-        """Give all ranks rank 0's weights and buffers, and have gradients averaged in each backward pass."""
-        prepare(model)
-        compare_models(model, world)
-        agree_on_state(model, world)
-        return Gradients(model, world, self.exchange, self.embedding)
+    def _bucket(self, layout: Layout, sends: build.Collectives, key: int) -> list[Task]:
+        own = tuple(map(gradient, layout.bucket(key).parameters))
+        return [
+            Task(PACK, key, UPDATE, (build.WORD,), (bucket(key), *own)),
+            *sends.place(self.allreduce(), key, (), (bucket(key),)),
+            Task(SETTLE, key, UPDATE, (), (bucket(key),)),
+            *build.updates(layout, key),
+        ]
 
+    def promise(self, event: Step) -> Promise:
+        """Return what must hold: everybody's gradients, in each step that synchronizes."""
+        return Promise(Whose.ALL if event.synchronize else None)
 
-def prepare(model: torch.nn.Module) -> None:
-    """Raise UsageError for a model that cannot be made parallel; one whose parameters have changed since can, again."""
-    gradients = gradients_of(model)
-    parts = (gradients_of(module) for module in model.modules() if module is not model)
-    if any(part is not None for part in parts) or (gradients is not None and not gradients.differs(model)):
-        raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
-    for name, module in model.named_modules():
-        sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
-        if sparse and module.weight.requires_grad:
-            raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
-    if gradients is not None:
-        gradients.release()
+    @property
+    def period(self) -> int:
+        """Return after how many steps the programs repeat."""
+        return 1
 
-
-def agree_on_state(model: torch.nn.Module, world: World) -> None:
-    """Give all ranks the weights and buffers of rank 0."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            world.broadcast(tensor)
+    @property
+    def differs(self) -> bool:
+        """False: all ranks have the same weights."""
+        return False

@@ -20,7 +20,7 @@ import torch
 from unisono.data.feed import Feed
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
-from unisono.gradients import asked_by
+from unisono.reducer import asked_by
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.checkpoint import Checkpoint, save
@@ -192,7 +192,7 @@ class Epochs:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
             progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "data": self.feed.mark}
-            progress |= {"seconds": time.perf_counter() - self.begun, "meeting": trainer.gradients.state()}
+            progress |= {"seconds": time.perf_counter() - self.begun, "meeting": trainer.reducer.state()}
             state = trainer.model.state_dict(), trainer.optimizer.state_dict()
             save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, *state, progress))
 

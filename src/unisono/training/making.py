@@ -22,10 +22,10 @@ from unisono.errors import RecipeError, UsageError
 from unisono.launch import own_cores
 from unisono.models.table import make_network
 from unisono.optimizers.table import make_optimizer
-from unisono.rules import BSP, Exchange
+from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
 from unisono.training.loss import classification_loss
-from unisono.training.recipe import OWN, Recipe
+from unisono.training.recipe import OWN, Recipe, RuleRecipe
 from unisono.training.rehearsal import rehearse
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
@@ -93,8 +93,15 @@ def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | 
     wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
     megabytes = recipe.exchange.bucket_megabytes
     largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
-    rule = BSP(Exchange(recipe.exchange.algorithm, wire, largest), recipe.exchange.embedding)
-    return Trainer(model, optimizer, rule, world, clip=options.clip or None, timeline=timeline, within=within)
+    rule = make_rule(recipe.rule, Exchange(recipe.exchange.algorithm, wire, largest))
+    return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
+
+
+def make_rule(options: RuleRecipe, exchange: Exchange) -> BSP | LocalSGD:
+    """Return the rule that a recipe asks for."""
+    if options.name == "local_sgd":
+        return LocalSGD(exchange, options.overlap, every=options.every)
+    return BSP(exchange, options.overlap)
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: Within) -> None:

@@ -23,6 +23,9 @@ OWN = "own"
 
 WIRES = (OWN, "float32", "float16", "bfloat16")
 
+RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {("exchange", "embedding"): ("rule", "overlap")}
+"""Tables and keys of older recipes, and what they are called now."""
+
 
 @dataclass(frozen=True)
 class DataRecipe:
@@ -100,6 +103,18 @@ class TrainingRecipe:
 
 
 @dataclass(frozen=True)
+class RuleRecipe:
+    """What ranks exchange, and when."""
+
+    name: str = choice("bsp", "bsp", "local_sgd")
+    """"bsp": averaged gradients in each step; "local_sgd": each rank updates alone, and weights are averaged."""
+    overlap: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
+    """Where communication sits in the step."""
+    every: int = number(16, at_least=1)
+    """Steps between two averages of the weights, with local_sgd."""
+
+
+@dataclass(frozen=True)
 class ExchangeRecipe:
     """How gradients meet."""
 
@@ -108,8 +123,6 @@ class ExchangeRecipe:
     """The number format between nodes."""
     bucket_megabytes: float = number(0, at_least=0)
     """The largest bucket; 0: what the first steps show to be best."""
-    embedding: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
-    """Where the exchange sits in the step."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,7 @@ class Recipe:
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
     compute: ComputeRecipe = field(default_factory=ComputeRecipe)
+    rule: RuleRecipe = field(default_factory=RuleRecipe)
     exchange: ExchangeRecipe = field(default_factory=ExchangeRecipe)
 
 
@@ -161,8 +175,19 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe that a parsed TOML file holds; `source` names it in errors."""
-    return parse(Recipe, content, source)
+    """Return the recipe that a parsed TOML file holds; `source` names it in errors."""
+    return parse(Recipe, renamed(content), source)
+
+
+def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return tables with today's names for keys that had others: the recipes of older runs are read as well."""
+    found = dict(content)
+    for (table, key), (new_table, new_key) in RENAMED.items():
+        old, new = found.get(table), found.get(new_table, {})
+        if isinstance(old, dict) and key in old and isinstance(new, dict):
+            found[table] = {name: value for name, value in old.items() if name != key}
+            found[new_table] = {new_key: old[key], **new}
+    return found
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:

@@ -52,7 +52,7 @@ def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Tor
     for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
         group.update({key: value for key, value in option.items() if key != "params"})
     progress = checkpoint.progress
-    trainer.gradients.restore(progress["meeting"])
+    trainer.reducer.restore(progress["meeting"])
     before = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks counts once
     place = Place(progress["epoch"], progress["done"], checkpoint.step, before, progress["seconds"], progress["data"])
     return place, torn

@@ -70,7 +70,7 @@ def _train(
         report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
         for line in said:
             report.say(line)
-        trainer.gradients.say(report.say)
+        trainer.reducer.say(report.say)
         run = Epochs(recipe, world, feed, trainer, home, report, place, begun - place.seconds)
         with Signals(trainer.request, run.end, run.warn) as run.signals:
             code = run.finish()

@@ -1,9 +1,9 @@
 """What went on when, on which thread of which rank: a Chrome trace, which https://ui.perfetto.dev opens.
 
     rank 0   MainThread      │ forward │      backward      │ forward ...
-             communication             │   │exchange 1│exchange 2│
-             update                    │ pack 1 ▲ └▶│update 1│
-                                  an arrow from the gradient to its exchange to its update
+             communication             │   │allreduce 1│allreduce 2│
+             update                    │ pack 1 ▲  └▶│update 1│
+                                  an arrow from the gradient to its allreduce to its update
 
 Trace Event Format, Google: complete events (X), flows (s, t, f) and names (M); microseconds.
 """
@@ -17,16 +17,44 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.engine import Span
 from unisono.errors import UsageError
+from unisono.step.program import Task
 from unisono.world import World
 
 Event = dict[str, Any]
 
+BACKWARD = "backward"
+"""The span of a whole backward pass."""
+
+AFTER = ("allreduce", "update")
+"""Operations that follow on the packing of a bucket."""
+
 ORDER = ("MainThread", "computing", "communication", "update", "loading")
 """Lanes of a rank from top to bottom, by what their threads' names hold."""
+
+
+class Work(NamedTuple):
+    """A span, and what it was of: the operation and the bucket of a task."""
+
+    name: str
+    kind: str
+    thread: str
+    begin: float
+    """Seconds."""
+    end: float
+    operation: str = ""
+    """Empty for what no step program has."""
+    key: int = 0
+
+
+def work_of(span: Span, zero: float = 0.0) -> Work:
+    """Return what a span says of a task, by a clock that begins at `zero`."""
+    task = span.about
+    operation, key = (task.operation.name, task.key) if isinstance(task, Task) else ("", 0)
+    return Work(span.name, span.kind, span.thread, span.begin - zero, span.end - zero, operation, key)
 
 
 class Timeline:
@@ -51,8 +79,7 @@ class Timeline:
 
     def write(self, path: Path) -> None:
         """Write what all ranks did, all together; rank 0 writes."""
-        spans = [span._replace(begin=span.begin - self._zero, end=span.end - self._zero) for span in self._spans]
-        everyone = self._world.gather(spans)
+        everyone = self._world.gather([work_of(span, self._zero) for span in self._spans])
 
         def put() -> None:
             found = [event for rank, mine in enumerate(everyone) for event in events(rank, mine)]
@@ -69,7 +96,7 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"cannot write the timeline {path}: {error.strerror}") from error
 
 
-def events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
+def events(rank: int, spans: Sequence[Work]) -> Iterator[Event]:
     """The events of one rank, whose spans begin at second 0."""
     lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_place))}
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
@@ -90,16 +117,16 @@ def events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
             }
 
 
-def _chains(spans: Sequence[Span]) -> Iterator[list[tuple[Span, float]]]:
-    """What follows from what: the backward pass when the gradient was there, its exchange, its update."""
-    backwards = sorted((span for span in spans if span.name == "backward"), key=lambda span: span.begin)
-    of = {what: _by_key(spans, what) for what in ("pack", "exchange", "update")}
+def _chains(spans: Sequence[Work]) -> Iterator[list[tuple[Work, float]]]:
+    """Yield what follows from what: the backward pass when the gradient was there, its allreduce, its update."""
+    backwards = sorted((span for span in spans if span.name == BACKWARD), key=lambda span: span.begin)
+    of = {what: _by_key(spans, what) for what in ("pack", *AFTER)}
     for key, packs in of["pack"].items():
         for number, pack in enumerate(packs):
             until = packs[number + 1].begin if number + 1 < len(packs) else float("inf")
             later = [
                 span
-                for what in ("exchange", "update")
+                for what in AFTER
                 for span in of[what][key]
                 if pack.end <= span.end and pack.begin <= span.begin < until
             ]
@@ -108,12 +135,11 @@ def _chains(spans: Sequence[Span]) -> Iterator[list[tuple[Span, float]]]:
                 yield [(source, min(pack.begin, source.end)), *((span, span.begin) for span in later[:2])]
 
 
-def _by_key(spans: Iterable[Span], what: str) -> defaultdict[str, list[Span]]:
-    found: defaultdict[str, list[Span]] = defaultdict(list)
+def _by_key(spans: Iterable[Work], operation: str) -> defaultdict[int, list[Work]]:
+    found: defaultdict[int, list[Work]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.begin):
-        name, _, key = span.name.partition(" ")
-        if name == what and key != "0":
-            found[key].append(span)
+        if span.operation == operation:
+            found[span.key].append(span)
     return found
 
 

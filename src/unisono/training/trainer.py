@@ -9,15 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from unisono.compute.precision import Within
+from unisono.data_parallel import attach
 from unisono.errors import UsageError
-from unisono.gradients import gradients_of
-from unisono.gradients.awaited import await_parameters
-from unisono.rules import BSP
+from unisono.reducer import reducer_of
+from unisono.reducer.awaited import await_parameters
+from unisono.reducer.optimizer_step import Optimizing
+from unisono.rules import BSP, LocalSGD
 from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.loss import classification_loss
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
-from unisono.training.updates import Updates
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,9 +39,9 @@ class Trainer:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        rule: BSP,
         world: World,
+        rule: BSP | LocalSGD,
+        optimizer: torch.optim.Optimizer,
         loss: Loss = classification_loss,
         clip: float | None = None,
         timeline: Timeline | None = None,
@@ -48,62 +49,61 @@ class Trainer:
     ) -> None:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
-        self.gradients = gradients_of(model) or rule.attach(model, world)
-        self.gradients.check(model)
-        self._updates = Updates(optimizer, self.gradients, clip)
-        self._awaits = await_parameters(model, self.gradients.need, self.gradients.need_buffer)
+        self.reducer = reducer_of(model) or attach(model, world, rule)
+        self.reducer.check(model)
+        self.reducer.clip = clip
+        self._optimizing = Optimizing(optimizer, self.reducer)
+        self._awaits = await_parameters(model, self.reducer.wait_for, self.reducer.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline, self._within = timeline, within
         if timeline is not None:
-            self.gradients.observe = timeline.add
+            self.reducer.observe = timeline.add
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         """Train on this rank's share of a batch, which may be empty; the sum of the loss over its samples.
 
         Raises UsageError within `no_sync`, and after it: accumulate in a loop of your own.
         """
-        if self.gradients.accumulates:
+        if self.reducer.accumulates:
             raise UsageError(
                 "a Trainer's step does not accumulate: call backward() under no_sync in a loop of your own"
             )
-        if gradients_of(self.model) is not self.gradients:
+        if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
-        gradients, samples, began = self.gradients, len(labels), time.perf_counter()
-        waited, total = gradients.measured.waiting, 0.0
+        reducer, samples, began = self.reducer, len(labels), time.perf_counter()
+        waited, total = reducer.measured.waiting, 0.0
         if not self._awaits:
-            gradients.wait()
-        gradients.samples = float(samples)
+            reducer.wait()
+        reducer.samples = float(samples)
         if samples:
             self.model.train()
             with self._shown("forward"), self._within():
                 loss = self.loss(self.model(inputs), labels)
-            gradients.drop()
-            apart = self._updates.begin()
+            reducer.drop()
+            step = self._optimizing.begin()
             with self._shown("backward"):
-                gradients.backward(loss.backward)
+                reducer.backward(loss.backward, step, step.updates)
             total = float(loss.detach()) * samples
         else:
-            gradients.drop()
-            apart = self._updates.begin()
-            gradients.backward(gradients.synchronize)
-        if not apart:
-            gradients.wait()
-        self.recorder.add("computing", time.perf_counter() - began - (gradients.measured.waiting - waited))
+            reducer.drop()
+            step = self._optimizing.begin()
+            reducer.backward(reducer.synchronize, step, step.updates)
+        self.recorder.add("computing", time.perf_counter() - began - (reducer.measured.waiting - waited))
         self._account()
         self.recorder.end_step()
         return total
 
     def request(self, kind: str) -> None:
         """Request "save" or "stop" of all ranks, with the next step's control word. A signal handler may call it."""
-        self.gradients.request(kind)
+        self.reducer.request(kind)
 
     def requests(self) -> Mapping[str, str]:
         """Return what was requested before the last step, and by whom ("rank 2", "3 ranks"): the same on all ranks."""
-        return self.gradients.requests()
+        return self.reducer.requests()
 
     def wait(self) -> None:
         """Wait until the last step's exchanges and updates are over."""
-        self.gradients.wait()
+        self.reducer.wait()
         self._account()
 
     def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> Accuracy:
@@ -124,7 +124,7 @@ class Trainer:
 
     def _account(self) -> None:
         """Record what exchanges, updates and waits took since the last time: some end between two steps."""
-        measured = self.gradients.measured
+        measured = self.reducer.measured
         for kind in self._accounted:
             now = getattr(measured, kind)
             self.recorder.add(kind, now - self._accounted[kind])

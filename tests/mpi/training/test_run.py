@@ -23,7 +23,8 @@ def recipe_of(packs: Path, hold: str = "even", groups: int = 1) -> Recipe:
         "data": {"pack": str(packs), "hold": hold, "groups": groups, "augment": "mirror", "threads": 1},
         "model": {"name": "small_convnet", "dtype": "float64"},
         "optimizer": {"learning_rate": 0.2, "policy": "cosine", "warm_epochs": 0.5, "weight_decay": 1e-3},
-        "exchange": {"embedding": "none", "bucket_megabytes": 1},
+        "rule": {"overlap": "none"},
+        "exchange": {"bucket_megabytes": 1},
         "training": {"epochs": 2, "batch": 32, "checkpoint_every": 3},
     }
     return parse_recipe(content, "a test")

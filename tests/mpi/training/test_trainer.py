@@ -67,7 +67,7 @@ def serial_losses(dtype: torch.dtype, network: Network) -> list[float]:
 
 def parallel_run(world: World, dtype: torch.dtype, network: Network) -> tuple[list[float], bytes]:
     data, (model, optimizer) = load().train, make(dtype, network)
-    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), world)
+    trainer = unisono.Trainer(model, world, unisono.BSP(), optimizer)
     losses, seen = torch.zeros(STEPS, dtype=torch.float64), torch.zeros(STEPS, dtype=torch.float64)
     for step, rows in enumerate(batches(world.rank, world.size)):
         losses[step] = trainer.step(data.inputs[rows].to(dtype), data.labels[rows])
@@ -101,7 +101,7 @@ def test_two_runs_end_with_identical_bits_on_all_ranks(group: World) -> None:
 
 def test_evaluation_sees_each_sample_once(group: World) -> None:
     data, (model, optimizer) = load(), make(torch.float32)
-    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     with torch.no_grad():
         expected = accuracy_of(count(model(data.test.inputs), data.test.labels), len(data.test))
     feed = InMemory(data, group, 0)
@@ -111,7 +111,7 @@ def test_evaluation_sees_each_sample_once(group: World) -> None:
 
 def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:
     data, (model, optimizer) = load().test, make(torch.float32)
-    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     with torch.no_grad():
         expected = accuracy_of(count(model(data.inputs[:9]), data.labels[:9]), 9)
     batches = [(data.inputs[:9], data.labels[:9])] if group.rank == 0 else []
@@ -121,7 +121,7 @@ def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:
 
 def test_an_empty_share_takes_part(group: World) -> None:
     data, (model, optimizer) = load().train, make(torch.float32)
-    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     rows = torch.arange(4 if group.rank == 0 else 0)
     trainer.step(data.inputs[rows], data.labels[rows])
     weights = model.classifier[1].weight.detach().numpy().tobytes()
@@ -151,7 +151,7 @@ def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(group: 
         return model, make_optimizer(name, model, rate, 0.9, 1e-3)
 
     (plain, its), (model, optimizer) = make_both(), make_both()
-    trainer = unisono.Trainer(model, optimizer, unisono.BSP(), group)
+    trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     losses = []
     for mine, rows in zip(batches(group.rank, group.size), batches(0, 1), strict=True):
         trainer.step(data.train.inputs[mine].double(), data.train.labels[mine])

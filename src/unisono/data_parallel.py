@@ -1,0 +1,93 @@
+"""Makes a model train in parallel: what a user's own loop calls.
+
+model = unisono.parallel(model, world)
+for inputs, labels in batches:
+    loss(model(inputs), labels).backward()     every .grad is the average over all ranks
+    optimizer.step()
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from unisono.errors import UsageError
+from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.likeness import compare_models
+from unisono.rules import BSP, LocalSGD
+from unisono.world import World
+
+
+def parallel(model: torch.nn.Module, world: World, rule: BSP | LocalSGD | None = None) -> torch.nn.Module:
+    """Make `model` train in parallel, and return it: the same module, its state_dict unchanged.
+
+    All ranks get rank 0's weights and buffers. From then on, when `backward()` ends, every `.grad` holds the average
+    over all ranks. All ranks weigh the same, unless `add_samples` has said how many samples each rank's loss is a mean
+    of. A parameter that no rank's backward pass has come to has no gradient. A rank without a batch calls
+    `synchronize(model)` instead of `backward()`.
+    """
+    attach(model, world, rule or BSP())
+    return model
+
+
+def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Within the block, backward passes of a parallel model add up on this rank alone; the next one after it averages.
+
+    Raises UsageError for a model that is not parallel.
+    """
+    return _reducer_of(model).no_sync()
+
+
+def add_samples(model: torch.nn.Module, samples: float) -> None:
+    """Say that this rank's loss is a mean of so many samples: in the next average the rank weighs its share of them.
+
+    Called before `backward()`, on every rank or on none; calls add up until the next average. 0 is a rank's empty
+    batch. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
+    """
+    _reducer_of(model).add_samples(samples)
+
+
+def synchronize(model: torch.nn.Module) -> None:
+    """Average the gradients of a parallel model: what a rank without a batch calls in place of `backward()`.
+
+    The rank gives what it has accumulated under `no_sync`. Where there is nothing, and it has said no samples, it
+    weighs nothing. Raises UsageError for a model that is not parallel.
+    """
+    _reducer_of(model).synchronize()
+
+
+def _reducer_of(model: torch.nn.Module) -> Reducer:
+    reducer = reducer_of(model)
+    if reducer is None:
+        raise UsageError("the model is not parallel: call unisono.parallel first")
+    return reducer
+
+
+def attach(model: torch.nn.Module, world: World, rule: BSP | LocalSGD) -> Reducer:
+    """Give all ranks rank 0's weights and buffers, and have gradients averaged in each backward pass."""
+    prepare(model)
+    compare_models(model, world)
+    agree_on_state(model, world)
+    return Reducer(model, world, rule)
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """Raise UsageError for a model that cannot be made parallel; one whose parameters have changed since can, again."""
+    reducer = reducer_of(model)
+    parts = (reducer_of(module) for module in model.modules() if module is not model)
+    if any(part is not None for part in parts) or (reducer is not None and not reducer.differs(model)):
+        raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
+    for name, module in model.named_modules():
+        sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        if sparse and module.weight.requires_grad:
+            raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
+    if reducer is not None:
+        reducer.release()
+
+
+def agree_on_state(model: torch.nn.Module, world: World) -> None:
+    """Give all ranks the weights and buffers of rank 0."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            world.broadcast(tensor)

@@ -1,0 +1,72 @@
+"""What ties a model to its reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from unisono.reducer.reducer import Reducer
+
+ATTACHED = "_unisono"
+"""The attribute of a model under which its Attachment is found."""
+
+
+class Attachment:
+    """Ties a model to its Reducer. Copies of the model are not tied."""
+
+    handle: RemovableHandle
+
+    def __init__(self, reducer: Reducer | None) -> None:
+        self.reducer = reducer
+
+    def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Look for new parameters, and show a forward pass's first input, for a warning only.
+
+        Nothing is done in compiled code, nor in a recomputation.
+        """
+        if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() == -1:
+            self.reducer.check(model)
+            self.reducer.see(_first_tensor((*inputs, *named.values())))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        return Attachment(None)
+
+    def __reduce__(self) -> tuple[type[Attachment], tuple[None]]:
+        return Attachment, (None,)
+
+
+def attach(model: torch.nn.Module, reducer: Reducer) -> None:
+    """Tie a model to its reducer."""
+    attachment = Attachment(reducer)
+    attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
+    setattr(model, ATTACHED, attachment)
+
+
+def detach(model: torch.nn.Module) -> None:
+    """Untie a model from its reducer."""
+    attachment: Attachment = getattr(model, ATTACHED)
+    attachment.handle.remove()
+    delattr(model, ATTACHED)
+
+
+def reducer_of(model: torch.nn.Module) -> Reducer | None:
+    """The Reducer of a model that was made parallel; None for another."""
+    attachment: Attachment | None = getattr(model, ATTACHED, None)
+    return None if attachment is None else attachment.reducer
+
+
+def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """The first tensor in what a model is given, in dicts, lists and tuples too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        if (found := _first_tensor(inside)) is not None:
+            return found
+    return None

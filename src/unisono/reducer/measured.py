@@ -1,0 +1,87 @@
+"""What steps show of themselves: when parameters are needed and gradients ready, what exchanges and updates take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from unisono.engine import Span
+from unisono.reducer.talk import Talk
+from unisono.step.costs import Computing
+from unisono.step.operations import BARRIER
+from unisono.step.program import UPDATE, Role, Task
+from unisono.world import World
+
+
+class Measured:
+    """Of one rank, in seconds. The clock stands still while the rank waits."""
+
+    def __init__(self, parameters: int) -> None:
+        self._parameters = parameters
+        self.communicating = 0.0
+        """In which exchanges went on, since the start."""
+        self.updating = 0.0
+        """In which parameters were updated, since the start."""
+        self.waiting = 0.0
+        """In which this rank computed nothing, as it waited for an exchange or an update, since the start."""
+        self._exchanges: dict[int, float] = {}  # of the last step, by key
+        self._updates: dict[int, float] = {}
+        self._began = self.whole = 0.0
+        self.needed = self.ready = [0.0] * parameters
+        self._seen: set[int] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins, if it has not shown a gradient yet: it may begin again; what the last one showed is kept."""
+        if self.whole or not self._began:
+            self._last = self.needed, self.ready, self.whole
+        self._began = self._clock()
+        self.needed = [0.0] * self._parameters
+        self.ready = [0.0] * self._parameters
+        self._seen = set()
+        self.whole = 0.0
+
+    def need(self, number: int) -> None:
+        """A parameter is read; what counts is the first time in a step."""
+        if number not in self._seen:
+            self._seen.add(number)
+            self.needed[number] = self._clock() - self._began
+
+    def come(self, number: int) -> None:
+        """A parameter's gradient is there."""
+        self.ready[number] = self.whole = self._clock() - self._began
+
+    def wait(self, since: float) -> None:
+        """This rank has waited since then."""
+        self.waiting += time.perf_counter() - since
+
+    def observe(self, span: Span) -> None:
+        """Take what a task of the step program took."""
+        task, seconds = span.about, span.end - span.begin
+        if not isinstance(task, Task):
+            return
+        if task.operation.role is not Role.ALONE and task.operation is not BARRIER:
+            self.communicating += seconds
+            self._exchanges[task.key] = seconds
+        elif task.lane == UPDATE and task.parameters:
+            self.updating += seconds
+            self._updates[task.key] = seconds
+
+    def computing(self, world: Talk | World, nbytes: int) -> Computing:
+        """The mean over ranks of the last step; `nbytes` of gradients were applied in it. Called by all together."""
+        needed, ready, whole = self._last
+        mine = [*needed, *ready, whole, sum(self._updates.values())]
+        mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
+        whole, update = mean[-2:]
+        ready = [one or whole for one in mean[self._parameters : -2]]  # one without a gradient comes at the end
+        return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
+
+    def exchanges(self, world: Talk | World, keys: Sequence[int]) -> list[float]:
+        """What exchanges of the last step took, mean over ranks."""
+        mine = torch.tensor([self._exchanges[key] for key in keys], dtype=torch.float64)
+        return (world.allreduce(mine) / world.size).tolist()
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self.waiting

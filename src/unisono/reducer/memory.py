@@ -1,0 +1,121 @@
+"""The memory that gradients travel in: shared with the node's other ranks where there is one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from unisono.reducer.memory_layout import MemoryLayout, Stretch, plan_memory, room_for
+from unisono.step.layout import Bucket
+from unisono.world import World
+
+
+class Memory:
+    """Room for the gradients of `parameters`, and what is done to it. All ranks of `world` make one together."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], world: World) -> None:
+        self.parameters = parameters
+        self._kinds = [_kind(parameter) for parameter in parameters]
+        self._flat = {dtype: world.empty(room, dtype) for dtype, room in room_for(self._kinds).items()}
+        self.views: list[torch.Tensor] = []
+        """Each parameter's gradient, with the parameter's shape and strides."""
+        self.layout = MemoryLayout((), {}, ())
+        self._sent: tuple[Stretch, ...] = ()
+
+    def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = ()) -> MemoryLayout:
+        """Give every gradient another place, for buckets that are sent in this order (empty: as they fill). What was
+        there is lost."""
+        for flat in self._flat.values():
+            flat.zero_()  # what lies between gradients is summed with them
+        self.layout = plan_memory(self._kinds, order, largest)
+        stretches = self.layout.stretches
+        self._sent = tuple(stretches[number] for number in sequence) or stretches
+        self.views = [
+            _view(self._flat[dtype][start : start + length], parameter)
+            for parameter, (length, dtype), start in zip(self.parameters, self._kinds, self.layout.starts, strict=True)
+        ]
+        return self.layout
+
+    def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
+        """Return the buckets that `lay_out` would make, as they fill."""
+        return [Bucket(one.nbytes, one.parameters) for one in plan_memory(self._kinds, order, largest).stretches]
+
+    def stretch(self, key: int) -> Stretch:
+        """Return where the bucket of a key lies."""
+        return self._sent[key - 1]
+
+    def part(self, bucket: Stretch) -> torch.Tensor:
+        """Return what travels, flat."""
+        return self._flat[bucket.dtype][bucket.start : bucket.stop]
+
+    def pack_weights(self, bucket: Stretch, ranks: int) -> None:
+        """Put weights, over the number of ranks, into their places."""
+        flat = self._flat[bucket.dtype]
+        for number, first, last, start in self._places(bucket):
+            whole = self._in_order(self.parameters[number].detach(), number)
+            torch.div(whole[first - start : last - start], ranks, out=flat[first:last])
+        flat[bucket.flags : bucket.flags + len(bucket.ends)] = 0
+
+    def unpack_weights(self, bucket: Stretch) -> None:
+        """Make what lies in a bucket the weights of its parameters."""
+        flat = self._flat[bucket.dtype]
+        for number, first, last, start in self._places(bucket):
+            parameter = self.parameters[number].detach()
+            if parameter.stride() == self.views[number].stride():
+                self._in_order(parameter, number)[first - start : last - start] = flat[first:last]
+            elif last == start + self._kinds[number][0]:  # all parts are there with the last
+                parameter.copy_(self.views[number])
+
+    def _places(self, bucket: Stretch) -> list[tuple[int, int, int, int]]:
+        """Return each parameter that lies in a bucket: its number, where it begins and ends there, and where it begins
+        at all."""
+        found = []
+        for number in bucket.parameters:
+            start, length = self.layout.starts[number], self._kinds[number][0]
+            found.append((number, max(bucket.start, start), min(bucket.flags, start + length), start))
+        return found
+
+    def pack(self, bucket: Stretch, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
+        """Put gradients, times their weight, into their places, and flags behind them. Those that are None are zero."""
+        flat = self._flat[bucket.dtype]
+        for number, first, last, start in self._places(bucket):
+            into, gradient = flat[first:last], fresh[number]
+            if gradient is None:
+                into.zero_()
+            elif weight != 1 or gradient.data_ptr() != self.views[number].data_ptr():
+                whole = self._in_order(gradient, number)
+                torch.mul(whole[first - start : last - start], weight, out=into)
+        for place, number in enumerate(bucket.ends, bucket.flags):
+            flat[place] = fresh[number] is not None
+
+    def flags(self, bucket: Stretch) -> list[bool]:
+        """For each gradient that ends in the bucket: whether any rank had one."""
+        there = self._flat[bucket.dtype][bucket.flags : bucket.flags + len(bucket.ends)]
+        return (there != 0).tolist()
+
+    def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
+        """A gradient's elements, flat, in the order in which they lie in memory; complex ones as pairs."""
+        view = self.views[number]
+        if gradient.stride() != view.stride():
+            gradient = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(gradient)
+        flat = gradient.as_strided((view.numel(),), (1,), gradient.storage_offset())
+        return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+
+
+def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
+    """The numbers that travel for a parameter, and their dtype: a complex one is a pair."""
+    if parameter.is_complex():
+        return 2 * parameter.numel(), parameter.dtype.to_real()
+    return parameter.numel(), parameter.dtype
+
+
+def _view(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """What travels for a parameter as a tensor like it."""
+    elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+    return elements.as_strided(parameter.shape, _strides(parameter))
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
+    return torch.empty_like(parameter, device="meta").stride()

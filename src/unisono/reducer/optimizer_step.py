@@ -1,0 +1,106 @@
+"""The optimizer's step in parts, each as soon as its gradients are there.
+
+    optimizer        group 0: w0 w1 w2    group 1: w3            one step, of all
+    part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
+
+PyTorch's optimizers and those in `optimizers/` treat each parameter by itself, so that a step of the parts is the step
+of the whole, bit for bit. Any other optimizer, or one that has hooks, makes its own step when all gradients are there,
+and is waited for. LBFGS, which computes several times in a step, cannot be driven so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from unisono.errors import UsageError
+from unisono.reducer.reducer import Reducer
+from unisono.step.layout import Updates
+
+BY_PARAMETER = ("torch.optim.", "unisono.optimizers.")
+"""Where optimizers come from that treat each parameter by itself."""
+
+
+class Step:
+    """An optimizer's step, with the options (learning rate) of when it began, whatever is set before its last part."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self.updates = Updates.PARTS if _may_be_parted(optimizer) else Updates.WHOLE
+        """Whether it is made in parts, which nobody has to wait for."""
+        self._groups = [
+            {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
+            for group in optimizer.param_groups
+        ]
+
+    def update(self, parameters: Sequence[int]) -> None:
+        """Make the step for some parameters, or for all where it is not made in parts."""
+        if self.updates is Updates.WHOLE:
+            self._optimizer.step()
+            return
+        mine = {id(self._parameters[number]) for number in parameters}
+        groups = [{**group, "params": [one for one in group["params"] if id(one) in mine]} for group in self._groups]
+        part = object.__new__(type(self._optimizer))
+        part.__dict__ |= {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        part.param_groups = [group for group in groups if group["params"]]
+        part.step()
+
+
+class Optimizing:
+    """Has `optimizer` applied to the gradients of `reducer`, which waits for it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+        """Raises UsageError for LBFGS."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)"
+            )
+        self._optimizer, self._parameters = optimizer, reducer.parameters
+        self._known = {id(parameter) for parameter in reducer.parameters}
+        for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
+            setattr(optimizer, name, _Waiting(optimizer, name, reducer))
+
+    def begin(self) -> Step:
+        """Return the step that begins.
+
+        Raises UsageError for a parameter that would be updated, but whose gradients are not averaged.
+        """
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._known:
+                    raise UsageError(
+                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
+                        "was frozen when the model was made parallel: its gradients would differ from rank to rank"
+                    )
+        return Step(self._optimizer, self._parameters)
+
+
+def _may_be_parted(optimizer: torch.optim.Optimizer) -> bool:
+    everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or everybodys
+    changed = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    return type(optimizer).__module__.startswith(BY_PARAMETER) and not changed and not hooks
+
+
+class _Waiting:
+    """A method of an optimizer that waits first until all updates are over: it needs gradients and state as they are.
+
+    It keeps neither alive: the optimizer keeps it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, reducer: Reducer) -> None:
+        self._optimizer, self._reducer = weakref.ref(optimizer), weakref.ref(reducer)
+        self._function, patched = getattr(type(optimizer), name), vars(optimizer).get(name)
+        self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _Waiting) else patched
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if (reducer := self._reducer()) is not None:
+            reducer.wait()
+        if self._patched is not None:
+            return self._patched(*arguments, **named)
+        return self._function(self._optimizer(), *arguments, **named)

@@ -1,0 +1,444 @@
+"""A model's gradients: autograd's hooks become the events of the rule's step program, which goes on meanwhile.
+
+    backward      w3       w2       w1       w0
+    hooks         mark_ready 3, 2   │ mark_ready 1, 0 │
+    program       backward 1 ended ─┘  backward 2 ────┴ ended
+    engine        pack 1, allreduce 1, settle 1, update 1 ...      what follows each of them (`step/play.py`)
+
+Which buckets there are, in which order they leave and where communication sits in the step is a Setting, the same on
+all ranks; `tuning.py` finds it. What each rank's gradients weigh is known once all have told their control words
+(`control.py`), which travel with the first gradient.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from unisono.engine import Span
+from unisono.engine.exchanges import Exchanges
+from unisono.errors import OperationError, UsageError
+from unisono.plan.choose import Setting
+from unisono.reducer.attachment import attach, detach, reducer_of
+from unisono.reducer.backward_pass import BackwardPass, End, OptimizerStep
+from unisono.reducer.buffers import Buffers
+from unisono.reducer.control import Word, check_request, check_samples, warning_of
+from unisono.reducer.measured import Measured
+from unisono.reducer.memory import Memory
+from unisono.reducer.programs import Programs
+from unisono.reducer.structure import Structure
+from unisono.reducer.talk import Talk
+from unisono.reducer.tuning import Tuning
+from unisono.rules import BSP, LocalSGD
+from unisono.step import operations as op
+from unisono.step.build import BUFFERS, WORD
+from unisono.step.costs import Prediction
+from unisono.step.layout import Updates
+from unisono.step.play import Cursor
+from unisono.step.program import Task, weights
+from unisono.weak import weakly
+from unisono.world import World
+
+
+class Reducer:
+    """The gradients of a model on one rank, and what a rule makes of them with those of the other ranks."""
+
+    def __init__(self, model: torch.nn.Module, world: World, rule: BSP | LocalSGD) -> None:
+        """Called by all ranks of `world` together."""
+        self._model, self._structure = weakref.ref(model), Structure(model)
+        self._checked = False  # whether the parameters have been looked at since the last backward pass
+        self.parameters = self._structure.parameters
+        self.rule = rule
+        self.measured = Measured(len(self.parameters))
+        self.observe: Callable[[Span], None] = lambda _: None
+        """Hears of all that the engine carries out."""
+        self.samples: float | None = None
+        """Samples that the next average's loss is a mean of, as the program has said; None where it has not."""
+        self._first: int | None = None  # first dimension of the last input since the last average
+        self._requests: set[str] = set()  # of this rank, that have not been told
+        self._last: BackwardPass | None = None  # whose control word is the last one
+        self._heard = True  # whether its error or warning has been told
+        self._said = self._warned = False  # whether samples have ever been said, and a warning given
+        self._buffers = Buffers(model)
+        exchanges = world.resource(Exchanges)
+        name = f"model {exchanges.enter(self)}"
+        self._talk = Talk(exchanges, name)
+        self.memory = self._talk.call(lambda twin: Memory(self.parameters, twin))
+        has_buffers = bool(self._buffers.slots) and world.size > 1
+        self._programs = Programs(self.memory, exchanges, rule, self._talk, name, weakly(self._observe), has_buffers)
+        self._tuning = Tuning(self.memory, self._talk, self.measured, rule)
+        weakref.finalize(self, self._tuning.close).atexit = False
+        self._pass: BackwardPass | None = None
+        self._cursor: Cursor | None = None  # of the last pass, also when it has ended
+        self._deferred = False  # whether the backward pass that goes on will not wait for its exchanges
+        self._optimizer: OptimizerStep | None = None
+        self._updates = Updates.OUTSIDE
+        self.clip: float | None = None
+        """Largest norm of all gradients together, where the optimizer's updates are in the program."""
+        self._arrivals: SimpleQueue[bool] | None = None  # tells the main thread that a gradient is there
+        self._sync = True
+        self._accumulated = False  # whether some gradients have not been averaged
+        self._prepared = False  # whether the setting of the coming backward pass has been asked for
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._programs.adopt(self.setting, self._tuning.order)
+        self._left: list[int] = []
+        """Gradients that are there, and are taken once the program's own hooks have seen them."""
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(self.parameters)
+        ]
+        attach(model, self)
+
+    # What the program calls
+
+    def add_samples(self, samples: float) -> None:
+        """Add to the samples that the next average's loss is a mean of."""
+        self.samples = (self.samples or 0.0) + check_samples(samples)
+
+    def see(self, first: torch.Tensor | None) -> None:
+        """A forward pass begins; the first dimension of its first input is compared where nobody says the samples."""
+        if self._first is None:
+            self.measured.begin()
+        self._first = first.shape[0] if first is not None and first.dim() else 1
+
+    def request(self, kind: str) -> None:
+        """Have all ranks told with the next control word: "save" or "stop". A signal handler may call it."""
+        self._requests.add(check_request(kind))
+
+    def requests(self) -> Mapping[str, str]:
+        """Return what was requested in the last control word, and by whom; wait for that word alone."""
+        if self._last is None:
+            return {}
+        if self._last.agreed is None:
+            self._programs.player.wait(WORD)
+        return {} if self._last.agreed is None else self._last.agreed.requests
+
+    def backward(self, backward: Callable[[], Any], optimizer: OptimizerStep, updates: Updates) -> None:
+        """Carry a backward pass out whose gradients `optimizer` applies, and return before all is applied where it is
+        made in parts: wait for all, or for what is read (`wait_for`)."""
+        self._deferred, self._optimizer, self._updates = True, optimizer, updates
+        try:
+            self.prepare_for_backward()
+            if self._programs.by_main:
+                self._beside(backward)
+            else:
+                backward()
+                self._finalize_if_open()
+            if updates is Updates.WHOLE:
+                self.wait()
+        except BaseException:
+            self._drop(self._pass)
+            raise
+        finally:
+            self._deferred, self._optimizer, self._updates = False, None, Updates.OUTSIDE
+
+    def synchronize(self) -> None:
+        """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
+
+        It gives what it has accumulated since the last average; without that and without samples it weighs nothing.
+        """
+        views = self.memory.views
+        there = any(
+            parameter.grad is not None
+            and (self._accumulated or parameter.grad.is_sparse or parameter.grad.data_ptr() != view.data_ptr())
+            for parameter, view in zip(self.parameters, views, strict=True)
+        )
+        begun = self._begin(absent=self.samples is None and not there)
+        try:
+            self.finalize()
+        except BaseException:
+            self._drop(begun)
+            raise
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes in the block add to the gradients of this rank alone; the next one after it averages."""
+        self._sync = False
+        try:
+            yield
+        finally:
+            self._sync = True
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients of this rank alone are, or are being, added up."""
+        return self._accumulated or not self._sync
+
+    def wait(self) -> None:
+        """Wait until all that was begun is over. Raises OperationError when something of it has failed."""
+        began = time.perf_counter()
+        self._programs.player.wait()
+        self.measured.wait(began)
+        self.wait_for_buffers()
+        self._hear()
+
+    def wait_for(self, parameter: torch.Tensor) -> None:
+        """Wait until a parameter is up to date: the gate of its forward."""
+        number = self._numbers.get(id(parameter))
+        if number is None or self._pass is not None:
+            return
+        began = time.perf_counter()
+        if self._programs.player.wait_for(weights(number)):
+            self.measured.wait(began)
+        self.measured.need(number)
+
+    def wait_for_buffers(self, _: object = None) -> None:
+        """Wait until rank 0's buffers have come, and take them over: before this rank reads one, or updates it."""
+        last = self._last
+        if last is None or not last.buffers_come or self._pass is not None:
+            return
+        last.buffers_come, began = False, time.perf_counter()
+        self._programs.player.wait(BUFFERS)
+        self.measured.wait(began)
+        if not last.void and self._talk.rank:
+            self._buffers.unpack()
+
+    def drop(self) -> None:
+        """Have the next backward pass make gradients anew, once the last ones are no longer needed."""
+        self.wait()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Raise UsageError when a parameter is trained that was not when the model was made parallel."""
+        self._checked = True
+        if (name := self._structure.added(model)) is not None:
+            raise UsageError(
+                f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so that nothing "
+                "would average its gradient: call unisono.parallel(model, world) again, on all ranks, and make a new "
+                "Trainer if one trains the model"
+            )
+
+    def differs(self, model: torch.nn.Module) -> bool:
+        """Whether other parameters of the model are trained now than when it was made parallel."""
+        return self._structure.differs(model)
+
+    def finish(self) -> None:
+        """The program ends, or memory is about to be given back: let what is under way come to an end first."""
+        try:
+            self.wait()
+        except (OperationError, UsageError) as error:
+            print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
+
+    def release(self) -> None:
+        """Let go of the model, which is like any other from here on."""
+        self.finish()
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        model = self._model()
+        if model is not None and reducer_of(model) is self:
+            detach(model)
+
+    # What goes on
+
+    @property
+    def setting(self) -> Setting:
+        """How gradients travel at present."""
+        return self._tuning.setting
+
+    @property
+    def predicted(self) -> Prediction | None:
+        """What a step was predicted to take when the setting was chosen."""
+        return self._tuning.predicted
+
+    def _observe(self, span: Span) -> None:
+        self.measured.observe(span)
+        self.observe(span)
+
+    def mark_ready(self, number: int) -> None:
+        """Take a parameter's gradient, which is complete."""
+        parameter = self.parameters[number]
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise UsageError(
+                f"parameter {self._structure.names[number]} has a sparse gradient, which unisono.parallel does not "
+                "average: make its module with sparse=False"
+            )
+        if not self._sync:
+            self._accumulated = True
+            return
+        if self._pass is None:
+            begun = self._begin()
+            if not self._deferred:
+                Variable._execution_engine.queue_callback(End(self.finalize, partial(self._drop, begun)))
+        self._take_left()
+        hooks = parameter._post_accumulate_grad_hooks
+        if next(reversed(hooks)) == self._hooks[number].id:
+            self._add(number)
+        else:
+            self._left.append(number)
+
+    def _take_left(self) -> None:
+        """Take the gradients of which the program's own hooks, behind this one, have been called by now."""
+        for number in self._left:
+            self._add(number)
+        self._left.clear()
+
+    def prepare_for_backward(self) -> None:
+        """Take up another setting, if there is one: a backward pass is about to begin, or has just begun."""
+        self.wait()
+        if self._tuning.next_step(self._deferred):
+            self._programs.adopt(self.setting, self._tuning.order)
+        self._prepared = True
+
+    def _begin(self, absent: bool = False) -> BackwardPass:
+        """Begin a pass: its first gradient is there, or will never be."""
+        if not self._checked and (model := self._model()) is not None:
+            self.check(model)
+        self._checked = False
+        if not self._prepared:
+            self.prepare_for_backward()
+        self._prepared = self._accumulated = self._heard = False
+        word = Word(self.samples, absent, self._first, frozenset(self._requests))
+        self._requests -= word.requests
+        layout, program = self._programs.next(self._updates, self._deferred, self.clip)
+        self._pass = self._last = BackwardPass(self.memory, self._buffers, layout, word, self._optimizer)
+        self._cursor = Cursor(program, self._programs.player, self._pass)
+        return self._pass
+
+    def _drop(self, begun: BackwardPass | None) -> None:
+        """Forget a backward pass that has failed: nothing of it that is under way may set a gradient."""
+        if begun is None or begun is self._pass:
+            self._pass = self._last = self.samples = self._first = self._cursor = None
+            self._left.clear()
+        if begun is not None:
+            begun.drop()
+            self._requests |= begun.word.requests
+
+    def _hear(self) -> None:
+        """Raise the error, or give the warning, that the last control word told all ranks of."""
+        if self._heard or self._last is None or self._last.agreed is None:
+            return
+        self._heard, agreed = True, self._last.agreed
+        if (error := agreed.error()) is not None:
+            raise error
+        warning = warning_of(agreed, self._said)
+        self._said = self._said or bool(agreed.said)
+        if warning is not None and not self._warned and self._talk.rank == 0:
+            self._warned = True
+            warnings.warn(warning, stacklevel=2)
+
+    def _add(self, number: int, there: bool = True) -> None:
+        begun, parameter = self._pass, self.parameters[number]
+        assert begun is not None, "a pass goes on"
+        if there:
+            self.measured.come(number)
+        begun.add(number, parameter.grad if begun.word.contributes or self.rule.differs else None)
+        if not (self.rule.differs and begun.layout.updates is Updates.OUTSIDE):
+            parameter.grad = None
+        self._advance()
+
+    def _advance(self) -> None:
+        """Go on in the program: the main thread does, where that has to carry something out itself."""
+        if self._arrivals is not None:
+            self._arrivals.put(True)
+        else:
+            began = time.perf_counter()
+            self._follow()
+            if self._programs.by_main:
+                self.measured.wait(began)
+
+    def _follow(self) -> None:
+        """End each task of the program outside that has ended; what follows it is carried out."""
+        begun, cursor = self._pass, self._cursor
+        assert begun is not None and cursor is not None, "a pass goes on"
+        while (task := cursor.outside) is not None and _has_ended(task, begun):
+            cursor.end(begun.note)
+
+    def finalize(self) -> None:
+        """End the backward pass: gradients that have not come will not."""
+        begun = self._pass
+        assert begun is not None, "a pass goes on"
+        self._take_left()
+        for number in range(len(self.parameters)):
+            if number not in begun.fresh:
+                self._add(number, there=False)
+        begun.ended = True
+        self._advance()
+        self._tuning.came(begun.order)
+        self.measured.begin()
+        self.samples = self._first = None
+        if self._arrivals is None:
+            self._pass = None
+            if not self._deferred:
+                self.wait()
+
+    def finish_step(self) -> None:
+        """Average the weights if the rule does after this step: the user's optimizer has made its own."""
+        cursor = self._cursor
+        if cursor is None or cursor.outside is None or cursor.outside.operation is not op.STEP_ALONE:
+            return
+        cursor.end(lambda _: None)
+        self.wait()
+
+    def _finalize_if_open(self) -> None:
+        """End a deferred backward pass that has returned, whatever autograd did within it."""
+        if self._pass is not None and not self._pass.ended:
+            self.finalize()
+
+    def _beside(self, backward: Callable[[], Any]) -> None:
+        """Carry a backward pass out in another thread, while this one carries out what is its own."""
+        arrivals = self._arrivals = SimpleQueue()
+        ended: list[float] = []
+
+        def carry_out() -> None:
+            try:
+                backward()
+                self._finalize_if_open()
+            finally:
+                ended.append(time.perf_counter())
+                arrivals.put(False)
+
+        try:
+            handle = self._programs.player.engine.push(
+                carry_out, (), (), "computing", "backward", observe=self._observe
+            )
+            while arrivals.get():
+                self._follow()
+            handle.wait()
+            self.measured.wait(ended[0])
+            self._pass = None
+        finally:
+            self._arrivals = None
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the setting, for a run that goes on; None while it is being found."""
+        return self._tuning.state()
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Take up the setting of the run that goes on here, if it had as many ranks and was set alike."""
+        if state is not None and self._tuning.restore(state):
+            self._programs.adopt(self.setting, self._tuning.order)
+
+    def say(self, say: Callable[[str], None]) -> None:
+        """Have what is chosen in the first steps told to `say`, on rank 0."""
+        self._tuning.say = say
+
+
+def _has_ended(task: Task, begun: BackwardPass) -> bool:
+    """Return whether a task of the program outside has ended in a pass that has begun."""
+    if task.operation is op.BACKWARD:
+        return begun.full(task.key)  # key 0: a pass begins with its first gradient
+    if task.operation is op.END:
+        return begun.ended
+    return task.operation in (op.BEGIN, op.FORWARD)
+
+
+def _hook(reference: weakref.ref[Reducer], number: int) -> Callable[[torch.Tensor], None]:
+    """Return the hook of a parameter, which keeps nothing alive: Python's collector does not see what holds hooks."""
+
+    def complete(_: torch.Tensor) -> None:
+        if (reducer := reference()) is not None:
+            reducer.mark_ready(number)
+
+    return complete

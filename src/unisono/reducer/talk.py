@@ -1,0 +1,42 @@
+"""What ranks tell each other about one model besides its gradients: in turn with all exchanges of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from unisono.engine.exchanges import Exchanges, call_labelled
+from unisono.world import World
+
+Result = TypeVar("Result")
+
+
+class Talk:
+    """Collectives of the main thread on the first communicator of `exchanges`, labelled with the name of a user."""
+
+    def __init__(self, exchanges: Exchanges, user: str) -> None:
+        self._exchanges = exchanges
+        self._label = f" [{user}]"
+        world = exchanges.worlds(1)[0]
+        self.rank, self.size = world.rank, world.size
+
+    def call(self, act: Callable[[World], Result]) -> Result:
+        """Return what `act` gives, which all ranks call together."""
+        results: list[Result] = []
+        world = self._exchanges.worlds(1)[0]
+
+        def carry_out() -> None:
+            call_labelled(world, self._label, lambda _: results.append(act(world)))
+
+        self._exchanges.engine.carry_out(carry_out, (), (self._exchanges.turn(0),), "talk")
+        return results[0]
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give every rank what rank 0 holds in `tensor`, in place, and return it."""
+        return self.call(lambda world: world.broadcast(tensor))
+
+    def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduce `tensor` over all ranks, in place, and return it."""
+        return self.call(lambda world: world.allreduce(tensor, op=op))

@@ -1,0 +1,214 @@
+"""Finds out, in the first steps, how the gradients had best meet, and says so.
+
+    step 0      buckets as the parameters are declared            the order in which gradients come: rank 0's, for all
+    steps 1-4   in small and in large buckets, as a chain         what computing, exchanges and updates take
+                predict every overlap and bucket size            plan/choose.py
+    then        the best of each overlap, if   they are near,     five steps each, the last four are measured
+                and the very best in buckets a quarter as large
+    from then on the one predicted to be best, unless another was faster beyond doubt
+
+What is given is not looked for. All ranks see the same numbers, so that they plan alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from unisono.errors import UsageError
+from unisono.plan.choose import OUTSTANDING, SIZES, Candidate, Question, Setting, candidates, finer
+from unisono.reducer.measured import Measured
+from unisono.reducer.memory import Memory
+from unisono.reducer.talk import Talk
+from unisono.rules import BSP, LocalSGD
+from unisono.rules.options import AUTO
+from unisono.step.costs import Computing, Cost, Prediction, fit
+from unisono.step.layout import Bucket
+from unisono.step.overlaps import OVERLAPS
+from unisono.world import World
+
+FIRST = 8 << 20
+"""Bytes of a bucket before anything is known."""
+
+SMALL, LARGE = 1 << 19, 8 << 20
+"""Bytes of the buckets whose exchange is measured."""
+
+NEAR = 1.15
+"""A prediction that is so near to the best is worth a trial."""
+
+TRIALS = 4
+"""Steps by which a setting is measured."""
+
+Say = Callable[[str], None]
+
+
+class Tuning:
+    """The setting of the next step. Every rank asks at each step, all together."""
+
+    def __init__(self, memory: Memory, world: Talk | World, measured: Measured, rule: BSP | LocalSGD) -> None:
+        """The rule's overlap and size of buckets are kept, or looked for where they are "auto" and None."""
+        overlap, bucket_bytes = rule.overlap, rule.exchange.bucket_bytes
+        if overlap != AUTO and overlap not in OVERLAPS:
+            raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
+        self._memory, self._world, self._measured, self._rule = memory, world, measured, rule
+        self._overlaps = tuple(OVERLAPS) if overlap == AUTO else (overlap,)
+        self._outstandings = OUTSTANDING if rule.outstanding is None else (rule.outstanding,)
+        self._sizes = SIZES if bucket_bytes is None else (bucket_bytes,)
+        self.order = list(reversed(range(len(memory.parameters))))
+        """The parameters as their gradients come."""
+        first = ("none" if world.size == 1 else "chain") if overlap == AUTO else overlap
+        self.setting = Setting(first, bucket_bytes or FIRST, (), self._outstandings[0])
+        self.say: Say = logging.getLogger("unisono").info
+        """Where rank 0 tells what was chosen."""
+        self.predicted: Prediction | None = None
+        """What the setting was predicted to take; None where nothing had to be predicted."""
+        self._came: Sequence[int] = self.order
+        self._begins: list[float] = []
+        self._settled = world.size == 1 or not memory.parameters
+        self._course = iter(()) if self._settled else self._find()
+        self._deferred = False
+
+    def next_step(self, deferred: bool) -> bool:
+        """A step begins, nothing is under way; whether there is another setting from here on.
+
+        `deferred` says that parameters are waited for when they are needed.
+        """
+        if self._settled:
+            return False
+        self._deferred = deferred
+        self._begins.append(time.perf_counter())
+        return next(self._course, False)
+
+    def close(self) -> None:
+        """Look for nothing more: what is looked for keeps this alive."""
+        self._course = iter(())
+
+    def came(self, order: Sequence[int]) -> None:
+        """The order in which the gradients of a step came; those that did not are at its end."""
+        self._came = order
+
+    def state(self) -> dict[str, Any] | None:
+        """What was found, for a run that goes on; None while it is being looked for."""
+        if not self._settled:
+            return None
+        return {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Go on with what a run has found; whether it is of use here: it was found by as many ranks."""
+        overlap, bucket_bytes, sequence, *more = state["setting"]
+        outstanding = more[0] if more else OUTSTANDING[0]
+        alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
+        if not alike or overlap not in self._overlaps or bucket_bytes not in self._sizes:
+            return False
+        buckets = self._memory.plan(state["order"], bucket_bytes)
+        if sequence and sorted(sequence) != list(range(len(buckets))):
+            return False
+        self.order = list(state["order"])
+        self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding)
+        self._settled = True
+        return True
+
+    def _find(self) -> Iterator[bool]:
+        """A step goes by at each `yield`, which tells whether it has another setting than the last one."""
+        yield False
+        self.order = self._world.broadcast(torch.tensor(self._came, dtype=torch.int64)).tolist()
+        if len(self._overlaps) > 1 or len(self._sizes) > 1 or (self._deferred and self._overlaps == ("chain",)):
+            sizes, seconds = list[float](), list[float]()
+            for size in (SMALL, LARGE) if len(self._sizes) > 1 else self._sizes:
+                self.setting = Setting("chain", size)
+                yield True
+                yield False  # the first exchange of each length makes plans for it
+                buckets = self._buckets(size)
+                took = self._measured.exchanges(self._world, range(1, len(buckets) + 1))
+                sizes.append(mean(one.nbytes for one in buckets))
+                seconds.append(mean(took))  # what counts is all of them together
+            computing = self._measured.computing(self._world, sum(one.nbytes for one in buckets))
+            yield from self._try(computing, fit(sizes, seconds))
+        else:
+            self._settled = True
+            yield True
+
+    def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
+        question = Question(self._rule, computing, self._buckets, cost, self._deferred)
+        found = candidates(question, self._overlaps, self._sizes, self._outstandings)
+        small = finer(found[0], question, self._sizes)
+        worth = [found[0], *([] if small is None else [small]), *found[1:]]
+        near = [one for one in worth if one.prediction.step <= found[0].prediction.step * NEAR]
+        measured: list[tuple[list[float], Candidate]] = []
+        for one in near:
+            self.setting = one.setting
+            yield True
+            for _ in range(TRIALS):
+                yield False
+            took = [after - before for before, after in pairwise(self._begins[-TRIALS - 1 :])]
+            slowest = self._world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
+            measured.append((slowest.tolist(), one))
+        steps, chosen = reduce(_better, measured)
+        self._settled, self.predicted = True, chosen.prediction
+        if self._world.rank == 0:
+            for line in _report(computing, cost, median(steps), chosen, measured, worth):
+                self.say(line)
+        if chosen.setting != self.setting:
+            self.setting = chosen.setting
+            yield True
+
+    def _buckets(self, size: int) -> list[Bucket]:
+        return self._memory.plan(self.order, size)
+
+
+def _better(one: tuple[list[float], Candidate], other: tuple[list[float], Candidate]) -> tuple[list[float], Candidate]:
+    """The first, unless all of the other's steps but its slowest, a hiccup, were faster than the first's fastest.
+
+    Steps vary by a tenth on a busy machine; of two that are alike, 1 in 14 would be taken for the better by chance.
+    """
+    return other if sorted(other[0])[-2] < min(one[0]) else one
+
+
+def _report(
+    computing: Computing,
+    cost: Cost,
+    seconds: float,
+    chosen: Candidate,
+    measured: Sequence[tuple[list[float], Candidate]],
+    found: Sequence[Candidate],
+) -> Iterator[str]:
+    """What was chosen, and why, in a few lines."""
+    setting, prediction = chosen
+    off = seconds / prediction.step - 1
+    rate = f"{1e-6 / cost.a_byte:,.0f} MB/s" if cost.a_byte else "any speed"
+    yield (
+        f"overlap {_name(chosen)}, buckets of at most {_mib(chosen)}: "
+        f"{_ms(seconds)} a step (predicted {_ms(prediction.step)}, {off:+.0%}); "
+        f"computing {_ms(computing.whole)}, communicating {_ms(prediction.communicating)} at {rate}"
+    )
+    took = {one.setting: median(steps) for steps, one in measured}
+    told = [
+        _name(one)
+        + (f" of {_mib(one)}" if one.setting.overlap == setting.overlap else "")
+        + f" {_ms(one.prediction.step)}"
+        + (f" (measured {_ms(took[one.setting])})" if one.setting in took else "")
+        for one in found
+        if one is not chosen
+    ]
+    if told:
+        yield f"the others as predicted: {', '.join(told)}"
+
+
+def _name(candidate: Candidate) -> str:
+    setting = candidate.setting
+    return f"{setting.overlap} ({setting.outstanding} at once)" if setting.overlap == "concurrent" else setting.overlap
+
+
+def _mib(candidate: Candidate) -> str:
+    return f"{candidate.setting.bucket_bytes / (1 << 20):g} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

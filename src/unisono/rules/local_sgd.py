@@ -1,0 +1,94 @@
+"""Local SGD: each rank updates alone, and all average their weights every so many steps (Stich, arXiv:1805.09767).
+
+    every = 4      step 0    step 1    step 2    step 3
+    rank 0         update    update    update    update ─┐
+    rank 1         update    update    update    update ─┴─ mean of the weights
+
+With `every = 1` it is Theano-MPI's AWAGD (section 3.1): the mean of weights that were updated alone is, for SGD with
+momentum, the weights updated with the mean of the gradients. A bucket of n bytes sends and receives 2 n (p - 1) / p
+bytes on each rank, once in `every` steps; for 4 ranks and every = 4 that is 0.375 n a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.errors import UsageError
+from unisono.rules.options import Options
+from unisono.step import build
+from unisono.step.layout import Layout, Updates
+from unisono.step.operations import AGREE, CLIP_ALONE, PACK_WEIGHTS, STEP_ALONE, UNPACK_WEIGHTS, UPDATE_ALONE
+from unisono.step.program import MAIN, UPDATE, Step, StepProgram, Task, bucket, gradient, thread, weights
+from unisono.step.rule import Promise, Whose
+
+
+@dataclass(frozen=True)
+class LocalSGD(Options):
+    """Every rank applies its own gradients; weights are averaged every `every` steps."""
+
+    every: int = 16
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"LocalSGD(every={self.every}): weights are averaged every 1 or more steps")
+
+    def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
+        """Return the tasks of a step."""
+        passing = build.backward(layout, self.found_overlap.backward_lane(layout.deferred))
+        if not event.synchronize:
+            return (*build.forward(layout), *passing)
+        averaging = self._average(layout) if self._averages(event) else []
+        stepping = build.behind(passing, self._updates(layout))
+        return (*build.forward(layout), *stepping, *averaging, *_wait(layout))
+
+    def _updates(self, layout: Layout) -> list[tuple[int, list[Task]]]:
+        """Return the optimizer's tasks, each with the bucket behind which it comes."""
+        everyone = tuple(range(layout.parameters))
+        own = tuple(map(gradient, everyone))
+        if layout.updates is Updates.OUTSIDE:
+            write = (*own, *build.stepped(everyone), thread(MAIN))
+            return [(build.AT_THE_END, [Task(STEP_ALONE, 0, MAIN, (), write, parameters=everyone)])]
+        if layout.updates is Updates.WHOLE or layout.clip is not None:
+            clip = [Task(CLIP_ALONE, 0, UPDATE, (), own)] if layout.clip is not None else []
+            return [(build.AT_THE_END, [*clip, _update(0, everyone)])]
+        return [(key, [_update(key, layout.ready[key])]) for key in layout.filled if layout.ready[key]]
+
+    def _average(self, layout: Layout) -> list[Task]:
+        """Return the averaging of all weights; those of the first layers go first, as the next forward needs them."""
+        sends = self.collectives(layout)
+        tasks = [*sends.place(AGREE, 0, (build.ENDED,), (build.WORD,))]
+        for key in reversed(layout.keys):
+            own = tuple(map(weights, layout.bucket(key).parameters))
+            tasks += [
+                Task(PACK_WEIGHTS, key, UPDATE, (build.WORD, *own), (bucket(key),)),
+                *sends.place(self.allreduce(), key, (), (bucket(key),)),
+                Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), own),
+            ]
+        return [*tasks, *(build.buffers(sends) if layout.buffers else ())]
+
+    def _averages(self, event: Step) -> bool:
+        return (event.number + 1) % self.every == 0
+
+    def promise(self, event: Step) -> Promise:
+        """Return what must hold: a rank's own gradients, and equal weights where they are averaged."""
+        return Promise(Whose.OWN if event.synchronize else None, equal=self._averages(event))
+
+    @property
+    def period(self) -> int:
+        """Return after how many steps the programs repeat."""
+        return self.every
+
+    @property
+    def differs(self) -> bool:
+        """True: ranks' weights, where they are not averaged in every step, and states of their optimizers differ."""
+        return True
+
+
+def _update(key: int, parameters: tuple[int, ...]) -> Task:
+    own = tuple(map(gradient, parameters))
+    return Task(UPDATE_ALONE, key, UPDATE, (), (*own, *build.stepped(parameters)), parameters=parameters)
+
+
+def _wait(layout: Layout) -> list[Task]:
+    """Return what the main thread waits for: all weights, unless they are waited for one by one."""
+    return build.wait_for_weights(layout) if layout.updates is Updates.OUTSIDE else build.wait(layout)

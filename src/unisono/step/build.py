@@ -1,0 +1,149 @@
+"""The parts that rules put step programs together from.
+
+begin ─ forward 0 ─ forward 1 ─ ... ─ backward 0 ─ backward 1 ─ backward 2 ─ ... ─ end ─ wait
+                                          │             └ gradients of bucket 1: full
+                                          └ the first gradient is there
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from unisono.step import operations as op
+from unisono.step.layout import Layout, Updates
+from unisono.step.overlaps.overlap import Overlap
+from unisono.step.program import (
+    MAIN,
+    UPDATE,
+    Group,
+    Operation,
+    Task,
+    Value,
+    bucket,
+    gradient,
+    state,
+    thread,
+    weights,
+)
+
+WORD = Value("word", 0)
+"""Control word: what this rank's gradients weigh."""
+
+BEGUN = Value("begun", 0)
+"""Written when the first gradient is there."""
+
+ENDED = Value("ended", 0)
+"""Written when the backward pass has ended."""
+
+NORM = Value("norm", 0)
+"""Common norm of the averaged gradients."""
+
+BUFFERS = Value("buffers", 0)
+"""What travels of the model's buffers."""
+
+
+def seen(parameter: int) -> Value:
+    """Version of a parameter that the forward pass has read."""
+    return Value("seen", parameter)
+
+
+def forward(layout: Layout) -> list[Task]:
+    """Return the tasks of a forward pass: each parameter is read when it is needed, and waited for if deferred."""
+    begin = Task(op.BEGIN, 0, MAIN, (ENDED,), (thread(MAIN),))
+    reading = (
+        Task(op.FORWARD, number, MAIN, (weights(number), BUFFERS), (seen(number), thread(MAIN)))
+        for number in layout.order
+    )
+    return [begin, *reading]
+
+
+def backward(layout: Layout, lane: str) -> list[Task]:
+    """Return the tasks of a backward pass: until the first gradient, until each bucket is full, and to its end."""
+    own = thread(lane)
+    first = Task(op.BACKWARD, 0, lane, tuple(map(seen, layout.order)), (BEGUN, own))
+    full = [
+        Task(op.BACKWARD, key, lane, tuple(map(seen, fresh)), (*map(gradient, fresh), own), parameters=fresh)
+        for key in layout.filled
+        for fresh in [layout.ready[key]]
+    ]
+    return [first, *full, Task(op.END, 0, lane, (), (ENDED, own))]
+
+
+AT_THE_END = -1
+"""In place of a bucket's key: when the backward pass has ended."""
+
+
+def behind(passing: Iterable[Task], follow: Iterable[tuple[int, Iterable[Task]]]) -> Iterator[Task]:
+    """Yield a backward pass with what follows on it: (key, tasks) come as soon as that bucket is full."""
+    left, full = deque(passing), set[int]()
+    for key, tasks in follow:
+        while key not in full:
+            task = left.popleft()
+            full.add(AT_THE_END if task.operation is op.END else task.key)
+            yield task
+        yield from tasks
+    yield from left
+
+
+class Collectives:
+    """Collectives of all ranks, placed by an overlap one after another."""
+
+    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int) -> None:
+        self._group = Group(tuple(range(layout.ranks)))
+        self._overlap, self._outstanding = overlap, outstanding
+        self._before = 0
+
+    def place(
+        self, operation: Operation, key: int, reads: tuple[Value, ...], writes: tuple[Value, ...]
+    ) -> tuple[Task, ...]:
+        """Return the tasks of the next collective."""
+        task = Task(operation, key, MAIN, reads, writes, self._group)
+        self._before += 1
+        return self._overlap.place(task, self._before - 1, self._outstanding)
+
+
+def updates(layout: Layout, key: int) -> list[Task]:
+    """Return the optimizer's tasks once bucket `key` is settled, after the clipping of all gradients if asked for."""
+    if layout.updates is Updates.OUTSIDE:
+        return []
+    if layout.clip is not None or layout.updates is Updates.WHOLE:
+        if key < len(layout.buckets):
+            return []
+        every = tuple(map(bucket, layout.keys))
+        clip = [Task(op.CLIP, key, UPDATE, (), (*every, NORM))] if layout.clip is not None else []
+        return [*clip, update(layout, key, tuple(range(layout.parameters)))]
+    return [update(layout, key, layout.complete[key])] if layout.complete[key] else []
+
+
+def update(layout: Layout, key: int, parameters: tuple[int, ...]) -> Task:
+    """Return the optimizer's task for some parameters, with averaged gradients."""
+    buckets = dict.fromkeys(bucket(one) for number in parameters for one in layout.keys_of[number])
+    norm = (NORM,) if layout.clip is not None else ()
+    return Task(op.UPDATE, key, UPDATE, (*buckets, *norm), stepped(parameters), parameters=parameters)
+
+
+def stepped(parameters: Iterable[int]) -> tuple[Value, ...]:
+    """Return what the optimizer's step writes."""
+    return tuple(value for number in parameters for value in (weights(number), state(number)))
+
+
+def buffers(sends: Collectives) -> list[Task]:
+    """Return the tasks that give all ranks rank 0's buffers, as they are when the main thread comes here."""
+    pack = Task(op.PACK_BUFFERS, 0, MAIN, (), (BUFFERS, thread(MAIN)))
+    return [pack, *sends.place(op.BROADCAST_BUFFERS, 0, (), (BUFFERS,))]
+
+
+def wait_for_weights(layout: Layout) -> list[Task]:
+    """Return the wait of the main thread for all weights."""
+    return [Task(op.WAIT, 0, MAIN, tuple(map(weights, range(layout.parameters))), (thread(MAIN),))]
+
+
+def wait(layout: Layout) -> list[Task]:
+    """Return what the main thread waits for at the end of a step: nothing where parameters are gated one by one."""
+    everyone = tuple(range(layout.parameters))
+    if layout.updates is Updates.OUTSIDE:
+        read = (*map(bucket, layout.keys), BUFFERS)
+        return [Task(op.WAIT, 0, MAIN, read, (*stepped(everyone), thread(MAIN)), parameters=everyone)]
+    one_by_one = layout.deferred and layout.updates is Updates.PARTS
+    return [] if one_by_one else wait_for_weights(layout)

@@ -1,0 +1,123 @@
+"""What tasks cost: a step's computing as it was measured, and what its collectives and updates take.
+
+computing   0 ──forward──────────────▶│──backward─────────────────▶ whole        seconds that go on computing
+needed      w0  w1    w2   w3
+ready                                       w3   w2     w1       w0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import fsum
+from typing import NamedTuple
+
+from unisono.step.layout import Layout
+
+
+@dataclass(frozen=True)
+class Computing:
+    """When computing needs each parameter and has its gradient, in seconds of computing since the step began.
+
+    Time in which it waits does not count. Parameters are known by their numbers.
+    """
+
+    needed: tuple[float, ...]
+    ready: tuple[float, ...]
+    whole: float
+    update: float = 0.0
+    """Seconds to update the parameters of one byte of gradients."""
+
+
+class Cost(NamedTuple):
+    """What a collective takes: `latency + nbytes * a_byte` seconds."""
+
+    latency: float
+    a_byte: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the seconds for that many bytes of gradients."""
+        return self.latency + nbytes * self.a_byte
+
+
+class Duration(NamedTuple):
+    """What a task takes."""
+
+    alone: float
+    """Seconds, where nothing else uses the link."""
+    link: float = 0.0
+    """Seconds of these in which it keeps the link busy: collectives that go on at once share it."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the tasks of a layout's programs cost."""
+
+    layout: Layout
+    computing: Computing
+    collective: Cost
+
+    def nbytes(self, key: int) -> int:
+        """Return the bytes that travel in a bucket."""
+        return self.layout.bucket(key).nbytes if 0 < key <= len(self.layout.buckets) else 0
+
+    def exchange(self, nbytes: float) -> Duration:
+        """Return what a collective of that many bytes takes; an allreduce is the measure."""
+        return Duration(self.collective.seconds(nbytes), nbytes * self.collective.a_byte)
+
+    @cached_property
+    def forward(self) -> dict[int, float]:
+        """Seconds from the reading of each parameter to that of the next; of key -1, to that of the first."""
+        order, needed = self.layout.order, self.computing.needed
+        times = _rising([0.0, *(needed[number] for number in order)])
+        between = [after - before for before, after in pairwise(times)]
+        found = dict(zip((-1, *order[:-1]), between, strict=False))
+        return {**found, order[-1]: 0.0} if order else {-1: 0.0}
+
+    @cached_property
+    def backward(self) -> dict[int, float]:
+        """Seconds until the first gradient (key 0), then until each bucket is full, as they fill; key -1: the rest."""
+        ready, order = self.computing.ready, self.layout.order
+        begin = max((self.computing.needed[number] for number in order), default=0.0)
+        first = min(ready, default=self.computing.whole)
+        full = [max(ready[number] for number in self.layout.bucket(key).parameters) for key in self.layout.filled]
+        times = _rising([begin, first, *full, self.computing.whole])
+        between = [after - before for before, after in pairwise(times)]
+        return dict(zip((0, *self.layout.filled, -1), between, strict=True))
+
+
+class Prediction(NamedTuple):
+    """Seconds of a step."""
+
+    step: float
+    communicating: float
+    """In which a collective goes on, whatever goes on beside it."""
+    waiting: float
+    """In which nothing is computed."""
+
+
+def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
+    """Return the cost that collectives of these bytes took, by least squares; neither part is below 0.
+
+    >>> fit([1, 2, 3], [3.0, 5.0, 7.0])
+    Cost(latency=1.0, a_byte=2.0)
+    """
+    # fsum: rounded once, so that the order of what was measured is nothing, even where the line is almost level
+    count, total, bytes_moved = len(sizes), fsum(seconds), fsum(sizes)
+    middle, mean = bytes_moved / count, total / count
+    spread = fsum((size - middle) ** 2 for size in sizes)
+    rising = fsum((size - middle) * took for size, took in zip(sizes, seconds, strict=True))
+    slope = rising / spread if spread else 0.0
+    if slope <= 0 or mean - slope * middle < 0:  # too few sizes to tell, or noise: all is the bytes'
+        return Cost(0.0, total / bytes_moved) if bytes_moved else Cost(mean, 0.0)
+    return Cost(mean - slope * middle, slope)
+
+
+def _rising(times: Sequence[float]) -> list[float]:
+    """Return times none of which is before the one before it."""
+    found: list[float] = []
+    for time in times:
+        found.append(max(time, found[-1]) if found else time)
+    return found

@@ -1,0 +1,156 @@
+"""Draws steps as text and as SVG: a row for each lane of rank 0, time from left to right.
+
+    main           f0··f1··b0··b1······b2······
+    update                             p1 s1 u1      letter: operation; figure: bucket, of a forward the parameter
+    communication              w0··        a1······
+
+What is drawn is what `predict` plays: the rule's programs on the clock. Costs are made up (`drawn_costs`) unless others
+are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from unisono.step.clock import Clock, Span
+from unisono.step.costs import Computing, Cost, Costs, Duration
+from unisono.step.layout import Layout
+from unisono.step.program import Step, Task
+from unisono.step.rule import Rule
+
+COLUMNS = 4
+"""Characters of a unit of time."""
+
+SMALL = 0.75
+"""Units that a task is drawn with at the least: room for a letter, a figure and a space."""
+
+ROW, LABEL, UNIT, MARGIN = 30.0, 120.0, 34.0, 20.0
+"""Of the SVG: height of a lane, width of its name, width of a unit of time, and space around all."""
+
+COLOURS = ("#9ecae1", "#4292c6", "#fd8d3c", "#74c476", "#dadaeb", "#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c")
+INK = "#24292f"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Steps of a rule on rank 0, to be drawn."""
+
+    spans: Sequence[Span]
+    lanes: Sequence[str]
+    title: str
+
+
+def drawn_costs(layout: Layout) -> Costs:
+    """Return costs for a picture: a unit for a layer's forward, two for its backward, two for a bucket's allreduce."""
+    count = layout.parameters
+    needed = tuple(float(number) for number in range(count))
+    ready = tuple(float(count + 2 * (count - number)) for number in range(count))
+    nbytes = sum(one.nbytes for one in layout.buckets) / max(1, len(layout.buckets))
+    return Costs(layout, Computing(needed, ready, float(3 * count)), Cost(1.0, 1.0 / max(1.0, nbytes)))
+
+
+def picture_of(rule: Rule, layout: Layout, steps: int, title: str = "", costs: Costs | None = None) -> Picture:
+    """Return the picture of so many steps that follow one another."""
+    used = costs or drawn_costs(layout)
+    program = tuple(task for number in range(steps) for task in rule(Step(number), 0, layout))
+
+    def price(_: int, task: Task) -> Duration:
+        found = task.operation.price(task, used)
+        shown = task.operation.act is not None and found.alone < SMALL
+        return Duration(SMALL, found.link and SMALL) if shown else found
+
+    threads = rule.threads()
+    spans = [span for span in Clock({0: program}, threads, price).run() if span.end > span.begin]
+    used_lanes = {span.task.lane for span in spans}
+    return Picture(spans, [lane for lane in threads if lane in used_lanes], title)
+
+
+def draw(picture: Picture) -> str:
+    """Return the picture as text, with a line for what the letters mean."""
+    width = max(map(len, picture.lanes), default=0)
+    rows = [f"{name:>{width}} │{row}" for lane in picture.lanes for name, row in _rows(picture, lane)]
+    letters = {_letter(span.task): span.task.operation.name for span in picture.spans}
+    legend = "  ".join(f"{letter} {name}" for letter, name in letters.items())
+    return "\n".join([*([picture.title, ""] if picture.title else []), *rows, "", legend])
+
+
+def _rows(picture: Picture, lane: str) -> list[tuple[str, str]]:
+    """Return a row for each thread of a lane that is ever needed: its name, and what it does."""
+    rows: list[str] = []
+    for span in sorted((one for one in picture.spans if one.task.lane == lane), key=lambda one: one.begin):
+        first, last = (round(time * COLUMNS) for time in (span.begin, span.end))
+        label = f"{_letter(span.task)}{span.task.key}"
+        text = label.ljust(last - first, "·")[: max(1, last - first - 1)]
+        row = next((number for number, row in enumerate(rows) if len(row) <= first), len(rows))
+        rows[row:] = [*rows[row:], ""] if row == len(rows) else rows[row:]
+        rows[row] = rows[row].ljust(first) + text
+    return [(lane if number == 0 else "", row) for number, row in enumerate(rows)]
+
+
+def _letter(task: Task) -> str:
+    return task.operation.letter or task.operation.name[0]
+
+
+def draw_svg(picture: Picture) -> str:
+    """Return the picture as an SVG document; each task has a title that says what it is, and when."""
+    names = list(dict.fromkeys(span.task.operation.name for span in sorted(picture.spans, key=lambda one: one.begin)))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    end = max((span.end for span in picture.spans), default=0.0)
+    top = MARGIN + 56
+    body, y = [], top
+    for lane in picture.lanes:
+        tracks = _tracks([span for span in picture.spans if span.task.lane == lane])
+        body.append(f'<text x="{MARGIN:g}" y="{y + ROW / 2 + 4:g}">{escape(lane)}</text>')
+        for track in tracks:
+            body += [_box(span, y, colours) for span in track]
+            y += ROW
+        y += 6
+    width, height = MARGIN * 2 + LABEL + end * UNIT, y + MARGIN
+    title = escape(picture.title or "step")
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+            f'viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif" font-size="12" '
+            f'fill="{INK}">',
+            f"<title>{title}</title>",
+            f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
+            f'<text x="{MARGIN:g}" y="{MARGIN + 10:g}" font-size="17" font-weight="bold">{title}</text>',
+            *_legend(colours),
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def _tracks(spans: Sequence[Span]) -> list[list[Span]]:
+    """Return a lane's tasks by thread: each goes to the first thread that is free."""
+    tracks: list[list[Span]] = []
+    for span in sorted(spans, key=lambda one: (one.begin, one.end)):
+        free = next((track for track in tracks if track[-1].end <= span.begin), None)
+        if free is None:
+            tracks.append([span])
+        else:
+            free.append(span)
+    return tracks
+
+
+def _box(span: Span, y: float, colours: dict[str, str]) -> str:
+    x, width = MARGIN + LABEL + span.begin * UNIT, (span.end - span.begin) * UNIT
+    label = f"{_letter(span.task)}{span.task.key}"
+    return (
+        f"<g><title>{escape(str(span.task))}: {span.begin:g} to {span.end:g}</title>"
+        f'<rect x="{x:g}" y="{y:g}" width="{max(1.0, width - 1):g}" height="{ROW - 6:g}" rx="2" '
+        f'fill="{colours[span.task.operation.name]}"/>'
+        f'<text x="{x + 4:g}" y="{y + ROW / 2 + 1:g}" font-size="11">{escape(label)}</text></g>'
+    )
+
+
+def _legend(colours: dict[str, str]) -> list[str]:
+    x, y, drawn = MARGIN, MARGIN + 32, []
+    for name, colour in colours.items():
+        drawn.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="2" fill="{colour}"/>')
+        drawn.append(f'<text x="{x + 17:g}" y="{y:g}">{escape(name)}</text>')
+        x += 36 + 7 * len(name)
+    return drawn

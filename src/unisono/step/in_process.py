@@ -1,0 +1,308 @@
+"""Plays a rule on real tensors, all ranks in one process: the serial oracle of every rule, and of what a user writes.
+
+    rank 0's model ┐
+    rank 1's model ┼─ one loop: a task of one rank, a collective of all, ... in any order that the programs allow
+    rank 2's model ┘
+
+Nothing here is fast. Each rank has a replica of its own, whose gradients, buckets and updates are made in the plainest
+way; a collective is played by a thread for each member.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.func import functional_call
+
+from unisono.step import operations as op
+from unisono.step.admissible import play_in_some_order
+from unisono.step.clock import Clock, Span
+from unisono.step.costs import Costs
+from unisono.step.layout import Layout, Updates
+from unisono.step.matching import Member
+from unisono.step.program import Step, Task
+from unisono.step.rule import Rule
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Batch(NamedTuple):
+    """What a rank trains on in a step. A rank without a batch has None in its place."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+
+class InProcessWorld:
+    """The calls of a world for one of several threads that stand for ranks. Sums are made in the order of ranks."""
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self.rank, self.size, self._meeting = rank, meeting.size, meeting
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Return what every rank gives, in the order of ranks."""
+        return self._meeting.gather(self.rank, mine)
+
+    def allreduce(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
+        """Sum a tensor over the ranks, in place."""
+        dtype = tensor.dtype if wire is None else getattr(torch, wire)
+        total = torch.zeros_like(tensor)
+        for one in self.gather(tensor.to(dtype, copy=True).to(tensor.dtype)):
+            total += one
+        return tensor.copy_(total)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """Give every rank what `root` has, in place."""
+        return tensor.copy_(self.gather(tensor.clone())[root])
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's tensor."""
+        return self.gather(tensor.clone())
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come."""
+        self.gather(None)
+
+
+class _Meeting:
+    def __init__(self, size: int) -> None:
+        self.size, self._given, self._barrier = size, list[Any]([None] * size), threading.Barrier(size)
+
+    def gather(self, rank: int, mine: Any) -> list[Any]:
+        self._given[rank] = mine
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+class InProcessReplica:
+    """One rank's model, trained by tasks in the plainest way."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        layout: Layout,
+        batches: Sequence[Batch | None],
+    ) -> None:
+        self.model, self.optimizer, self.loss, self.layout = model, optimizer, loss, layout
+        self._batches = iter(batches)
+        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        self.names, self.parameters = [name for name, _ in named], [one for _, one in named]
+        self._batch: Batch | None = None
+        self._samples = 0
+        self._weight = 0.0
+        self._seen: dict[int, torch.Tensor] = {}
+        self._fresh: dict[int, torch.Tensor | None] = {}
+        self._own: dict[int, torch.Tensor | None] = {}
+        self._unpacked: dict[int, int] = {}
+        self._sent: dict[int, torch.Tensor] = {}
+        self._flat: torch.Tensor | None = None
+        self._averaged: dict[int, torch.Tensor | None] = {}
+
+    def outside(self, task: Task) -> None:
+        """Carry out what the program outside does."""
+        if task.operation is op.BEGIN:
+            self._batch = next(self._batches)
+        elif task.operation is op.FORWARD:
+            self.take_buffers()
+            self._seen[task.key] = self.parameters[task.key].detach().clone().requires_grad_()
+        elif task.operation is op.BACKWARD:
+            if task.key == 0:  # the last control word has gone: it needs that no pass has begun since
+                self._samples += 0 if self._batch is None else len(self._batch.labels)
+                self._compute()
+            for number in task.parameters:
+                self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
+                self._unpacked[number] = len(self.layout.keys_of[number])
+        elif task.operation is op.STEP_ALONE:
+            self.update_alone(task.parameters)
+        elif task.operation is op.WAIT and self.layout.updates is Updates.OUTSIDE:
+            self.update(task.parameters)
+
+    def agree(self, world: InProcessWorld) -> None:
+        """Tell the others how many samples there are."""
+        total = sum(world.gather(self._samples))
+        self._weight = self._samples / total if total else 0.0
+        self._samples = 0
+
+    def pack(self, key: int) -> None:
+        """Put gradients, times this rank's share of the samples, into a bucket, and behind them which are there."""
+        parts, there = [], []
+        for number, first, last in self._ranges(key):
+            own = self._own[number]
+            there.append(float(own is not None))
+            whole = torch.zeros_like(self.parameters[number]) if own is None else own * self._weight
+            parts.append(whole.reshape(-1)[first:last])
+            self._unpacked[number] -= 1
+            if not self._unpacked[number]:
+                del self._own[number]
+        self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
+
+    def bucket(self, key: int) -> torch.Tensor:
+        """Return what travels."""
+        return self._sent[key]
+
+    def settle(self, key: int) -> None:
+        """Make the sums averaged gradients; what no rank had a gradient for has none."""
+        ranges = self._ranges(key)
+        at = 0
+        for place, (number, first, last) in enumerate(ranges):
+            if self._sent[key][place - len(ranges)] == 0:
+                self._averaged[number] = None
+            else:
+                whole = self._averaged.get(number)
+                if whole is None:
+                    whole = self._averaged[number] = torch.zeros_like(self.parameters[number])
+                whole.view(-1)[first:last] = self._sent[key][at : at + last - first]
+            at += last - first
+
+    def clip(self) -> None:
+        """Scale all averaged gradients."""
+        self._clip(self._averaged)
+
+    def clip_alone(self) -> None:
+        """Scale all of this rank's own gradients."""
+        self._clip(self._own)
+
+    def update(self, parameters: Sequence[int]) -> None:
+        """Make the optimizer's step with averaged gradients."""
+        self._step({number: self._averaged.pop(number) for number in parameters})
+
+    def update_alone(self, parameters: Sequence[int]) -> None:
+        """Make the optimizer's step with this rank's own gradients."""
+        self._step({number: self._own.pop(number) for number in parameters})
+
+    def pack_weights(self, key: int) -> None:
+        """Put weights, over the number of ranks, into a bucket."""
+        found = [self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)]
+        self._sent[key] = torch.cat(found) / self.layout.ranks
+
+    def unpack_weights(self, key: int) -> None:
+        """Make the sums weights."""
+        at = 0
+        with torch.no_grad():
+            for number, first, last in self._ranges(key):
+                self.parameters[number].view(-1)[first:last] = self._sent[key][at : at + last - first]
+                at += last - first
+
+    def pack_buffers(self) -> None:
+        """Note the floating-point buffers."""
+        self._flat = torch.cat([one.reshape(-1).double() for one in self._buffers()])
+
+    def buffers(self) -> torch.Tensor:
+        """Return the floating-point buffers, flat."""
+        assert self._flat is not None, "packed before they travel"
+        return self._flat
+
+    def take_buffers(self) -> None:
+        """Set the floating-point buffers that have come."""
+        if self._flat is None:
+            return
+        at = 0
+        for one in self._buffers():
+            one.copy_(self._flat[at : at + one.numel()].view(one.shape))
+            at += one.numel()
+        self._flat = None
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [one for one in self.model.buffers() if one.is_floating_point()]
+
+    def _compute(self) -> None:
+        """Make the gradients of the batch, with the weights that the forward pass has read."""
+        self._fresh = dict.fromkeys(range(len(self.parameters)))
+        if self._batch is None:
+            return
+        weights = {self.names[number]: one for number, one in self._seen.items()}
+        found = functional_call(self.model, weights, (self._batch.inputs,))
+        order = sorted(self._seen)
+        loss = self.loss(found, self._batch.labels)
+        gradients = torch.autograd.grad(loss, [self._seen[number] for number in order], allow_unused=True)
+        self._fresh |= dict(zip(order, gradients, strict=True))
+
+    def _step(self, gradients: dict[int, torch.Tensor | None]) -> None:
+        for number, gradient in gradients.items():
+            self.parameters[number].grad = gradient
+        self.optimizer.step()
+        for number in gradients:
+            self.parameters[number].grad = None
+
+    def _clip(self, gradients: dict[int, torch.Tensor | None]) -> None:
+        assert self.layout.clip is not None, "asked for"
+        found = [one for one in gradients.values() if one is not None]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
+        factor = min(1.0, self.layout.clip / (float(norm) + 1e-6))
+        for one in found:
+            one.mul_(factor)
+
+    def _ranges(self, key: int) -> list[tuple[int, int, int]]:
+        """Return the parameters that lie in a bucket, each with its first and last element there."""
+        bucket = self.layout.bucket(key)
+        whole = tuple((0, self.parameters[number].numel()) for number in bucket.parameters)
+        return [
+            (number, first, last)
+            for number, (first, last) in zip(bucket.parameters, bucket.ranges or whole, strict=True)
+        ]
+
+
+def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return other if one is None else one if other is None else one + other
+
+
+def play_in_process(
+    rule: Rule,
+    replicas: Sequence[InProcessReplica],
+    events: Sequence[Step],
+    seed: int = 0,
+    costs: Costs | None = None,
+) -> list[Span]:
+    """Train replicas, one a rank, by a rule. In a random order that the programs allow, which `seed` chooses; with
+    `costs` in the order of the clock, and when each task would have begun and ended is returned."""
+    layout = replicas[0].layout
+    programs = [tuple(task for event in events for task in rule(event, rank, layout)) for rank in range(len(replicas))]
+
+    def carry(together: Sequence[Member]) -> None:
+        carry_out(replicas, together)
+
+    if costs is None:
+        play_in_some_order(programs, carry, seed)
+        return []
+    clock = Clock(dict(enumerate(programs)), rule.threads(), lambda _, task: task.operation.price(task, costs), carry)
+    return clock.run()
+
+
+def carry_out(replicas: Sequence[InProcessReplica], together: Sequence[Member]) -> None:
+    """Carry a task out; a collective with a thread for each member. Raises what a member raises."""
+    act = together[0].task.operation.act
+    if act is None:
+        replicas[together[0].rank].outside(together[0].task)
+        return
+    meeting = _Meeting(len(together))
+    errors: list[BaseException] = []
+
+    def one_rank(place: int, member: Member) -> None:
+        replica, operation = replicas[member.rank], member.task.operation
+        try:
+            with torch.no_grad():
+                operation.act(replica, member.task, InProcessWorld(place, meeting))  # type: ignore[misc]
+        except BaseException as error:  # noqa: BLE001 - told by the thread that waits
+            errors.append(error)
+            meeting.abort()
+
+    threads = [threading.Thread(target=one_rank, args=pair) for pair in enumerate(together)]
+    if len(threads) == 1:
+        one_rank(0, together[0])
+    else:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise next((one for one in errors if not isinstance(one, threading.BrokenBarrierError)), errors[0])

@@ -1,0 +1,81 @@
+"""Which tasks of different ranks are one collective, or one message: rule 3 of `program.py`.
+
+rank 0   allreduce 1 ──┐        allreduce 2 ─┐           send 1 to 2 ───┐
+rank 1   allreduce 1 ──┤ first  allreduce 2 ─┤ second                   │
+rank 2   allreduce 1 ──┘        allreduce 2 ─┘           receive 1 ─────┘
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from unisono.step.program import Group, Role, Task
+
+
+class Member(NamedTuple):
+    """A task that a rank has come to."""
+
+    rank: int
+    task: Task
+    token: Any = None
+    """What the caller knows it by."""
+
+
+class Matching:
+    """Collects the tasks that ranks come to, and gives those back that go together."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        """`ranks` are those that are played; others of a group are taken to come at the same time."""
+        self._ranks = frozenset(ranks)
+        self._members: dict[Group, tuple[int, ...]] = {}
+        self._come: dict[Group, dict[int, deque[Member]]] = {}
+        self._sends: dict[tuple[Group, int | None], deque[Member]] = {}
+        self._receives: dict[tuple[Group, int], deque[Member]] = {}
+
+    def come(self, member: Member) -> Sequence[Member]:
+        """Add a task that its rank has come to; return all that are carried out together now, or none yet."""
+        task = member.task
+        if task.group is None or task.operation.role is Role.ALONE:
+            return (member,)
+        if task.operation.role is Role.COLLECTIVE:
+            return self._collective(task.group, member)
+        return self._message(task.group, member)
+
+    def waiting(self) -> list[str]:
+        """Return who waits, in words."""
+        members = [one for come in self._come.values() for queue in come.values() for one in queue]
+        members += [one for queues in (self._sends, self._receives) for queue in queues.values() for one in queue]
+        return [f"rank {one.rank} in {one.task}" for one in members]
+
+    def _collective(self, group: Group, member: Member) -> Sequence[Member]:
+        members = self._members.get(group)
+        if members is None:
+            members = self._members[group] = tuple(rank for rank in group.ranks if rank in self._ranks)
+            self._come[group] = {rank: deque() for rank in members}
+        come = self._come[group]
+        come[member.rank].append(member)
+        if not all(come.values()):
+            return ()
+        return [come[rank].popleft() for rank in members]
+
+    def _message(self, group: Group, member: Member) -> Sequence[Member]:
+        peer, role = member.task.peer, member.task.operation.role
+        if peer is not None and peer not in self._ranks:
+            return (member,)
+        if role is Role.SEND:
+            waiting = self._receives.setdefault((group, peer if peer is not None else -1), deque())
+            for other in waiting:
+                if other.task.peer in (None, member.rank):
+                    waiting.remove(other)
+                    return (member, other)
+            self._sends.setdefault((group, peer), deque()).append(member)
+            return ()
+        offered = self._sends.setdefault((group, member.rank), deque())
+        for other in offered:
+            if peer in (None, other.rank):
+                offered.remove(other)
+                return (other, member)
+        self._receives.setdefault((group, member.rank), deque()).append(member)
+        return ()

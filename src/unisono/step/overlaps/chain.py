@@ -1,0 +1,20 @@
+"""Dependency chaining: all is offloaded, and a dummy value keeps the collectives in order (MXNET-MPI section 4.3).
+
+    lane main            backward 1   backward 2   backward 3
+    lane update                   pack 1       pack 2 ...        settle 1     settle 2
+    lane communication                  allreduce 1 ─order▶ allreduce 2 ─order▶ allreduce 3
+
+The main thread waits for nothing. Packing, collective and settling are tasks of their own, so each begins as soon as it
+can. The collectives have the order of the program, the same on all ranks, whatever is ready first.
+"""
+
+from unisono.step.overlaps.overlap import Overlap, in_order
+from unisono.step.program import COMMUNICATION, Task
+
+
+def place(task: Task, _: int, __: int) -> tuple[Task, ...]:
+    """Carry a collective out on another thread, when it is its turn."""
+    return (in_order(task, COMMUNICATION, 0),)
+
+
+chain = Overlap(place)

@@ -1,0 +1,9 @@
+"""No overlap: the main thread carries all out once the backward pass has ended. What the others are measured by.
+
+lane main    ──backward──▶│ [allreduce 1][allreduce 2][allreduce 3]
+"""
+
+from unisono.step.overlaps.funnel import place
+from unisono.step.overlaps.overlap import Overlap
+
+none = Overlap(place, by_main=True, after=True)

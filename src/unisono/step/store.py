@@ -1,0 +1,156 @@
+"""A key-value store without servers: what ranks push under a key is summed over all, and pulled by all.
+
+    store = create("chain", world)
+    store.init(key, weights)                 all have rank 0's
+    store.push(key, gradient)                this rank's part of the sum: pack, then allreduce where the overlap puts it
+    store.pull(key, gradient)                the sum: unpack; nobody waits until ...
+    store.wait(key)                          ... somebody needs it
+
+Keys are numbers from 0; all ranks make the same calls in the same order. Each call is a few tasks of a step program.
+Source: MXNET-MPI, sections 3.3 and 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from unisono.engine.closing import Closing
+from unisono.engine.dependencies import Variable
+from unisono.engine.engine import Engine
+from unisono.engine.exchanges import Exchanges
+from unisono.errors import UsageError
+from unisono.step.build import Collectives
+from unisono.step.costs import Duration
+from unisono.step.layout import Layout
+from unisono.step.operations import allreduce
+from unisono.step.overlaps import Overlap, find_overlap
+from unisono.step.play import Player
+from unisono.step.program import UPDATE, Operation, Task, Value, bucket
+from unisono.world import World
+
+OUTSTANDING = 2
+"""Collectives that go on at once, where the overlap has several and nothing else is said."""
+
+
+def create(name: str, world: World, algorithm: str = "auto", wire: str | None = None) -> KVStore:
+    """Return a store whose collectives go as an overlap says: "funnel", "concurrent" or "chain".
+
+    `algorithm` and `wire` are those of `world.allreduce`. Raises UsageError for an unknown name.
+    """
+    return KVStore(world, find_overlap(name), algorithm, wire)
+
+
+class Entry(NamedTuple):
+    """What the tasks of one call act on."""
+
+    room: torch.Tensor
+    """What travels under the key."""
+    tensor: torch.Tensor
+    """What was pushed, or is pulled into."""
+
+    def bucket(self, _: int) -> torch.Tensor:
+        """Return what travels."""
+        return self.room
+
+
+def _copy_in(entry: Entry, _: Task, __: Any) -> None:
+    entry.room.copy_(entry.tensor)
+
+
+def _copy_out(entry: Entry, _: Task, __: Any) -> None:
+    entry.tensor.copy_(entry.room)
+
+
+def _nothing(*_: object) -> None:
+    """Change no symbol."""
+
+
+def _free(*_: object) -> Duration:
+    return Duration(0.0)
+
+
+PACK = Operation("pack", _copy_in, _nothing, _free)
+UNPACK = Operation("unpack", _copy_out, _nothing, _free)
+
+
+def value(key: int) -> Value:
+    """Value of a key: what was pushed, and then the sum."""
+    return Value("value", key)
+
+
+class KVStore(Closing):
+    """The store of one rank. All ranks of `world` make one, and make the same calls in the same order."""
+
+    def __init__(
+        self,
+        world: World,
+        overlap: Overlap,
+        algorithm: str = "auto",
+        wire: str | None = None,
+        outstanding: int = OUTSTANDING,
+    ) -> None:
+        """`outstanding` are the collectives that may go on at once where the overlap has several."""
+        self._exchanges = Exchanges(world)
+        self._player = Player(self._exchanges, overlap.communicators(outstanding), "a store")
+        self._world, self._allreduce = world, allreduce(algorithm, wire)
+        self._sends = Collectives(Layout(world.size, 0, ()), overlap, outstanding)
+        self._rooms: dict[int, torch.Tensor] = {}  # what travels under each key
+
+    @property
+    def engine(self) -> Engine:
+        """For other operations that need what the store brings: they read `variable(key)`."""
+        return self._exchanges.engine
+
+    def init(self, key: int, tensor: torch.Tensor) -> None:
+        """Give all ranks rank 0's tensor, in place, and make room for gradients of its shape and dtype."""
+        if key in self._rooms:
+            raise UsageError(f"key {key} has been initialised already")
+        world = self._exchanges.worlds(1)[0]
+        world.broadcast(tensor)
+        self._rooms[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
+
+    def variable(self, key: int) -> Variable:
+        """Return the engine's variable: who reads it waits for what was pulled under the key; who mutates it, what is
+        pushed under it waits for."""
+        return self._player.variable(value(key))
+
+    def push(self, key: int, tensor: torch.Tensor) -> None:
+        """Add a tensor to the sum of all ranks. It must stay as it is until the key is waited for."""
+        entry = self._entry(key, tensor)
+        self._play(entry, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
+        self._play(entry, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
+
+    def pull(self, key: int, tensor: torch.Tensor) -> None:
+        """Bring the sum of what all ranks have pushed into a tensor."""
+        self._play(self._entry(key, tensor), Task(UNPACK, key, UPDATE, (bucket(key),), (value(key),)))
+
+    def wait(self, *keys: int) -> None:
+        """Wait until what was pulled under these keys is there. Raises OperationError when a collective has failed."""
+        self._player.wait(*map(value, keys))
+
+    def barrier(self) -> None:
+        """Wait until all that was pushed and pulled is over on all ranks."""
+        self._player.wait()
+        self._exchanges.worlds(1)[0].barrier()
+
+    def close(self) -> None:
+        """End the threads once all is over. Memory and communicators go with the world."""
+        self._exchanges.close()
+        self._rooms.clear()
+
+    def _play(self, entry: Entry, *tasks: Task) -> None:
+        for ready in self._player.prepare(tasks):
+            self._player.play(ready, entry)  # type: ignore[arg-type]  # the replica of these operations alone
+
+    def _entry(self, key: int, tensor: torch.Tensor) -> Entry:
+        if key not in self._rooms:
+            raise UsageError(f"key {key} has not been initialised: call init({key}, ...) on all ranks first")
+        room = self._rooms[key]
+        if (tensor.shape, tensor.dtype) != (room.shape, room.dtype):
+            raise UsageError(
+                f"key {key} was initialised with {tuple(room.shape)} of {room.dtype}, "
+                f"not with {tuple(tensor.shape)} of {tensor.dtype}"
+            )
+        return Entry(room, tensor)

@@ -1,0 +1,126 @@
+"""What one rank holds while a step program is played on symbols instead of numbers.
+
+    gradient of w3, part in bucket 2     {(rank 0, batch 4, version 7): 1}
+    the same after an allreduce          {(0, 4, 7): 1, (1, 4, 7): 1, (2, 4, 7): 1}
+    weights of w3, that part             version 8 = what came of version 7 by applying that sum
+
+Versions are numbers for structures: two ranks have the same version where the same was done to the same weights in the
+same order. So stale, missing and doubled gradients, and ranks that end apart, can be told without computing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from unisono.errors import StepError
+from unisono.step.layout import Layout
+
+
+class Contribution(NamedTuple):
+    """One rank's gradient of one batch, made with a version of the weights."""
+
+    rank: int
+    batch: int
+    version: int
+
+
+Sum = Counter[Contribution]
+
+
+class Applied(NamedTuple):
+    """An update: what was applied to which version of a part of a parameter's weights."""
+
+    sum: Sum
+    version: int
+
+
+class Versions:
+    """Numbers for structures, the same for all ranks."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def of(self, *structure: Hashable) -> int:
+        """Return the number of a structure."""
+        return self._numbers.setdefault(structure, len(self._numbers))
+
+
+@dataclass
+class Sent:
+    """What lies in a bucket: for each parameter that lies in it, a sum of gradients, or of versions of weights."""
+
+    parts: dict[int, Counter[Contribution]]
+    settled: bool = False
+    """True once it may be applied."""
+    whole: bool = True
+    """False where this rank has only its own shard of the sum."""
+
+
+@dataclass
+class Symbols:
+    """One rank's values."""
+
+    rank: int
+    layout: Layout
+    versions: Versions
+    absent: frozenset[int] = frozenset()
+    """Batches that this rank has not."""
+    batch: int = -1
+    """Of the step that goes on."""
+    begun: int = -1
+    """Of the last backward pass that has begun."""
+    word: int = -1
+    """Batch of the last control word."""
+    made: dict[int, int] = field(default_factory=dict)
+    """For each parameter, the batch of its last gradient."""
+    weights: dict[int, dict[int, int]] = field(default_factory=dict)
+    """For each parameter, and each bucket that it lies in, the version of that part."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """For each parameter, the version that the forward pass has read."""
+    gradients: dict[int, dict[int, Sum]] = field(default_factory=dict)
+    buckets: dict[int, Sent] = field(default_factory=dict)
+    applied: dict[tuple[int, int], list[Applied]] = field(default_factory=dict)
+    """For each parameter and bucket, its updates."""
+
+    def __post_init__(self) -> None:
+        begin = self.versions.of("initial")
+        for number in range(self.layout.parameters):
+            self.weights[number] = dict.fromkeys(self.parts_of(number), begin)
+
+    def parts_of(self, number: int) -> tuple[int, ...]:
+        """Return the keys of the buckets that a parameter lies in; key 0 where it lies in none."""
+        return self.layout.keys_of[number] or (0,)
+
+    def version(self, number: int) -> int:
+        """Return the version of all parts of a parameter's weights together."""
+        parts = tuple(self.weights[number].values())
+        return parts[0] if len(set(parts)) == 1 else self.versions.of("parts", parts)
+
+    def apply(self, number: int, key: int, contributions: Sum) -> None:
+        """Update a part of a parameter's weights."""
+        before = self.weights[number][key]
+        self.applied.setdefault((number, key), []).append(Applied(contributions, before))
+        self.weights[number][key] = self.versions.of("update", before, frozenset(contributions.items()))
+
+    def take(self, number: int, key: int, who: object) -> Sum:
+        """Return what a bucket holds for a parameter, which is then applied. Raises StepError where it cannot be."""
+        sent = self.buckets.get(key)
+        if sent is None or number not in sent.parts:
+            raise StepError(
+                f"rank {self.rank}: {who} applies the gradient of parameter {number} in bucket {key}, which is not "
+                "there or was applied before: each gradient is applied once"
+            )
+        if not sent.settled:
+            raise StepError(f"rank {self.rank}: {who} applies bucket {key} before it is settled")
+        return sent.parts.pop(number)
+
+
+def summed(sums: Iterable[Counter[Contribution]]) -> Counter[Contribution]:
+    """Return the sum of sums: a contribution that is in two of them counts twice."""
+    total: Counter[Contribution] = Counter()
+    for one in sums:
+        total.update(one)
+    return total

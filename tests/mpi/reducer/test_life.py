@@ -1,0 +1,318 @@
+"""A model's life: made parallel, changed, forgotten; worlds that go before it; models that share a world."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono import BSP, Exchange, Trainer, World
+from unisono.errors import MismatchError, UsageError
+from unisono.placement import place
+
+CHAIN = BSP(Exchange(bucket_bytes=1 << 20), "chain")
+
+
+@pytest.fixture(params=["node", "spread"])
+def group(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
+    """The ranks on one node, or as if each was on a node of its own."""
+    comm = world.comm.Dup()
+    made = World(comm, world.placement if request.param == "node" else place(range(world.size)), world.table)
+    yield made
+    made.free()
+
+
+def mean_over(world: World, tensor: torch.Tensor) -> torch.Tensor:
+    return sum(world.gather(tensor)) / world.size
+
+
+def step(model: nn.Module, world: World, width: int = 4) -> None:
+    """A backward pass, whose gradients are held against the mean of all ranks' own."""
+    inputs = torch.full((2, width), float(world.rank + 1))
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    with unisono.no_sync(model):
+        alone = torch.autograd.grad(model(inputs).square().sum(), parameters)
+    model.zero_grad()
+    model(inputs).square().sum().backward()
+    for parameter, own in zip(parameters, alone, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, mean_over(world, own))
+
+
+def held() -> tuple[int, int]:
+    """Threads of this process, and mappings of shared memory."""
+    return threading.active_count(), Path("/proc/self/maps").read_text().count("/memfd:unisono-")
+
+
+def grown(before: tuple[int, int]) -> bool:
+    """Whether more is held than before."""
+    return any(now > then for now, then in zip(held(), before, strict=True))
+
+
+def settles(condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true: a thread holds its last action for a moment after it is over."""
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel", "auto"])
+def test_nothing_of_a_forgotten_model_stays(world: World, overlap: str) -> None:
+    gc.disable()  # what is forgotten goes without the collector
+    try:
+        before, alive = None, weakref.WeakSet[nn.Parameter]()
+        for _ in range(30):
+            model = unisono.parallel(nn.Linear(40, 30), world, BSP(overlap=overlap))
+            model(torch.ones(2, 40)).sum().backward()
+            alive.add(model.weight)
+            del model
+            assert settles(lambda: not alive)
+            before = before or held()
+            assert settles(lambda before=before: not grown(before)), (held(), before)
+    finally:
+        gc.enable()
+
+
+def test_nothing_of_a_forgotten_trainer_stays(world: World) -> None:
+    gc.disable()
+    try:
+        before, alive = None, weakref.WeakSet[nn.Parameter]()
+        for _ in range(10):
+            model = nn.Linear(40, 3)
+            alive.add(model.weight)
+            trainer = Trainer(model, world, BSP(), torch.optim.SGD(model.parameters(), 0.1))
+            for _ in range(2):
+                trainer.step(torch.ones(2, 40), torch.zeros(2, dtype=torch.int64))
+            trainer.wait()
+            del model, trainer
+            gc.collect()  # PyTorch's optimizers refer to themselves
+            assert settles(lambda: not alive)
+            before = before or held()
+            assert settles(lambda before=before: not grown(before)), (held(), before)
+    finally:
+        gc.enable()
+
+
+def test_many_models_are_alive_in_a_world(group: World) -> None:
+    models = [unisono.parallel(nn.Linear(4, 4), group, CHAIN) for _ in range(2)]
+    threads = held()[0]
+    models += [unisono.parallel(nn.Linear(4, 4), group, CHAIN) for _ in range(30)]
+    assert settles(lambda: held()[0] <= threads)
+    for model in models[::10]:
+        step(model, group)
+
+
+def test_models_that_differ_are_named(group: World) -> None:
+    if group.size == 1:
+        pytest.skip("one rank differs from none")
+    last = group.rank == group.size - 1
+
+    def more() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), *([nn.Linear(4, 2)] if last else []))
+
+    def frozen() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4).requires_grad_(not last))
+
+    def buffers() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4, track_running_stats=last))
+
+    kinds: dict[str, Callable[[], nn.Module]] = {
+        r"rank 0 has no more, rank \d has parameter 1.weight, \(2, 4\) of float32": more,
+        r"rank 0 has parameter 0.weight, \(4, 4\) of float32, rank \d has .* frozen": frozen,
+        r"parameter 0.weight, \(4, 4\) of float32, .* \(5, 4\) of float32": lambda: nn.Sequential(
+            nn.Linear(4, 4 + last)
+        ),
+        r"rank \d has parameter 0.weight, \(4, 4\) of float64": lambda: nn.Sequential(
+            nn.Linear(4, 4).to(torch.float64 if last else torch.float32)
+        ),
+        r"buffer 0.running_mean": buffers,
+    }
+    for words, make in kinds.items():
+        with pytest.raises(MismatchError, match=words):
+            unisono.parallel(make(), group, CHAIN)
+    step(unisono.parallel(nn.Linear(4, 4), group, CHAIN), group)  # the world is as good as before
+
+
+def test_models_that_ranks_come_to_in_different_order(world: World) -> None:
+    """Alike as they are, no rank adds one's gradients to the other's."""
+    if world.size == 1:
+        pytest.skip("one rank has one order")
+    group = world.split(0)
+    models = [unisono.parallel(nn.Linear(4, 4, bias=False), group, CHAIN) for _ in range(2)]
+    if group.rank == 0:
+        models.reverse()
+    with pytest.raises(unisono.UnisonoError, match=r"model 1.*model 2|model 2.*model 1"):
+        for model in models:
+            model(torch.ones(2, 4)).sum().backward()
+    del models, model
+    group.free()
+
+
+def replaced(model: nn.Module) -> None:
+    model[1] = nn.Linear(4, 3)
+
+
+def assigned(model: nn.Module) -> None:
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def unfrozen(model: nn.Module) -> None:
+    model[0].requires_grad_(True)
+
+
+def adapted(model: nn.Module) -> None:
+    model[1].register_parameter("extra", nn.Parameter(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("change", [replaced, assigned, unfrozen, adapted])
+def test_parameters_that_change(world: World, change: Callable[[nn.Module], None]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+    unisono.parallel(model, world, CHAIN)
+    step(model, world)
+    with pytest.raises(UsageError, match="is parallel already"):
+        unisono.parallel(model, world, CHAIN)
+    change(model)
+    with pytest.raises(UsageError, match=r"parameter [01]\.\w+ was added, replaced or unfrozen"):
+        model(torch.ones(2, 4))
+    unisono.parallel(model, world, CHAIN)
+    if change is not adapted:  # the adapter is not read here
+        step(model, world)
+
+
+def test_parameters_that_change_are_found_without_the_models_forward_pass(world: World) -> None:
+    model = unisono.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), world, CHAIN)
+    model[1] = nn.Linear(4, 4)
+    with pytest.raises(UsageError, match=r"parameter 1\.weight"):
+        model[1](model[0](torch.ones(2, 4))).sum().backward()
+
+
+def test_parameters_may_be_frozen_and_trained_again(world: World) -> None:
+    model = unisono.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), world, CHAIN)
+    model[0].requires_grad_(False)
+    step(model, world)
+    model[0].requires_grad_(True)
+    step(model, world)
+
+
+def test_a_trainer_refuses_parameters_that_changed(world: World) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    trainer = Trainer(model, world, CHAIN, torch.optim.SGD(model.parameters(), 0.1))
+    batch = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)
+    trainer.step(*batch)
+    model[1] = nn.Linear(4, 2)
+    with pytest.raises(UsageError, match=r"parameter 1\.weight"):
+        trainer.step(*batch)
+    unisono.parallel(model, world, CHAIN)
+    with pytest.raises(UsageError, match="make a new Trainer"):
+        trainer.step(*batch)
+    Trainer(model, world, CHAIN, torch.optim.SGD(model.parameters(), 0.1)).step(*batch)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(5, 2))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(numbers, self.table, sparse=True)
+
+
+def test_sparse_gradients_are_refused_by_name(world: World) -> None:
+    with pytest.raises(UsageError, match="0 gives sparse gradients"):
+        unisono.parallel(nn.Sequential(nn.Embedding(5, 2, sparse=True)), world)
+    model = unisono.parallel(Sparse(), world, CHAIN)
+    with pytest.raises(UsageError, match="parameter table has a sparse gradient"):
+        model(torch.tensor([1, 1])).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_scalar_and_empty_parameters(group: World, dtype: torch.dtype) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.complex = nn.Parameter(torch.randn(4, 3, dtype=dtype).t())
+            self.scalar = nn.Parameter(torch.tensor(2.0))
+            self.empty = nn.Parameter(torch.empty(0, 3))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            turned = (self.complex @ inputs.T.to(dtype)).abs().to(inputs.dtype)
+            return turned * self.scalar + self.empty.sum()
+
+    torch.manual_seed(0)
+    step(unisono.parallel(Mixed(), group, CHAIN), group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(group: World, dtype: torch.dtype) -> None:
+    step_in = unisono.parallel(nn.Linear(4, 4).to(dtype), group, CHAIN)
+    step_in(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    assert torch.equal(step_in.weight.grad, torch.full((4, 4), 2.0, dtype=dtype))
+
+
+def test_a_freed_world(world: World) -> None:
+    group = world.split(0)
+    tensor = group.empty(1000, torch.float32)
+    model = unisono.parallel(nn.Linear(4, 4), group, CHAIN)
+    step(model, group)
+    tensor.fill_(3)
+    group.barrier()
+    kept, array, part = model.weight.grad, tensor.numpy(), tensor[10:20]
+    was = kept.clone()
+    group.free()
+    group.free()
+    assert tensor.sum() == 3000
+    assert array.sum() == 3000
+    assert part.add_(1).tolist() == [4.0] * 10
+    assert torch.equal(kept, was)
+    calls: list[Callable[[], object]] = [
+        lambda: group.allreduce(torch.ones(2)),
+        lambda: group.broadcast(torch.ones(2)),
+        group.barrier,
+        group.twin,
+        lambda: group.split(0),
+        lambda: group.empty(3, torch.float32),
+        lambda: group.gather(1),
+        lambda: group.on_root(lambda: 1),
+        lambda: unisono.parallel(nn.Linear(2, 2), group),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="has been freed"):
+            call()
+    model.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()  # a model like any other
+    assert torch.equal(model.weight.grad, torch.full((4, 4), 2.0))
+    step(unisono.parallel(model, world, CHAIN), world)
+
+
+def test_worlds_of_models_come_and_go(world: World) -> None:
+    before = None
+    for _ in range(5):
+        group = world.split(0)
+        model = unisono.parallel(nn.Linear(30, 30), group, BSP(overlap="concurrent"))
+        model(torch.ones(2, 30)).sum().backward()
+        del model
+        group.free()
+        before = before or held()
+        assert settles(lambda before=before: not grown(before)), (held(), before)
+
+
+def test_memory_outlives_the_tensor_that_it_was_given_as(world: World) -> None:
+    part = world.empty(1000, torch.float32)[100:200]
+    part.fill_(world.rank)
+    world.allreduce(part)
+    assert part.tolist() == [float(sum(range(world.size)))] * 100
+    count = held()[1]
+    del part
+    assert settles(lambda: held()[1] < count or world.size == 1)
+    assert not list(Path("/dev/shm").glob(f"*{os.getpid()}*unisono*"))

@@ -1,0 +1,276 @@
+"""The step as a graph: whatever goes on beside what, the weights are those of the plain step."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+import unisono
+from unisono.data.digits import load
+from unisono.errors import UsageError
+from unisono.models.small_convnet import SmallConvnet
+from unisono.reducer import reducer_of
+from unisono.schedules.pieces import bounds
+from unisono.step.overlaps import OVERLAPS
+from unisono.world import World
+
+SMALL = unisono.Exchange(bucket_bytes=50_000)
+"""Buckets of which the small network has several, and of which its largest layer is cut into some."""
+
+
+def batches(world: World, steps: int, batch: int = 12) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's shares; the whole batch on a world of one."""
+    data = load().train
+    for step in range(steps):
+        mine = slice(*bounds(batch, world.size, world.rank))
+        rows = torch.arange(step * batch, (step + 1) * batch)[mine] % len(data)
+        yield data.inputs[rows], data.labels[rows]
+
+
+def trained(world: World, steps: int, rule: unisono.BSP) -> bytes:
+    """The weights after some steps of a Trainer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+    trainer = unisono.Trainer(model, world, rule, optimizer)
+    for inputs, labels in batches(world, steps):
+        trainer.step(inputs, labels)
+    trainer.wait()
+    return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+
+
+def test_steps_end_with_the_same_bits_however_they_are_embedded(spread: World) -> None:
+    steps = {2: 100, 4: 40}.get(spread.size, 20)
+    found = {name: trained(spread, steps, unisono.BSP(SMALL, name)) for name in OVERLAPS}
+    assert len(set(found.values())) == 1
+    assert len(set(spread.gather(found["chain"]))) == 1
+
+
+def test_on_one_node_the_choice_of_buckets_does_not_change_a_bit(group: World) -> None:
+    found = trained(group, 40, unisono.BSP())  # tries several overlaps and sizes
+    assert found == trained(group, 40, unisono.BSP(SMALL, "none"))
+
+
+class Branches(nn.Module):
+    """Its branches are computed in an order that is drawn anew in each step, on each rank."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(1, size, bias=False) for size in (3, 700, 1, 50, 2000, 8, 300))
+        self.draw = draw
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        order = self.draw.sample(range(len(self.branches)), len(self.branches))
+        return torch.stack([self.branches[number](inputs).sum() for number in order]).sum()
+
+
+@pytest.mark.parametrize("overlap", ["auto", "chain", "concurrent", "funnel"])
+def test_gradients_in_random_order_on_each_rank(group: World, overlap: str) -> None:
+    steps = {2: 1000, 4: 300}.get(group.size, 60) if overlap == "auto" else 60
+    model = Branches(random.Random(group.rank))
+    rule = unisono.BSP(unisono.Exchange(bucket_bytes=None if overlap == "auto" else 1024), overlap)
+    trainer = unisono.Trainer(
+        model, group, rule, torch.optim.SGD(model.parameters(), 1.0), loss=lambda scores, _: scores
+    )
+    before = model.branches[4].weight.detach().clone()
+    total = 0.0
+    for step in range(steps):
+        mean = sum(rank + step % 7 for rank in range(group.size)) / group.size
+        trainer.step(torch.full((1, 1), float(group.rank + step % 7)), torch.zeros(1))
+        total += mean
+        if step % 50 == 0:
+            trainer.wait()
+            assert all(torch.allclose(one.weight.grad, torch.full_like(one.weight, mean)) for one in model.branches)
+    trainer.wait()
+    assert torch.allclose(model.branches[4].weight, before - total, rtol=1e-4)
+
+
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
+    "AdamW": lambda parameters: torch.optim.AdamW(
+        [{"params": parameters[:2], "lr": 0.02}, {"params": parameters[2:], "weight_decay": 0.1}], 0.01
+    ),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, 0.01),
+    "clipped": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_with_a_schedule_follows_the_serial_run(group: World, name: str) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).double()
+        optimizer = OPTIMIZERS[name](list(model.parameters()))
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+    clip = 0.1 if name == "clipped" else None
+    model, optimizer, schedule = make()
+    trainer = unisono.Trainer(model, group, unisono.BSP(unisono.Exchange(bucket_bytes=3000)), optimizer, clip=clip)
+    for inputs, labels in batches(group, 12):
+        trainer.step(inputs.double(), labels)
+        schedule.step()
+    serial, plain, schedule = make()
+    for inputs, labels in batches(group.split(group.rank), 12):
+        plain.zero_grad()
+        nn.functional.cross_entropy(serial(inputs.double()), labels).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(serial.parameters(), clip)
+        plain.step()
+        schedule.step()
+    for one, other in zip(model.parameters(), serial.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-9)
+
+
+def test_gradients_accumulate_without_an_exchange(group: World) -> None:
+    torch.manual_seed(0)
+    model = unisono.parallel(nn.Linear(3, 2), group)
+    for _ in range(8):
+        model.zero_grad()
+        with unisono.no_sync(model):
+            for _ in range(3):
+                model(torch.full((2, 3), float(group.rank))).sum().backward()
+            assert model.bias.grad.tolist() == [6.0, 6.0]
+        model(torch.full((2, 3), float(group.rank))).sum().backward()
+        assert torch.allclose(model.bias.grad, torch.full((2,), 8.0))
+        mean = (group.size - 1) / 2
+        assert torch.allclose(model.weight.grad, torch.full((2, 3), 8.0 * mean))
+    with pytest.raises(UsageError, match="not parallel"):
+        unisono.no_sync(nn.Linear(1, 1))
+
+
+def test_mixed_precision_and_channels_last(group: World) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    model = model.to(memory_format=torch.channels_last)
+    unisono.parallel(model, group)
+    inputs = torch.full((2, 3, 8, 8), float(group.rank)).to(memory_format=torch.channels_last)
+    for _ in range(7):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(inputs).sum().backward()
+        assert model[0].weight.grad.dtype is torch.float32
+        assert model[0].weight.grad.stride() == model[0].weight.stride()
+        assert torch.allclose(model[3].bias.grad, torch.full((2,), 2.0))
+
+
+def test_what_was_found_is_kept_for_a_run_that_goes_on(group: World) -> None:
+    trainers = [
+        unisono.Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.01))
+        for model in (SmallConvnet(10), SmallConvnet(10))
+    ]
+    for inputs, labels in batches(group, 40):
+        trainers[0].step(inputs, labels)
+    trainers[0].wait()
+    state = trainers[0].reducer.state()
+    assert state is not None
+    trainers[1].reducer.restore(json.loads(json.dumps(state)))
+    assert trainers[1].reducer.setting == trainers[0].reducer.setting
+    assert trainers[1].reducer.state() == state
+
+
+def test_a_step_that_fails_in_another_thread_is_told(group: World) -> None:
+    class Broken(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:
+            raise ValueError("no update today")
+
+    model = nn.Linear(2, 1)
+    trainer = unisono.Trainer(
+        model, group, unisono.BSP(), Broken(model.parameters(), 0.1), loss=lambda scores, _: scores.sum()
+    )
+    with pytest.raises(unisono.UnisonoError, match=r"update 1 failed: ValueError: no update today"):
+        trainer.step(torch.ones(2, 2), torch.zeros(2))
+
+
+def test_a_model_that_waits_is_read_whole_by_whoever_asks(group: World) -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(3, 5, num_layers=2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = unisono.Trainer(
+        model, group, unisono.BSP(SMALL, "chain"), optimizer, loss=lambda scores, _: scores[0].square().mean()
+    )
+    for _ in range(6):
+        trainer.step(torch.randn(4, 2, 3), torch.zeros(4))
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        trainer.wait()
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert reducer_of(model) is trainer.reducer
+
+
+def test_clearing_gradients_between_steps_changes_nothing(group: World) -> None:
+    found = []
+    for clears in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = unisono.Trainer(model, group, unisono.BSP(SMALL, "chain"), optimizer)
+        for inputs, labels in batches(group, 20):
+            if clears:
+                optimizer.zero_grad(set_to_none=False)
+            trainer.step(inputs, labels)
+            if clears:
+                optimizer.zero_grad()
+        found.append(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
+    assert found[0] == found[1]
+
+
+def test_a_backward_pass_of_ones_own_updates_nothing(group: World) -> None:
+    model = nn.Linear(3, 1)
+    trainer = unisono.Trainer(
+        model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1), loss=lambda scores, _: scores.sum()
+    )
+    for _ in range(8):
+        trainer.step(torch.full((2, 3), float(group.rank)), torch.zeros(2))
+        weights = model.weight.detach().clone()
+        model.zero_grad()
+        model(torch.full((2, 3), float(group.rank))).sum().backward()
+        assert torch.allclose(model.weight.grad, torch.full((1, 3), (group.size - 1.0)))
+        assert torch.equal(model.weight, weights)
+
+
+def test_what_a_trainer_cannot_do_is_said(group: World) -> None:
+    model, elsewhere = nn.Linear(3, 1), nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.SGD([*model.parameters(), elsewhere], 0.1)
+    trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer, loss=lambda scores, _: scores.sum())
+    with pytest.raises(UsageError, match=r"a parameter of shape \(5,\) that is not the model's"):
+        trainer.step(torch.ones(2, 3), torch.zeros(2))
+    elsewhere.requires_grad_(requires_grad=False)
+    trainer.step(torch.ones(2, 3), torch.zeros(2))
+    with unisono.no_sync(model):
+        with pytest.raises(UsageError, match="does not accumulate"):
+            trainer.step(torch.ones(2, 3), torch.zeros(2))
+        model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(UsageError, match="does not accumulate"):
+        trainer.step(torch.ones(2, 3), torch.zeros(2))
+
+
+def test_checkpointed_blocks_are_averaged_once(group: World) -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model = nn.Sequential(blocks, nn.Linear(4, 1))
+    model[1].requires_grad_(requires_grad=False)
+    trainer = unisono.Trainer(
+        model, group, unisono.BSP(SMALL, "chain"), torch.optim.SGD(model.parameters(), 0.1), loss=lambda x, _: x.mean()
+    )
+    plain = copy.deepcopy(model)
+    blocks.forward = lambda given: checkpoint_sequential(blocks, 3, given, use_reentrant=True)
+    for _ in range(3):
+        inputs = torch.ones(2, 4, requires_grad=True)
+        trainer.step(inputs, torch.zeros(2))
+        plain.zero_grad()
+        plain(torch.ones(2, 4)).mean().backward()
+        with torch.no_grad():
+            for parameter in plain[0].parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+    assert all(torch.allclose(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.reducer.buffers import Buffers
+
+
+class Mixed(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.norm.running_mean.fill_(value)
+        self.register_buffer("wide", torch.full((2, 2), value, dtype=torch.float64).t())
+        self.register_buffer("small", torch.full((5,), value, dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("count", torch.tensor(int(value)))
+        self.register_buffer("none", None)
+        self.shared = self.norm
+
+
+def send(source: nn.Module, target: nn.Module) -> None:
+    one, other = Buffers(source), Buffers(target)
+    one.pack()
+    other.flat.copy_(one.flat)
+    other.unpack()
+
+
+def test_floating_point_buffers_travel_bit_for_bit_and_integers_stay() -> None:
+    source, target = Mixed(1 / 3), Mixed(7)
+    source.wide[0, 0] = float("nan")
+    send(source, target)
+    for name, buffer in target.named_buffers():
+        if buffer.is_floating_point():
+            assert torch.equal(buffer.nan_to_num(9), dict(source.named_buffers())[name].nan_to_num(9))
+    assert target.count == 7
+    assert torch.equal(Mixed(7).small, torch.full((5,), 7.0).bfloat16())
+
+
+@pytest.mark.parametrize("changed", [torch.zeros(3, 3, dtype=torch.float64), torch.zeros(2, 2)])
+@pytest.mark.parametrize("at", ["source", "target"])
+def test_a_buffer_of_another_form_stays(changed: torch.Tensor, at: str) -> None:
+    source, target = Mixed(1), Mixed(7)
+    one, other = Buffers(source), Buffers(target)
+    (source if at == "source" else target).wide = changed
+    before = target.wide.clone()
+    one.pack()
+    other.flat.copy_(one.flat)
+    other.unpack()
+    assert torch.equal(target.wide, before)
+    assert torch.equal(target.norm.running_mean, torch.ones(3))
+
+
+def test_a_buffer_that_was_replaced_travels() -> None:
+    source, target = Mixed(1), Mixed(7)
+    one, other = Buffers(source), Buffers(target)
+    source.wide, target.wide = source.wide * 5, target.wide + 1
+    one.pack()
+    other.flat.copy_(one.flat)
+    other.unpack()
+    assert target.wide.tolist() == [[5.0, 5.0], [5.0, 5.0]]
+
+
+def test_a_graph_that_needs_the_old_value_says_so_and_one_of_a_norm_goes_on() -> None:
+    source, target = Mixed(1), Mixed(7)
+    weight = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    loss = (weight * target.wide).sum()
+    normed = target.norm(torch.arange(6.0, requires_grad=True).view(2, 3)).square().sum()
+    send(source, target)
+    normed.backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    loss = (weight * target.wide).sum()
+    send(source, target)  # nothing has changed
+    loss.backward()
+
+
+def test_a_model_without_any() -> None:
+    assert Buffers(nn.Linear(2, 2)).slots == []

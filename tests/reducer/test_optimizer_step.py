@@ -1,0 +1,388 @@
+"""A step in parts is the step of the whole, to the last bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from unisono.errors import UsageError
+from unisono.optimizers.lamb import LAMB
+from unisono.optimizers.lars import LARS
+from unisono.reducer.backward_pass import BackwardPass
+from unisono.reducer.buffers import Buffers
+from unisono.reducer.control import Word
+from unisono.reducer.optimizer_step import Optimizing, Step
+from unisono.step.build import updates
+from unisono.step.layout import Bucket, Layout, Updates
+
+Given = Sequence[torch.Tensor | None]
+
+SHAPES = ((3, 4), (5,), (2, 2, 3), (1,), ())
+
+MAKERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    "SGD": lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.1),
+    "Nesterov": lambda groups: torch.optim.SGD(groups, momentum=0.9, weight_decay=0.1, nesterov=True, foreach=True),
+    "Adam": lambda groups: torch.optim.Adam(groups, weight_decay=0.1, amsgrad=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, weight_decay=0.1, foreach=True),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr_decay=0.1),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
+    "LARS": lambda groups: LARS(groups, weight_decay=0.1),
+    "LAMB": lambda groups: LAMB(groups, weight_decay=0.1),
+}
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that is not PyTorch's own: it may look at all parameters at once."""
+
+
+class Engine:
+    """The tasks of the optimizer's step, which are carried out at once, or when somebody waits for them: of a program
+    in which `parts` are the parameters of which nothing is missing after each bucket."""
+
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], parts: Sequence[Sequence[int]], clip: float | None, at_once: bool
+    ) -> None:
+        self.parameters = parameters
+        self.pushed: list[tuple[str, int, list[int]]] = []
+        self._parts, self._clip, self._at_once = parts, clip, at_once
+        self._waiting: list[Callable[[], object]] = []
+
+    def begin(self, step: Step) -> Callable[[int], None]:
+        """Give all parameters no gradient; return what carries the tasks of a key out."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        buckets = [Bucket(1, tuple(numbers)) for numbers in self._parts]
+        layout = Layout(1, len(self.parameters), tuple(buckets), updates=step.updates, clip=self._clip)
+        memory = SimpleNamespace(parameters=self.parameters)
+        begun = BackwardPass(memory, Buffers(torch.nn.Identity()), layout, Word(1.0), step)  # type: ignore[arg-type]
+
+        def settled(key: int) -> None:
+            for task in updates(layout, key):
+                self.pushed.append((task.operation.name, key, list(task.parameters)))
+                self._waiting.append(partial(task.operation.act, begun, task, None))  # type: ignore[arg-type]
+                if self._at_once:
+                    self.update()
+
+        return settled
+
+    def wait(self) -> None:
+        self.update()
+
+    def update(self) -> None:
+        """Carry out what was pushed, in its order."""
+        while self._waiting:
+            with torch.no_grad():
+                self._waiting.pop(0)()
+
+
+class Pair:
+    """One model twice: updated in parts, and by a plain step."""
+
+    def __init__(
+        self,
+        make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        parts: Sequence[Sequence[int]] = ((4, 3), (), (2,), (1, 0)),
+        clip: float | None = None,
+        at_once: bool = True,
+    ) -> None:
+        generator = torch.Generator().manual_seed(1)
+        plain = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+        mine = deepcopy(plain)
+        self.plain, self.optimizer = make(_groups(plain)), make(_groups(mine))
+        self.parameters, self.clip = plain, clip
+        self.engine, self.parts = Engine(mine, parts, clip, at_once), parts
+        self.optimizing = Optimizing(self.optimizer, self.engine)  # type: ignore[arg-type]
+
+    def step(self, gradients: Given) -> None:
+        step = self.optimizing.begin()
+        settled = self.engine.begin(step)
+        for key, numbers in enumerate(self.parts, 1):
+            for number in numbers:
+                self.engine.parameters[number].grad = _copy(gradients[number])
+            settled(key)
+        if step.updates is Updates.WHOLE:
+            self.engine.wait()
+        self.step_plainly(gradients)
+
+    def step_plainly(self, gradients: Given) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = _copy(gradient)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.plain.step()
+
+    def check(self) -> None:
+        """Weights, state and options are the same to the last bit."""
+        for number, (mine, plain) in enumerate(zip(self.engine.parameters, self.parameters, strict=True)):
+            assert torch.equal(mine, plain), f"parameter {number} of shape {SHAPES[number]}"
+        same(self.optimizer.state_dict(), self.plain.state_dict())
+
+
+def same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for mine, its in zip(one, other, strict=True):
+            same(mine, its)
+    else:
+        assert one == other
+
+
+def random_gradients(seed: int, missing: frozenset[int] = frozenset()) -> Given:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [None if number in missing else gradient for number, gradient in enumerate(drawn)]
+
+
+def _groups(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    """Two groups with rates of their own, the second not of the last parameters alone."""
+    return [
+        {"params": [parameters[0], parameters[3]], "lr": 0.1},
+        {"params": parameters[1:3] + parameters[4:], "lr": 0.01},
+    ]
+
+
+def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.clone()
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[list[int]]:
+    """All parameters in some order, in some buckets, of which some complete nothing."""
+    order = draw(st.permutations(range(len(SHAPES))))
+    cuts = sorted(draw(st.lists(st.integers(0, len(SHAPES)), max_size=4)))
+    return [order[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(SHAPES)], strict=True)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=25, deadline=None)
+@given(
+    parts=partitions(),
+    steps=st.lists(st.frozensets(st.integers(0, len(SHAPES) - 1), max_size=3), min_size=1, max_size=4),
+    at_once=st.booleans(),
+)
+def test_steps_in_parts_are_steps_of_the_whole(
+    name: str, parts: list[list[int]], steps: list[frozenset[int]], at_once: bool
+) -> None:
+    """Some gradients are missing in each step, and updates may come when all have been pushed."""
+    pair = Pair(MAKERS[name], parts, at_once=at_once)
+    for seed, missing in enumerate(steps):
+        pair.step(random_gradients(seed, missing))
+        pair.engine.update()
+        pair.check()
+    pushed = [("update", key, list(numbers)) for key, numbers in enumerate(parts, 1) if numbers]
+    assert [(name, key, sorted(numbers)) for name, key, numbers in pair.engine.pushed] == [
+        (name, key, sorted(numbers)) for name, key, numbers in pushed
+    ] * len(steps)
+
+
+def test_each_part_is_made_as_soon_as_it_may() -> None:
+    pair = Pair(MAKERS["SGD"])
+    before = [parameter.detach().clone() for parameter in pair.engine.parameters]
+    settled = pair.engine.begin(pair.optimizing.begin())
+    for parameter, gradient in zip(pair.engine.parameters[3:], random_gradients(0)[3:], strict=True):
+        parameter.grad = gradient
+    settled(1)
+    stayed = [torch.equal(one, other) for one, other in zip(pair.engine.parameters, before, strict=True)]
+    assert stayed == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("make", [MAKERS["SGD"], Own])
+def test_what_has_no_gradient_is_left_alone(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """Weight decay and momentum do not touch it, and it gets no state."""
+    pair = Pair(make)
+    before = [parameter.detach().clone() for parameter in pair.engine.parameters]
+    pair.step(random_gradients(0, frozenset({1, 2})))
+    stayed = [torch.equal(one, other) for one, other in zip(pair.engine.parameters, before, strict=True)]
+    assert stayed == [False, True, True, False, False]
+    assert not {pair.engine.parameters[number] for number in (1, 2)} & set(pair.optimizer.state)
+    pair.step([None] * len(SHAPES))
+    pair.check()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("make", [MAKERS["SGD"], MAKERS["AdamW"], Own])
+def test_a_scheduler_sets_the_rate_of_each_step(make: Callable[..., torch.optim.Optimizer], at_once: bool) -> None:
+    """Whether its step comes after the updates or before them."""
+    pair = Pair(make, at_once=at_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that the optimizer has made no step, or another one than the scheduler's
+        schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (pair.optimizer, pair.plain)]
+        for seed in range(4):
+            pair.step(random_gradients(seed))
+            for scheduler in schedulers:
+                scheduler.step()
+            pair.engine.update()
+            pair.check()
+    assert [group["lr"] for group in pair.optimizer.param_groups] == [0.1 / 16, 0.01 / 16]
+
+
+@pytest.mark.parametrize("make", [MAKERS["SGD"], MAKERS["Adam"], Own])
+def test_a_rate_that_changes_while_updates_are_under_way_is_the_next_steps(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
+    pair = Pair(make, at_once=False)
+    for seed in range(3):
+        pair.step(random_gradients(seed))
+        for optimizer in (pair.optimizer, pair.plain):  # the plain step is over, the other has not begun
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        pair.engine.update()
+        pair.check()
+
+
+def test_a_rate_in_a_tensor_that_changes_is_the_next_steps_as_well() -> None:
+    pair = Pair(
+        lambda groups: torch.optim.Adam([{**group, "lr": torch.tensor(group["lr"])} for group in groups]), at_once=False
+    )
+    for seed in range(3):
+        pair.step(random_gradients(seed))
+        for optimizer in (pair.optimizer, pair.plain):
+            for group in optimizer.param_groups:
+                group["lr"].mul_(0.5)
+        pair.engine.update()
+        pair.check()
+
+
+def whole(pair: Pair) -> bool:
+    """Whether a step was one, of all parameters, at the last bucket; False where it was in parts."""
+    pair.engine.pushed.clear()
+    pair.step(random_gradients(1))
+    pair.check()
+    found = pair.engine.pushed
+    if found == [("update", 4, list(range(len(SHAPES))))]:
+        return True
+    assert found == [("update", 1, [3, 4]), ("update", 3, [2]), ("update", 4, [0, 1])]
+    return False
+
+
+def test_an_optimizer_of_ones_own_makes_one_step() -> None:
+    assert whole(Pair(Own))
+    assert whole(Pair(type("Mine", (LARS,), {})))
+    for known in (torch.optim.SGD, LARS, LAMB):
+        assert not whole(Pair(known))
+
+
+def test_lbfgs_is_told_where_it_can_be_used() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    engine = Engine(parameters, ((4, 3), (2, 1, 0)), None, at_once=False)
+    with pytest.raises(UsageError, match=r"unisono.parallel and its step\(closure\)"):
+        Optimizing(torch.optim.LBFGS(parameters), engine)  # type: ignore[arg-type]
+
+
+def test_what_an_optimizer_of_ones_own_writes_into_its_groups_stays() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:
+            super().step()
+            for group in self.param_groups:
+                group["count"] = group.get("count", 0) + 1
+
+    pair = Pair(Counting)
+    for _ in range(3):
+        assert whole(pair)
+    assert [group["count"] for group in pair.optimizer.param_groups] == [3, 3]
+
+
+def test_hooks_of_all_optimizers_see_one_step_of_all() -> None:
+    pair, seen = Pair(torch.optim.SGD), list[int]()
+    hooked = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
+    try:
+        assert whole(pair)
+    finally:
+        hooked.remove()
+    assert seen == [1, 1], "once here, and once in the plain step beside it"
+
+
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_hooks_see_one_step_of_all(register: str) -> None:
+    pair, seen = Pair(torch.optim.SGD), list[list[int]]()
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        seen.append([len(group["params"]) for group in optimizer.param_groups])
+
+    hooked = getattr(pair.optimizer, register)(hook)
+    assert whole(pair)
+    assert seen == [[2, 3]]
+    hooked.remove()
+    assert not whole(pair)
+    assert seen == [[2, 3]]
+
+
+def test_a_parameter_whose_gradients_never_meet_is_refused() -> None:
+    known, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    engine = Engine([known], [[0]], None, at_once=True)
+    optimizing = Optimizing(torch.optim.SGD([known, other], lr=1.0), engine)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"a parameter of shape \(3,\) that is not the model's"):
+        optimizing.begin()
+    other.requires_grad_(requires_grad=False)
+    assert optimizing.begin().updates is Updates.PARTS
+
+
+def test_whoever_clears_or_saves_waits_for_what_is_under_way() -> None:
+    pair = Pair(MAKERS["SGD"], at_once=False)
+    pair.step(random_gradients(0))
+    pair.optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in pair.engine.parameters)
+    pair.step(random_gradients(1))
+    pair.optimizer.state_dict()
+    pair.check()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@settings(max_examples=25, deadline=None)
+@given(
+    parts=partitions(),
+    clip=st.sampled_from((0.01, 1.0, 1e6)),
+    missing=st.frozensets(st.integers(0, len(SHAPES) - 1)),
+    at_once=st.booleans(),
+)
+def test_clipping_is_by_the_norm_of_all(
+    name: str, parts: list[list[int]], clip: float, missing: frozenset[int], at_once: bool
+) -> None:
+    pair = Pair(MAKERS[name], parts, clip, at_once)
+    for seed in range(3):
+        pair.step(random_gradients(seed, missing))
+        pair.engine.update()
+        pair.check()
+    everyone = list(range(len(SHAPES)))
+    assert pair.engine.pushed == [("clip", len(parts), []), ("update", len(parts), everyone)] * 3
+
+
+def test_an_optimizer_of_ones_own_is_clipped_as_well() -> None:
+    pair = Pair(Own, clip=0.01)
+    pair.step(random_gradients(0))
+    pair.check()
+    assert [name for name, *_ in pair.engine.pushed] == ["clip", "update"]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_run_goes_on_from_the_state_after_parts(name: str) -> None:
+    """What a checkpoint keeps, another optimizer takes up."""
+    one, other = Pair(MAKERS[name]), Pair(MAKERS[name], ((0,), (1, 2, 3), (4,)))
+    for seed in range(2):
+        one.step(random_gradients(seed))
+    with torch.no_grad():
+        for pair in zip((*other.engine.parameters, *other.parameters), one.parameters * 2, strict=True):
+            pair[0].copy_(pair[1])
+    other.optimizer.load_state_dict(deepcopy(one.optimizer.state_dict()))
+    other.plain.load_state_dict(deepcopy(one.optimizer.state_dict()))
+    for pair in (one, other):
+        pair.step(random_gradients(2))
+        pair.check()
+    same(one.optimizer.state_dict(), other.optimizer.state_dict())

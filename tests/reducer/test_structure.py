@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.reducer.structure import Structure
+
+
+def make() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False)), nn.BatchNorm1d(2, affine=False))
+
+
+def test_a_model_that_stays_as_it_is() -> None:
+    model = make()
+    model[0].weight.requires_grad_(False)
+    structure = Structure(model)
+    assert structure.names == ["0.bias", "1.0.weight"]
+    assert structure.added(model) is None
+    assert not structure.differs(model)
+
+
+def test_what_is_added_replaced_or_unfrozen_is_named() -> None:
+    def unfreeze(model: nn.Sequential) -> None:
+        model[0].weight.requires_grad_(True)
+
+    def assign(model: nn.Sequential) -> None:
+        model[0].bias = nn.Parameter(torch.zeros(2))
+
+    def replace(model: nn.Sequential) -> None:
+        model[1][0] = nn.Linear(2, 2)
+
+    def add(model: nn.Sequential) -> None:
+        model.append(nn.Linear(2, 2))
+
+    for change, name in ((unfreeze, "0.weight"), (assign, "0.bias"), (replace, "1.0.weight"), (add, "3.weight")):
+        model = make()
+        model[0].weight.requires_grad_(False)
+        structure = Structure(model)
+        change(model)
+        assert structure.added(model) == structure.added(model) == name
+        assert structure.differs(model)
+
+
+def test_what_is_frozen_or_taken_away_is_nothing_new() -> None:
+    model = make()
+    structure = Structure(model)
+    model[0].requires_grad_(False)
+    assert structure.added(model) is None
+    model[0].requires_grad_(True)
+    assert structure.added(model) is None
+    del model[0]
+    assert structure.added(model) is None
+    assert structure.differs(model)
+
+
+@pytest.mark.parametrize("make_module", [make, lambda: nn.Linear(2, 2)])
+def test_it_does_not_keep_the_model(make_module: type[nn.Module]) -> None:
+    model = make_module()
+    structure, reference = Structure(model), weakref.ref(model)
+    del model
+    assert reference() is None
+    assert structure.parameters

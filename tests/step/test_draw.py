@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from unisono.rules import BSP, LocalSGD
+from unisono.step.draw import draw, draw_svg, picture_of
+from unisono.step.layout import even_layout
+from unisono.step.overlaps import OVERLAPS
+
+PICTURES = Path(__file__).parents[2] / "docs/pictures"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_row_for_each_lane_and_time_from_left_to_right() -> None:
+    drawn = draw(picture_of(BSP(overlap="chain"), even_layout(2, 3), 1, "bsp, chain")).splitlines()
+    assert drawn[0] == "bsp, chain"
+    assert [line.split("│")[0].strip() for line in drawn[2:5]] == ["main", "communication", "update"]
+    main, communication, update = (line.split("│")[1] for line in drawn[2:5])
+    assert main.index("b0") < communication.index("w0") < update.index("p1") < communication.index("a1")
+    assert communication.index("a1") < update.index("s1") < update.index("u1")
+    assert drawn[-1] == "f forward  b backward  w agree  p pack  a allreduce  s settle  u update"
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_the_pictures_in_the_docs_are_what_is_drawn(overlap: str) -> None:
+    drawn = draw_svg(picture_of(BSP(overlap=overlap), even_layout(2, 4), 2, f"bsp, {overlap}, 4 buckets, 2 steps"))
+    path = PICTURES / f"step-{overlap}.svg"
+    assert path.read_text(encoding="utf-8") == drawn, f"run: unisono draw step --overlap {overlap} --svg {path}"
+
+
+def test_a_box_for_each_task_with_its_name() -> None:
+    picture = picture_of(LocalSGD(every=2), even_layout(3, 3), 2, "<local & sgd>")
+    root = ElementTree.fromstring(draw_svg(picture))
+    boxes = [group.findtext(f"{SVG}title") for group in root.iter(f"{SVG}g")]
+    assert len(boxes) == len(picture.spans)
+    assert root.findtext(f"{SVG}title") == "<local & sgd>"
+    assert any(title is not None and title.startswith("unpack_weights 3: ") for title in boxes)
+
+
+def test_what_goes_on_at_once_has_rows_of_its_own() -> None:
+    lanes = draw(picture_of(BSP(overlap="concurrent"), even_layout(2, 4), 1)).splitlines()
+    rows = [line for line in lanes if "│" in line and not line.split("│")[0].strip()]
+    assert len(rows) == 1
+    assert "a" in rows[0]

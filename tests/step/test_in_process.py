@@ -1,0 +1,226 @@
+"""Rules played on real tensors in one process: parallel equals serial, in whatever order tasks come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from unisono.rules import BSP, LocalSGD
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.in_process import Batch, InProcessReplica, play_in_process
+from unisono.step.layout import Bucket, Layout, Updates, even_layout
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import Step
+from unisono.step.rule import Rule
+
+FEATURES, CLASSES = 5, 3
+
+
+class Net(nn.Module):
+    """Two layers that are used, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES)
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(inputs)))
+
+
+def model() -> Net:
+    torch.manual_seed(3)
+    return Net().double()
+
+
+def layout_of(ranks: int, **changes: object) -> Layout:
+    """All parameters in three buckets; the largest is cut in two."""
+    buckets = (
+        Bucket(1, (4, 3, 2)),
+        Bucket(1, (0,), ((0, 7),)),
+        Bucket(1, (0, 1), ((7, 20), (0, 4))),
+    )
+    renumbered = tuple(Bucket(b.nbytes, tuple(ORDER[n] for n in b.parameters), b.ranges) for b in buckets)
+    return replace(Layout(ranks, 5, renumbered), **changes)  # type: ignore[arg-type]
+
+
+NAMES = [name for name, _ in Net().named_parameters()]
+ORDER = [NAMES.index(name) for name in ("first.weight", "first.bias", "second.weight", "second.bias", "unused")]
+
+
+def batches_of(ranks: int, steps: int, samples: Sequence[int]) -> list[list[Batch | None]]:
+    """For each rank its batches; `samples` says how many samples each has, over and over; 0 is none."""
+    generator = torch.Generator().manual_seed(1)
+    found: list[list[Batch | None]] = []
+    for rank in range(ranks):
+        mine: list[Batch | None] = []
+        for step in range(steps):
+            count = samples[(rank * steps + step) % len(samples)]
+            inputs = torch.randn(count, FEATURES, generator=generator, dtype=torch.float64)
+            labels = torch.randint(0, CLASSES, (count,), generator=generator)
+            mine.append(Batch(inputs, labels) if count else None)
+        found.append(mine)
+    return found
+
+
+def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), 0.3, momentum=0.9, weight_decay=0.01)
+
+
+def train(
+    rule: Rule, layout: Layout, batches: list[list[Batch | None]], events: Sequence[Step], seed: int = 0
+) -> list[Net]:
+    nets = [model() for _ in range(layout.ranks)]
+    loss = nn.functional.cross_entropy
+    replicas = [
+        InProcessReplica(net, optimizer_of(net), loss, layout, mine) for net, mine in zip(nets, batches, strict=True)
+    ]
+    play_in_process(rule, replicas, events, seed)
+    return nets
+
+
+def serially(batches: list[list[Batch | None]], events: Sequence[Step], clip: float | None = None) -> Net:
+    """Train one model on all samples of all ranks, those of steps that do not synchronize with the next that does.
+
+    A sum of gradients over micro-batches is what ranks with several of them have; each is a mean of its samples.
+    """
+    net = model()
+    optimizer = optimizer_of(net)
+    waiting: list[Step] = []
+    for event in events:
+        waiting.append(event)
+        if not event.synchronize:
+            continue
+        optimizer.zero_grad()
+        weights = [sum(len(one.labels) for e in waiting if (one := mine[e.number])) for mine in batches]
+        for mine, weight in zip(batches, weights, strict=True):
+            for step in waiting:
+                if (batch := mine[step.number]) is not None:
+                    loss = nn.functional.cross_entropy(net(batch.inputs), batch.labels)
+                    (loss * weight / sum(weights)).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        waiting = []
+    return net
+
+
+def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-12) -> None:
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.integers(1, 4),
+    st.sampled_from(sorted(OVERLAPS)),
+    st.sampled_from(Updates),
+    st.sampled_from([None, 0.05]),
+    st.sampled_from([[4], [5, 2, 3], [4, 0, 2, 3, 1]]),
+    st.lists(st.booleans(), max_size=3),
+    st.integers(0, 1 << 20),
+)
+def test_bsp_is_one_model_that_sees_all_samples(
+    ranks: int,
+    overlap: str,
+    updates: Updates,
+    clip: float | None,
+    samples: list[int],
+    synchronize: list[bool],
+    seed: int,
+) -> None:
+    """Uneven and empty batches, accumulation, clipping, a parameter without a gradient; all ranks the same bits."""
+    events = [Step(number, one) for number, one in enumerate([*synchronize, True])]
+    batches = batches_of(ranks, len(events), samples)
+    if not any(batch for mine in batches for batch in mine):
+        return
+    inside = updates is not Updates.OUTSIDE
+    layout = layout_of(ranks, updates=updates, clip=clip if inside else None, deferred=inside)
+    nets = train(BSP(overlap=overlap), layout, batches, events, seed)
+    for net in nets[1:]:
+        close(net, nets[0], 0.0)
+    close(nets[0], serially(batches, events, clip if inside else None))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("updates", Updates)
+def test_averaging_weights_in_each_step_is_averaging_gradients(ranks: int, updates: Updates) -> None:
+    """Theano-MPI: AWAGD at the same rate. With momentum the mean of updated weights is the update of the mean."""
+    events = [Step(number) for number in range(8)]
+    batches = batches_of(ranks, len(events), [4])
+    layout = layout_of(ranks, updates=updates, deferred=updates is not Updates.OUTSIDE)
+    nets = train(LocalSGD(every=1), layout, batches, events)
+    for net in nets:
+        close(net, nets[0], 0.0)
+        close(net, train(BSP(), layout, batches, events)[0])
+
+
+def test_ranks_that_average_every_third_step_are_alike_then_and_apart_between() -> None:
+    batches = batches_of(3, 6, [4])
+    events = [Step(number) for number in range(6)]
+    rule = LocalSGD(every=3)
+    one, two, _ = train(rule, layout_of(3), batches, events)
+    close(one, two, 0.0)
+    one, two, _ = train(rule, layout_of(3), batches, events[:5])
+    assert not torch.equal(one.first.weight, two.first.weight)
+
+
+def test_clipping_of_a_ranks_own_gradients() -> None:
+    batches = batches_of(1, 4, [4])
+    events = [Step(number) for number in range(4)]
+    (net,) = train(LocalSGD(every=2), layout_of(1, clip=0.05), batches, events)
+    close(net, serially(batches, events, 0.05))
+
+
+def test_by_the_clock_it_takes_what_is_predicted_and_gives_the_same() -> None:
+    """A slow link: what is trained is the same, and when each task would have ended is told."""
+    batches = batches_of(2, 3, [4])
+    events = [Step(number) for number in range(3)]
+    layout = layout_of(2)
+    costs = Costs(layout, Computing((0.0,) * 5, (2.0,) * 5, 2.0), Cost(0.0, 10.0))
+    nets = [model(), model()]
+    replicas = [
+        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, mine)
+        for net, mine in zip(nets, batches, strict=True)
+    ]
+    spans = play_in_process(BSP(), replicas, events, costs=costs)
+    assert max(span.end for span in spans) == 3 * (2 + 3 * 10)
+    close(nets[0], train(BSP(), layout, batches, events)[0], 0.0)
+
+
+def test_buffers_are_rank_0s() -> None:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)).double() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    layout = replace(even_layout(2, 6), buffers=True)
+    replicas = [
+        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, mine)
+        for net, mine in zip(nets, batches_of(2, 3, [4]), strict=True)
+    ]
+    play_in_process(BSP(), replicas, [Step(0), Step(1), Step(2)], seed=4)
+    for replica in replicas:
+        replica.take_buffers()
+    close(nets[0], nets[1], 0.0)
+
+
+def test_what_a_member_raises_is_raised() -> None:
+    batches = batches_of(2, 1, [4])
+    layout = layout_of(2)
+    nets = [model(), model()]
+    replicas = [
+        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, mine)
+        for net, mine in zip(nets, batches, strict=True)
+    ]
+
+    def fails(_: int) -> torch.Tensor:
+        raise ValueError("no bucket")
+
+    replicas[1].bucket = fails  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="no bucket"):
+        play_in_process(BSP(), replicas, [Step(0)])

@@ -1,0 +1,181 @@
+"""Seconds that can be followed by hand; the arrows in the comments are when an exchange goes on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.plan.choose import layout_of
+from unisono.rules import BSP
+from unisono.step.costs import Computing, Cost, Costs, Prediction
+from unisono.step.layout import Bucket
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.predict import predict
+
+BYTES = Cost(0.0, 1.0)
+"""A second for a byte."""
+
+TWO = Computing(needed=(0, 4), ready=(12, 8), whole=12)
+"""Two layers: forward until 8 at the latest, w1's gradient at 8, w0's at 12."""
+
+NAMES = sorted(OVERLAPS)
+
+
+def played(computing: Computing, loads: list[Bucket], cost: Cost, name: str, deferred: bool) -> Prediction:
+    return predict(BSP(overlap=name), Costs(layout_of(computing, loads, deferred), computing, cost))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Computing, list[Bucket]]:
+    """Whole seconds, so that sums are exact; buckets as they fill."""
+    count, forward = draw(st.integers(1, 6)), draw(st.integers(0, 9))
+    needed = sorted(draw(st.lists(st.integers(0, forward), min_size=count, max_size=count)))
+    ready = sorted(draw(st.lists(st.integers(forward, 30), min_size=count, max_size=count)), reverse=True)
+    loads, left = [], list(reversed(range(count)))
+    while left:
+        members = tuple(left[: draw(st.integers(1, 3))])
+        parts = draw(st.integers(1, 3)) if len(members) == 1 else 1
+        loads += [Bucket(draw(st.integers(1, 9)), members) for _ in range(parts)]
+        left = left[len(members) :]
+    update = draw(st.sampled_from([0.0, 0.5]))
+    return Computing(tuple(map(float, needed)), tuple(map(float, ready)), float(max(ready)), update), loads
+
+
+costs = st.builds(Cost, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.25, 1.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "deferred", "step"),
+    [
+        ("chain", False, 15),  # 8→14→15, beside the backward pass
+        ("chain", True, 15),  # w0 is needed at once, w1 4 after 12, when it is there
+        ("funnel", False, 19),  # 8→14 while nothing is computed, so that w0's gradient comes at 18→19
+        ("funnel", True, 15),  # the backward pass has a thread of its own
+        ("none", False, 19),  # 12→18→19
+        ("none", True, 19),  # the same: the main thread exchanges, and cannot compute meanwhile
+        ("concurrent", False, 15),  # 8→14, a barrier that holds the main thread up until 14, 14→15
+        ("concurrent", True, 15),
+    ],
+)
+def test_two_layers(name: str, deferred: bool, step: float) -> None:
+    assert played(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], BYTES, name, deferred) == Prediction(step, 7, step - 12)
+
+
+def test_a_last_layer_that_is_needed_late_hides_behind_the_next_forward_pass() -> None:
+    """w1 8→20: it is 4 into the next step that it is needed, so the step takes 16, and w0 is long there."""
+    loads = [Bucket(1, (0,)), Bucket(8, (1,))]
+    swapped = Computing(needed=(0, 4), ready=(8, 12), whole=12)
+    assert played(swapped, loads, BYTES, "chain", deferred=False).step == 20
+    assert played(swapped, loads, BYTES, "chain", deferred=True).step == 16
+    assert played(swapped, loads, BYTES, "none", deferred=True).step == 21
+
+
+def test_the_order_of_exchange_decides_how_much_hides() -> None:
+    """w2, of 12, in four parts: as they fill 8→20→21→22; or 8→11, w1 11→12, w0 12→13, and the rest →22, 6 too late."""
+    computing = Computing(needed=(0, 2, 4), ready=(12, 10, 8), whole=12)
+    parts, last = [Bucket(3, (2,))] * 4, [Bucket(1, (1,)), Bucket(1, (0,))]
+    assert played(computing, [*parts, *last], BYTES, "chain", deferred=True).step == 22
+    assert played(computing, [parts[0], *last, *parts[1:]], BYTES, "chain", deferred=True).step == 18
+
+
+def test_the_count_of_samples_goes_first_and_takes_a_latency() -> None:
+    """8→9, then 9→13, 13→15."""
+    loads = [Bucket(3, (1,)), Bucket(1, (0,))]
+    assert played(TWO, loads, Cost(1.0, 1.0), "chain", deferred=False) == Prediction(15, 7, 3)
+
+
+def test_exchanges_that_go_on_at_once_share_the_link_but_not_the_latency() -> None:
+    """Control word 8→10, bucket 1 10→12; a barrier until 14; buckets 2 and 3 both 14→16, as in a chain."""
+    loads = [Bucket(1, (1,)), Bucket(1, (1,)), Bucket(1, (0, 1))]
+    early = Computing(needed=(0, 4), ready=(8, 8), whole=12)
+    latency = Cost(2.0, 0.0)
+    assert played(early, loads, latency, "chain", deferred=False) == Prediction(16, 8, 4)
+    assert played(early, loads, latency, "concurrent", deferred=True) == Prediction(16, 8, 4)
+    four = [*loads, Bucket(1, (0,))]  # 14→16 and, after another barrier, 18→20
+    assert played(early, four, latency, "chain", deferred=True) == Prediction(18, 10, 6)
+    assert played(early, four, latency, "concurrent", deferred=True) == Prediction(20, 10, 8)
+
+
+def test_two_exchanges_at_once_are_no_faster_than_one_after_another() -> None:
+    """Bucket 2 (after a barrier, at 9) and bucket 3 are 8 together: 9→17."""
+    early = Computing(needed=(0, 4), ready=(8, 8), whole=8)
+    loads = [Bucket(1, (1,)), Bucket(4, (1,)), Bucket(4, (0,))]
+    for name in ("chain", "concurrent"):
+        assert played(early, loads, BYTES, name, deferred=True).step == 17
+
+
+def test_updates_go_on_one_after_another_beside_exchanges() -> None:
+    """Allreduces 8→11 and, as the thread that packs updates w1 until 14, 14→15; updates 11→14, 15→16."""
+    computing = Computing(TWO.needed, TWO.ready, TWO.whole, update=1.0)
+    assert played(computing, [Bucket(3, (1,)), Bucket(1, (0,))], BYTES, "chain", deferred=False).step == 16
+
+
+def test_a_parameter_is_there_with_its_last_part() -> None:
+    """8→10, 12→13, and w1's rest 13→23, 7 too late for the next step."""
+    loads = [Bucket(2, (1,)), Bucket(1, (0,)), Bucket(10, (1,))]
+    assert played(TWO, loads, BYTES, "chain", deferred=True).step == 19
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("deferred", [True, False])
+def test_without_buckets_a_step_is_its_computing(name: str, deferred: bool) -> None:
+    assert played(TWO, [], BYTES, name, deferred) == Prediction(12, 0, 0)
+
+
+@settings(deadline=None)
+@given(cases(), st.sampled_from(NAMES), st.booleans())
+def test_what_costs_nothing_takes_nothing(case: tuple[Computing, list[Bucket]], name: str, deferred: bool) -> None:
+    computing, loads = case
+    free = Computing(computing.needed, computing.ready, computing.whole)
+    assert played(free, loads, Cost(0.0, 0.0), name, deferred) == Prediction(computing.whole, 0, 0)
+
+
+@settings(deadline=None)
+@given(cases(), costs, st.sampled_from(NAMES), st.booleans())
+def test_a_step_is_computing_and_waiting(
+    case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
+) -> None:
+    computing, loads = case
+    found = played(computing, loads, cost, name, deferred)
+    assert found.waiting == found.step - computing.whole >= 0
+    assert found.communicating == cost.seconds(0) + sum(cost.seconds(load.nbytes) for load in loads)
+
+
+@settings(deadline=None)
+@given(cases(), costs, st.booleans())
+def test_no_overlap_is_never_faster_than_a_chain(
+    case: tuple[Computing, list[Bucket]], cost: Cost, deferred: bool
+) -> None:
+    assert played(*case, cost, "none", deferred).step >= played(*case, cost, "chain", deferred).step
+
+
+@settings(deadline=None)
+@given(cases(), costs, st.sampled_from(NAMES))
+def test_to_wait_for_what_is_needed_is_never_slower_than_to_wait_for_all(
+    case: tuple[Computing, list[Bucket]], cost: Cost, name: str
+) -> None:
+    assert played(*case, cost, name, deferred=True).step <= played(*case, cost, name, deferred=False).step
+
+
+@settings(deadline=None)
+@given(cases(), costs, st.sampled_from(["chain", "none"]), st.booleans())
+def test_a_faster_network_is_never_slower(
+    case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
+) -> None:
+    step = played(*case, cost, name, deferred).step
+    assert played(*case, Cost(cost.latency, cost.a_byte / 2), name, deferred).step <= step
+    assert played(*case, Cost(cost.latency / 2, cost.a_byte), name, deferred).step <= step
+
+
+@settings(deadline=None)
+@given(cases(), costs)
+def test_a_chain_is_one_exchange_after_another_each_when_its_bucket_is_there(
+    case: tuple[Computing, list[Bucket]], cost: Cost
+) -> None:
+    computing, loads = case
+    computing = Computing(computing.needed, computing.ready, computing.whole)
+    now = min(computing.ready) + cost.latency
+    for load in loads:
+        now = max(now, *(computing.ready[one] for one in load.parameters)) + cost.seconds(load.nbytes)
+    assert played(computing, loads, cost, "chain", deferred=False).step == max(now, computing.whole)

@@ -1,0 +1,61 @@
+"""What waits for what follows from values alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.step.operations import BARRIER, PACK, UPDATE
+from unisono.step.program import Task, Value, bucket, dependencies, gradient, graph_of, order, state, thread, weights
+
+values = st.builds(Value, st.sampled_from("abc"), st.integers(0, 1))
+tasks = st.builds(
+    lambda reads, writes: Task(PACK, 0, "update", tuple(reads), tuple(writes)),
+    st.sets(values, max_size=3),
+    st.sets(values, max_size=2),
+)
+
+
+def touches(one: Task, other: Task) -> bool:
+    """Whether two tasks touch the same value, one of them writing it."""
+    return bool({*one.writes} & {*other.reads, *other.writes} or {*other.writes} & {*one.reads})
+
+
+@given(st.lists(tasks, max_size=12))
+def test_tasks_that_touch_a_value_one_of_them_writing_it_keep_their_order_and_nothing_else(program: list[Task]) -> None:
+    """The dependencies, and what follows from them, are those of each pair."""
+    waits = dependencies(program)
+    reached: list[set[int]] = []
+    for before in waits:
+        reached.append(set(before).union(*(reached[one] for one in before)))
+    wanted: list[set[int]] = []
+    for number, task in enumerate(program):
+        direct = {one for one in range(number) if touches(program[one], task)}
+        assert set(waits[number]) <= direct
+        wanted.append(direct.union(*(wanted[one] for one in direct)))
+    assert reached == wanted
+
+
+def test_a_chain_has_as_many_dependencies_as_tasks() -> None:
+    """Linear: readers since the last writer wait for it alone, and the next writer for them."""
+    chain = [Task(PACK, n, "update", (), (order(0),)) for n in range(1000)]
+    assert dependencies(chain) == [[], *([n] for n in range(999))]
+    readers = [Task(PACK, n, "update", (weights(0),)) for n in range(1000)]
+    write = Task(UPDATE, 0, "update", (), (weights(0),))
+    assert sum(map(len, dependencies([write, *readers, write]))) == 1000 + 1001
+
+
+def test_both_ways() -> None:
+    program = (
+        Task(PACK, 1, "update", (gradient(0),), (bucket(1),)),
+        Task(UPDATE, 1, "update", (bucket(1),), (weights(0), state(0))),
+        Task(PACK, 2, "update", (), (bucket(2),)),
+    )
+    graph = graph_of(program)
+    assert (graph.before, graph.after) == ([0, 1, 0], [[1], [], []])
+
+
+def test_words() -> None:
+    assert str(Task(BARRIER, 4, "main")) == "barrier 4"
+    assert repr(BARRIER) == "barrier"
+    assert thread("main") == ("thread main", 0)

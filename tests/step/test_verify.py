@@ -1,0 +1,219 @@
+"""Every rule passes for any number of ranks and buckets; a program that is broken in any way is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.step.sharded import Sharded
+
+from unisono.errors import StepError
+from unisono.rules import BSP, LocalSGD
+from unisono.step import operations as op
+from unisono.step.layout import Bucket, Layout, Updates, even_layout
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import (
+    COMMUNICATION,
+    MAIN,
+    Group,
+    Operation,
+    Role,
+    Step,
+    StepProgram,
+    Task,
+    Value,
+    bucket,
+    order,
+)
+from unisono.step.verify import verify
+
+STEPS = [Step(0), Step(1), Step(2, synchronize=False), Step(3)]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_rules_keep_their_promises(overlap: str, ranks: int) -> None:
+    for buckets in range(1, 17):
+        verify(BSP(overlap=overlap), even_layout(ranks, buckets), STEPS, seed=buckets)
+        every = 1 + buckets % 3
+        verify(
+            LocalSGD(overlap=overlap, every=every), even_layout(ranks, buckets), [Step(0), Step(1), Step(2)], buckets
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_sharded_updates_are_one_file(ranks: int) -> None:
+    for buckets in (1, 3, 8):
+        verify(Sharded(), even_layout(ranks, buckets), [Step(0), Step(1), Step(2)], seed=buckets)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Buckets of several parameters and of parts of one, which fill in another order than they are sent in."""
+    count, buckets, left = draw(st.integers(1, 6)), list[Bucket](), 0
+    while left < count:
+        members = tuple(range(left, min(count, left + draw(st.integers(1, 3)))))
+        parts = draw(st.integers(1, 3)) if len(members) == 1 else 1
+        buckets += [Bucket(64, members)] * parts
+        left += len(members)
+    filled = tuple(draw(st.permutations(range(1, len(buckets) + 1))))
+    layout = Layout(draw(st.integers(1, 4)), count, tuple(buckets), filled, tuple(draw(st.permutations(range(count)))))
+    updates = draw(st.sampled_from(Updates))
+    deferred = updates is not Updates.OUTSIDE and draw(st.booleans())
+    clip = draw(st.sampled_from([None, 1.0])) if updates is not Updates.OUTSIDE else None
+    return replace(layout, updates=updates, deferred=deferred, clip=clip, buffers=draw(st.booleans()))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    layouts(),
+    st.sampled_from([BSP(), LocalSGD(every=1), LocalSGD(every=2)]),
+    st.sampled_from(sorted(OVERLAPS)),
+    st.integers(1, 4),
+    st.lists(st.booleans(), max_size=4),
+    st.integers(0, 1 << 20),
+    st.sets(st.tuples(st.integers(0, 3), st.integers(0, 4))),
+)
+def test_whatever_the_layout_and_whoever_has_no_batch(
+    layout: Layout,
+    rule: BSP | LocalSGD,
+    overlap: str,
+    outstanding: int,
+    synchronize: list[bool],
+    seed: int,
+    absent: set[tuple[int, int]],
+) -> None:
+    steps = [Step(number, one) for number, one in enumerate([*synchronize, True])]
+    missing = {rank: {batch for one, batch in absent if one == rank} for rank in range(layout.ranks)}
+    verify(replace(rule, overlap=overlap, outstanding=outstanding), layout, steps, seed, missing)
+
+
+Change = Callable[[int, StepProgram], Iterable[Task]]
+
+
+@dataclass(frozen=True)
+class Broken(BSP):
+    """BSP whose programs were changed, by rank."""
+
+    change: Change = lambda _, program: program
+
+    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
+        return tuple(self.change(rank, super().__call__(event, rank, layout)))
+
+
+def without(name: str, key: int, of_rank: int | None = None) -> Change:
+    """Leave a task out."""
+    return lambda rank, program: [t for t in program if str(t) != f"{name} {key}" or of_rank not in (None, rank)]
+
+
+def changed(name: str, key: int, **fields: object) -> Change:
+    """Give a task other fields."""
+    return lambda _, program: [t._replace(**fields) if str(t) == f"{name} {key}" else t for t in program]  # type: ignore[arg-type]
+
+
+def twice(name: str, key: int) -> Change:
+    """Have a task carried out twice."""
+    return lambda _, program: [one for t in program for one in ([t, t] if str(t) == f"{name} {key}" else [t])]
+
+
+def other_order(rank: int, program: StepProgram) -> Iterable[Task]:
+    """Rank 1 sends buckets 1 and 2 the other way round."""
+    if rank != 1:
+        return program
+    behind = {"allreduce 1", "settle 1", "update 1"}
+    kept = [t for t in program if str(t) not in behind]
+    place = next(n for n, t in enumerate(kept) if str(t) == "update 2") + 1
+    return [*kept[:place], *(t for t in program if str(t) in behind), *kept[place:]]
+
+
+def stale(_: int, program: StepProgram) -> Iterable[Task]:
+    """The forward pass reads the weights of parameter 2, and not those that it is about."""
+    return [
+        t._replace(reads=(Value("weights", 2),)) if t.operation is op.FORWARD and t.key == 1 else t for t in program
+    ]
+
+
+def two_lanes(_: int, program: StepProgram) -> Iterable[Task]:
+    """Bucket 2 is sent by the main thread, beside bucket 1 on its own."""
+    return [t._replace(lane=MAIN, writes=(bucket(2), order(1))) if str(t) == "allreduce 2" else t for t in program]
+
+
+def circle(rank: int, program: StepProgram) -> Iterable[Task]:
+    """Rank r waits for bucket 2 before it sends 1 on another communicator, the others the other way round."""
+    group = Group(tuple(range(3)), 1)
+    one, two = (next(t for t in program if str(t) == f"allreduce {key}") for key in (1, 2))
+    first, second = one._replace(group=group, writes=(bucket(1), order(7))), two
+    turn = Value("turn", 0)
+    pair = [first._replace(writes=(*first.writes, turn)), second._replace(writes=(*second.writes, turn))]
+    rest = [t for t in program if t.operation.name != "allreduce" or t.key > 2]
+    place = next(n for n, t in enumerate(rest) if str(t) == "pack 2") + 1
+    settles = [t for t in rest if str(t) in ("settle 1", "update 1")]
+    head, tail = [t for t in rest[:place] if t not in settles], rest[place:]
+    return [*head, *(pair if rank else reversed(pair)), *settles, *tail]
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "updates twice": (twice("update", 2), "update 2 applies the gradient of parameter 2 in bucket 2"),
+    "two lanes on one communicator": (two_lanes, r"allreduce 2 \(lane main\) .* no value orders them"),
+    "a forward that reads nothing": (changed("forward", 1, reads=()), "forward 1 reads no weights"),
+    "a collective that is missing on one rank": (without("allreduce", 3, of_rank=1), "on rank 1|allreduce 3"),
+    "other orders on two ranks": (other_order, "is allreduce 1 on rank 0, and allreduce 2 on rank 1"),
+    "a sum of stale gradients": (stale, "stale: it was made with other weights"),
+    "an update that is missing": (without("update", 2), "parameter 2 is updated 0 times in 2 steps"),
+    "an update before the sum is settled": (without("settle", 2), "applies bucket 2 before it is settled"),
+    "a bucket in which nothing was packed": (without("pack", 2), "allreduce 2 sends a bucket in which nothing was"),
+    "a bucket that is not sent": (without("allreduce", 2), "lacks the gradients of .rank, batch. .*1, 0"),
+    "a pack without a control word": (without("agree", 0), "pack 1 has no control word of its step"),
+    "a lane without a thread for a group": (
+        changed("allreduce", 2, group=Group((0, 1, 2), 1), writes=(bucket(2), order(1))),
+        "lane communication may wait for 2 groups at once .* has 1 threads",
+    ),
+    "a collective without a group": (changed("allreduce", 2, group=None), "allreduce 2 has no group"),
+    "a group that a rank is not in": (changed("allreduce", 2, group=Group((1, 2))), "rank 0: allreduce 2 is of the"),
+    "a lane that there is not": (changed("pack", 2, lane="packing"), "pack 2 is on lane 'packing'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_broken_program_is_refused_by_the_task_that_is_wrong(name: str) -> None:
+    change, words = REFUSED[name]
+    layout = even_layout(3, 4)
+    verify(BSP(), layout, [Step(0), Step(1)])
+    with pytest.raises(StepError, match=words):
+        for seed in range(20):
+            verify(Broken(change=change), layout, [Step(0), Step(1)], seed)
+
+
+def test_ranks_that_wait_for_each_other_in_a_circle_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Two(Broken):
+        def threads(self) -> dict[str, int]:
+            return {**super().threads(), COMMUNICATION: 2}
+
+    with pytest.raises(StepError, match=r"wait for each other in a circle: .*rank 0 in allreduce 2"):
+        verify(Two(change=circle), even_layout(3, 4), [Step(0)])
+
+
+def test_a_rule_may_bring_an_operation_that_sends_to_whoever_asks() -> None:
+    """A server sums what workers send, whichever comes first: `receive_any`, and what it answers."""
+    sums: list[int] = []
+    send = Operation("send", None, lambda ranks, _: sums.append(ranks[0].rank), op.BARRIER.price, Role.SEND)
+    receive = Operation("receive", None, lambda *_: None, op.BARRIER.price, Role.RECEIVE)
+    group = Group((0, 1, 2))
+
+    @dataclass(frozen=True)
+    class Server(BSP):
+        def __call__(self, _: Step, rank: int, __: Layout) -> StepProgram:
+            if rank:
+                return (Task(send, rank, COMMUNICATION, (), (order(0),), group, peer=0),)
+            return tuple(Task(receive, 0, COMMUNICATION, (), (order(0),), group) for _ in range(2))
+
+        def promise(self, event: Step):
+            return super().promise(event)._replace(applied=None)
+
+    for seed in range(8):
+        verify(Server(), even_layout(3, 1), [Step(0)], seed)
+    assert {tuple(sums[n : n + 2]) for n in range(0, len(sums), 2)} == {(1, 2), (2, 1)}
