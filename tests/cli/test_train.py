@@ -139,7 +139,7 @@ def test_a_timeline_shows_every_thread_of_every_rank(on_ranks: Run, recipe: str,
         starts |= arrows.keys()
 
 
-def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(unisono: Run, recipe: str, tmp_path: Path) -> None:
+def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(command: Run, recipe: str, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "import os\nfrom torch.nn import *\n"
         "def told(classes, channels):\n"
@@ -147,7 +147,7 @@ def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(unisono: Run, recipe
         "    return Sequential(Flatten(), Linear(64, classes))\n"
     )
     own = ("--set", "model.name=nets:told", "--set", f"model.folder={tmp_path}")
-    done = unisono("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1", *own)
+    done = command("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1", *own)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("digits: 1 ranks on 1 node") == 1
     assert f"memory: {MEMORY['GLIBC_TUNABLES']}" in done.stdout
