@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 from tests.progress import SILENCE, run
+from tests.staying import Ranks
 
 from unisono.launch import MEMORY, find_mpiexec, launch_environment, ranks_started
 
@@ -30,14 +31,15 @@ collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-LAUNCHING = {"ended", "mpiexec", "unisono"}
-"""Fixtures that start processes."""
+LAUNCHING = {"ended", "four_ranks", "mpiexec", "staying", "unisono"}
+"""Fixtures that start ranks."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts ranks: the Makefile runs two of the other tests at a time."""
     for item in items:
-        if LAUNCHING & set(getattr(item, "fixturenames", ())):
+        alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
+        if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
             item.add_marker("launches")
 
 
@@ -60,14 +62,37 @@ def mpiexec() -> Run:
 
 
 @pytest.fixture
-def unisono(tmp_path: Path) -> Run:
-    """Runs `unisono ARGUMENTS` as a person would, in an empty folder."""
+def unisono(command: Run) -> Run:
+    """Runs `unisono ARGUMENTS`, which starts ranks, as a person would, in an empty folder."""
+    return command
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Run:
+    """Runs `unisono ARGUMENTS`, which starts no ranks, as a person would, in an empty folder."""
 
     def start(*arguments: str, timeout: float = SILENCE, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "unisono", *arguments]
         return run(command, timeout, tmp_path, {**clean_environment(), **environment})
 
     return start
+
+
+@pytest.fixture(scope="module")
+def staying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two ranks that stay while the tests of a file run."""
+    with Ranks(2, tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def on_ranks(staying: Ranks, tmp_path: Path) -> Run:
+    """Carries out `unisono ARGUMENTS` on two ranks that a launcher has started, and which stay, in an empty folder."""
+
+    def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return staying(arguments, tmp_path, **environment)
+
+    return call
 
 
 @pytest.fixture

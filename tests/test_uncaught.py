@@ -86,36 +86,29 @@ def test_a_forked_child_is_no_rank(rank: Rank) -> None:
     assert os.waitstatus_to_exitcode(status) == 130
 
 
-def test_a_helper_thread_does_not_end_the_job(mpiexec: Run) -> None:
+def test_neither_a_helper_thread_nor_a_child_ends_the_job(mpiexec: Run) -> None:
     program = """
-import threading, unisono
+import os, sys, threading, unisono
 world = unisono.init()
 if world.rank == 1:
     helper = threading.Thread(target=lambda: 1 / 0, name="a logger's helper")
     helper.start()
     helper.join()
 world.barrier()
-__import__("sys").stdout.write(f"rank {world.rank} went on\\n")
-"""
-    done = mpiexec(2, "-c", program, timeout=60)
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["rank 0 went on", "rank 1 went on"]
-    assert 'rank 1 of 2, thread "a logger\'s helper", which ends: ZeroDivisionError' in done.stderr
-
-
-def test_a_child_that_fails_ends_alone(mpiexec: Run) -> None:
-    program = """
-import os, sys, unisono
-world = unisono.init()
+sys.stdout.write(f"rank {world.rank} went on after the thread\\n")
+sys.stdout.flush()
 child = os.fork()
 if child == 0:
     raise ValueError("in the child")
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 1
 world.barrier()
-sys.stdout.write(f"rank {world.rank} went on\\n")
+sys.stdout.write(f"rank {world.rank} went on after the child\\n")
 """
-    done = mpiexec(2, "-c", program, timeout=60)
+    done = mpiexec(2, "-c", program)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 went on", "rank 1 went on"]
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank} went on after the {what}" for rank in (0, 1) for what in ("child", "thread")
+    ]
+    assert 'rank 1 of 2, thread "a logger\'s helper", which ends: ZeroDivisionError' in done.stderr
     assert done.stderr.count("in the child") == 2, "both children write at once, so their lines may mix"

@@ -7,12 +7,12 @@ from unisono.training.run_directory import add_metrics
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_runs_side_by_side(unisono: Run, in_process: Run, tmp_path: Path) -> None:
+def test_runs_side_by_side(command: Run, in_process: Run, tmp_path: Path) -> None:
     for name, top1 in (("one", 0.5), ("other", 0.75)):
         (tmp_path / name).mkdir()
         for epoch in (1, 2):
             add_metrics(tmp_path / name, {"epoch": epoch, "elapsed": 60.0 * epoch, "test_accuracy": top1 * epoch / 2})
-    done = unisono("accuracy", "one", "other", "--output", "both.svg")
+    done = command("accuracy", "one", "other", "--output", "both.svg")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "one: 50.00% after 2 epochs, 2:00 min",
@@ -31,14 +31,14 @@ def test_runs_side_by_side(unisono: Run, in_process: Run, tmp_path: Path) -> Non
         assert words in done.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install(unisono: Run, tmp_path: Path) -> None:
+def test_without_matplotlib_it_says_what_to_install(command: Run, tmp_path: Path) -> None:
     add_metrics(tmp_path, {"epoch": 1, "elapsed": 60.0, "test_accuracy": 0.5})
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"
         "found = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'matplotlib' else found(name, *more)\n"
     )
-    done = unisono("accuracy", ".", PYTHONPATH=str(tmp_path))
+    done = command("accuracy", ".", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "50.00% after 1 epochs" in done.stdout
     assert "pip install 'unisono[bench]'" in done.stderr

@@ -33,9 +33,9 @@ def rows(told: str) -> dict[str, list[float]]:
     return {line[1].strip(): [float(number) for number in re.findall(r"[\d.]+", "".join(line[2:]))] for line in lines}
 
 
-def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(unisono: Run, tmp_path: Path) -> None:
+def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(command: Run, tmp_path: Path) -> None:
     index = a_pack(tmp_path / "[a] pack")
-    done = unisono("data", "quality", "[a] pack", "--epoch", "3", "--seed", "7", COLUMNS="120")
+    done = command("data", "quality", "[a] pack", "--epoch", "3", "--seed", "7", COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
     assert "[a] pack: the order of epoch 3 beside 20 true permutations" in done.stdout
     found = beside_permutations(permutation(400, 7, 3), index.label)
@@ -45,7 +45,7 @@ def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(unisono: Run,
         assert row[:3] == pytest.approx([here, mean, off], abs=1e-4)
     assert [row[3] for row in table.values()] == pytest.approx([398 / 399, 1, 0], abs=1e-4)
     assert done.stdout.splitlines()[-1] == f"at most {found.off:.1f} deviations from a true permutation"
-    other = unisono("data", "quality", "[a] pack", COLUMNS="120")
+    other = command("data", "quality", "[a] pack", COLUMNS="120")
     assert "the order of epoch 0" in other.stdout
     assert rows(other.stdout) != table
 

@@ -14,20 +14,20 @@ from unisono.schedules.vector import draw_svg
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_draw(unisono: Run) -> None:
-    assert unisono("draw", "ring", "--ranks", "3").stdout == draw(ring, 3, "ring") + "\n"
+def test_draw(command: Run) -> None:
+    assert command("draw", "ring", "--ranks", "3").stdout == draw(ring, 3, "ring") + "\n"
 
 
-def test_where_ranks_sit(unisono: Run) -> None:
+def test_where_ranks_sit(command: Run) -> None:
     placed = find("halving/round-robin", regular(2, 1, 2)).allreduce
-    done = unisono("draw", "halving/round-robin", "--ranks", "4", "--nodes", "2", "--supernodes", "2")
+    done = command("draw", "halving/round-robin", "--ranks", "4", "--nodes", "2", "--supernodes", "2")
     assert done.stdout == draw(placed, 4, "halving/round-robin") + "\n"
-    assert done.stdout != unisono("draw", "halving/round-robin").stdout
+    assert done.stdout != command("draw", "halving/round-robin").stdout
 
 
-def test_svg(unisono: Run, tmp_path: Path) -> None:
+def test_svg(command: Run, tmp_path: Path) -> None:
     placement = regular(1, 2, 2)
-    done = unisono("draw", "hierarchical", "--nodes", "2", "--svg", str(tmp_path / "picture.svg"))
+    done = command("draw", "hierarchical", "--nodes", "2", "--svg", str(tmp_path / "picture.svg"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     drawn = draw_svg(find("hierarchical", placement).allreduce, 4, "hierarchical", placement)
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8") == drawn

@@ -12,9 +12,9 @@ from tests.refused import one_line
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_layers_of_a_network(unisono: Run, tmp_path: Path) -> None:
+def test_layers_of_a_network(command: Run, tmp_path: Path) -> None:
     options = ("--model=small_convnet", "--batch=4", "--classes=10", "--output=report", "--plan=plan.json")
-    done = unisono("layers", *options)
+    done = command("layers", *options)
     assert done.returncode == 0, done.stderr
     assert "features.0" in done.stdout
     assert "GFLOP/s of products" in done.stdout
@@ -23,11 +23,11 @@ def test_layers_of_a_network(unisono: Run, tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").is_file()
 
 
-def test_layers_of_ones_own_network(unisono: Run, tmp_path: Path) -> None:
+def test_layers_of_ones_own_network(command: Run, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef wide(classes, channels):\n    return nn.Sequential(nn.Conv2d(channels, 8, 3))\n"
     )
-    done = unisono("layers", "--model=nets:wide", "--batch=1", "--size=16")
+    done = command("layers", "--model=nets:wide", "--batch=1", "--size=16")
     assert done.returncode == 0, done.stderr
     assert "Conv2d" in done.stdout
 
@@ -43,8 +43,8 @@ def test_what_is_asked_wrongly(in_process: Run) -> None:
         one_line(in_process("layers", *options), said)
 
 
-def test_networks_beside_stock(unisono: Run, in_process: Run, tmp_path: Path) -> None:
-    done = unisono("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1")
+def test_networks_beside_stock(command: Run, in_process: Run, tmp_path: Path) -> None:
+    done = command("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1")
     assert done.returncode == 0, done.stderr
     assert "| small_convnet | 2 |" in done.stdout
     assert json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"][0]["batch"] == 2

@@ -57,10 +57,10 @@ def still(folder: Path, before: dict[str, tuple[int, int]]) -> bool:
     return before == {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in now.items()}
 
 
-def test_a_data_set_is_packed_and_described(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+def test_a_data_set_is_packed_and_described(command: Run, pictures: Pictures, tmp_path: Path) -> None:
     pictures(tmp_path / "data/train", count=8)
     pictures(tmp_path / "data/test", count=3, seed=1)
-    done = unisono("pack", "data", "packs/[small] set", "--stripes", "4", "--short-side", "16")
+    done = command("pack", "data", "packs/[small] set", "--stripes", "4", "--short-side", "16")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
         r"packs/\[small\] set/test: 6 samples of 2 classes, 0\.0 MB in 4 stripes\n"
@@ -69,42 +69,42 @@ def test_a_data_set_is_packed_and_described(unisono: Run, pictures: Pictures, tm
     )
     index = read_index(tmp_path / "packs/[small] set/train")
     assert (len(index), index.about.classes) == (16, ("cat", "dog"))
-    described = unisono("pack", "--describe", "packs/[small] set")
+    described = command("pack", "--describe", "packs/[small] set")
     assert (described.returncode, described.stderr) == (0, "")
     lines = described.stdout.splitlines()
     assert lines[0] == "packs/[small] set/test: 6 samples (picture), 0.0 MB in 4 stripes"
     assert [line.split() for line in lines if "cat" in line] == [["cat", "3"], ["cat", "8"]]
 
 
-def test_a_terminal_is_shown_how_far_it_is(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+def test_a_terminal_is_shown_how_far_it_is(command: Run, pictures: Pictures, tmp_path: Path) -> None:
     pictures(tmp_path / "data", count=2)
-    done = unisono("pack", "data", "[/]", FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
+    done = command("pack", "data", "[/]", FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4/4" in done.stdout
 
 
-def test_the_options_are_heeded(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+def test_the_options_are_heeded(command: Run, pictures: Pictures, tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", count=2, size=(60, 50))
     options = ("--short-side", "20", "--stripes", "1", "--stripe-size", "1KiB", "--quality", "50")
-    assert unisono("pack", "data", "out", *options).returncode == 0
+    assert command("pack", "data", "out", *options).returncode == 0
     pack(find(data)[""], tmp_path / "same", Way(20, 1, 1024, 50), 1, lambda: None)
     assert contents(tmp_path / "out") == contents(tmp_path / "same")
     assert len(read_index(tmp_path / "out").about.stripes) > 1
 
 
 def test_what_is_broken_is_left_out_and_listed_and_the_exit_code_is_1(
-    unisono: Run, pictures: Pictures, tmp_path: Path
+    command: Run, pictures: Pictures, tmp_path: Path
 ) -> None:
     data = pictures(tmp_path / "data", count=8)
     (data / "cat/003.jpg").write_text("no picture")
     (data / "dog/000.jpg").write_bytes(b"")
-    done = unisono("pack", "data", "two")
+    done = command("pack", "data", "two")
     assert (done.returncode, done.stderr) == (1, "")
     head, *rest = done.stdout.splitlines()
     assert head.startswith("two: 14 samples of 2 classes")
     assert [line.split(": ")[0] for line in rest] == ["  left out cat/003.jpg", "  left out dog/000.jpg"]
     assert rest[1] == "  left out dog/000.jpg: it is empty"
-    described = unisono("pack", "--describe", "two")
+    described = command("pack", "--describe", "two")
     assert described.returncode == 0
     for line in rest:
         assert line.replace("left out", " ") in described.stdout.splitlines()
@@ -112,7 +112,7 @@ def test_what_is_broken_is_left_out_and_listed_and_the_exit_code_is_1(
         path.write_bytes(b"")
     (data / "cat/001.jpg").write_bytes(b"")
     (data / "cat/002.jpg").write_bytes(b"")
-    done = unisono("pack", "data", "many")
+    done = command("pack", "data", "many")
     assert done.returncode == 1
     _, *rest = done.stdout.splitlines()
     assert len(rest) == 11
@@ -120,11 +120,11 @@ def test_what_is_broken_is_left_out_and_listed_and_the_exit_code_is_1(
 
 
 def test_nothing_but_broken_files_gets_one_line_and_leaves_nothing(
-    unisono: Run, pictures: Pictures, tmp_path: Path
+    command: Run, pictures: Pictures, tmp_path: Path
 ) -> None:
     for path in pictures(tmp_path / "data", count=3).rglob("*.jpg"):
         path.write_bytes(b"")
-    one_line(unisono("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: ")
+    one_line(command("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: ")
     assert contents(tmp_path / "out") == {}
 
 
@@ -136,7 +136,7 @@ def begin(folder: Path, before: str, *arguments: str) -> Watched:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_stopped_goes_on_and_ends_with_the_same_bytes(
-    unisono: Run, tmp_path: Path, how: signal.Signals
+    command: Run, tmp_path: Path, how: signal.Signals
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
@@ -156,25 +156,25 @@ def test_what_was_stopped_goes_on_and_ends_with_the_same_bytes(
         assert not [*out.glob("*.partial")]
     before = finished(out)
     assert before
-    done = unisono(*options)
+    done = command(*options)
     assert done.returncode == 0, done.stderr
     assert still(out, before)
     pack(find(tmp_path / "data")[""], tmp_path / "whole", Way(32, 30), 2, lambda: None)
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_data_set_in_parts_goes_on_where_it_stopped(unisono: Run, pictures: Pictures, tmp_path: Path) -> None:
+def test_a_data_set_in_parts_goes_on_where_it_stopped(command: Run, pictures: Pictures, tmp_path: Path) -> None:
     pictures(tmp_path / "data/test", count=2)
     whole = pictures(tmp_path / "data/train", count=3).rename(tmp_path / "whole")
     (tmp_path / "data/train/cat").mkdir(parents=True)
     (tmp_path / "data/train/cat/000.jpg").write_bytes(b"")
-    stopped = unisono("pack", "data", "out")
+    stopped = command("pack", "data", "out")
     assert (stopped.returncode, stopped.stdout.splitlines()[0].split(" of ")[0]) == (2, "out/test: 4 samples")
     assert len(stopped.stderr.splitlines()) == 1
     shutil.rmtree(tmp_path / "data/train")
     whole.rename(tmp_path / "data/train")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/test").iterdir()}
-    done = unisono("pack", "data", "out")
+    done = command("pack", "data", "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(" of ")[0] for line in done.stdout.splitlines()] == [
         "out/test: 4 samples",
@@ -184,7 +184,7 @@ def test_a_data_set_in_parts_goes_on_where_it_stopped(unisono: Run, pictures: Pi
 
 
 def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
-    unisono: Run, pictures: Pictures, tmp_path: Path
+    command: Run, pictures: Pictures, tmp_path: Path
 ) -> None:
     data = pictures(tmp_path / "data")
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
@@ -199,7 +199,7 @@ def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
         "from there\n"
     )
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.endswith((".partial", "index.arrow"))]
-    done = unisono(*options)
+    done = command(*options)
     assert (done.returncode, done.stderr) == (0, "")
     assert still(tmp_path / "out", before)
     assert len(read_index(tmp_path / "out")) == 13

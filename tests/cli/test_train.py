@@ -100,15 +100,15 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
             assert (steps["seconds"][..., steps["kinds"] == "computing"] > 0).all()
 
 
-def test_how_gradients_meet_is_not_looked_for_where_it_is_given(unisono: Run, recipe: str) -> None:
+def test_how_gradients_meet_is_not_looked_for_where_it_is_given(on_ranks: Run, recipe: str) -> None:
     given = ("--set", "rule.overlap=funnel", "--set", "exchange.bucket_megabytes=0.1")
-    done = unisono("train", recipe, "--set", "training.epochs=1", "--set", "optimizer.clip=1", *given)
+    done = on_ranks("train", recipe, "--set", "training.epochs=1", "--set", "optimizer.clip=1", *given)
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stdout.splitlines() if line.startswith(("overlap", "the others"))]
 
 
-def test_a_timeline_shows_every_thread_of_every_rank(unisono: Run, recipe: str, tmp_path: Path) -> None:
-    done = unisono("train", recipe, "--set", "training.epochs=1", "--timeline", "trace.json")
+def test_a_timeline_shows_every_thread_of_every_rank(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
+    done = on_ranks("train", recipe, "--set", "training.epochs=1", "--timeline", "trace.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in found} == {0, 1}
@@ -139,7 +139,7 @@ def test_a_timeline_shows_every_thread_of_every_rank(unisono: Run, recipe: str, 
         starts |= arrows.keys()
 
 
-def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(unisono: Run, recipe: str, tmp_path: Path) -> None:
+def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(command: Run, recipe: str, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "import os\nfrom torch.nn import *\n"
         "def told(classes, channels):\n"
@@ -147,28 +147,28 @@ def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(unisono: Run, recipe
         "    return Sequential(Flatten(), Linear(64, classes))\n"
     )
     own = ("--set", "model.name=nets:told", "--set", f"model.folder={tmp_path}")
-    done = unisono("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1", *own)
+    done = command("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1", *own)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("digits: 1 ranks on 1 node") == 1
     assert f"memory: {MEMORY['GLIBC_TUNABLES']}" in done.stdout
 
 
-def test_inside_mpiexec_it_is_a_rank(mpiexec: Run, recipe: str, tmp_path: Path) -> None:
-    done = mpiexec(3, "-m", "unisono", "train", recipe, "--set", "training.epochs=1", cwd=tmp_path)
+def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, mpiexec: Run, recipe: str, tmp_path: Path) -> None:
+    done = on_ranks("train", recipe, "--set", "training.epochs=1", "--set", "ranks=3")
     assert done.returncode == 0, done.stderr
-    assert "digits: 3 ranks on 1 node" in done.stdout
+    assert "digits: 2 ranks on 1 node" in done.stdout
     assert done.stdout.count("test accuracy: ") == 1
     done = mpiexec(2, "-m", "unisono", "train", recipe, "--ranks", "3", cwd=tmp_path)
     assert done.returncode == 2
     assert "--ranks 3, but the launcher has started 2" in done.stderr
 
 
-def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     """With what was found by trying kept; `benchmarks/faults` kills more runs, at more moments."""
     rate = ("--set", "optimizer.policy=cosine", "--set", "optimizer.warm_epochs=1.5")
     epochs = ("--set", "training.epochs=6", "--set", "training.checkpoint_every=5")
     options = (*epochs, *rate)
-    assert unisono("train", recipe, *options, "--run", "whole").returncode == 0
+    assert on_ranks("train", recipe, *options, "--run", "whole").returncode == 0
     command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
     environment = launch_environment(os.environ, terminal=False)
     with Watched(command, cwd=tmp_path, env=environment) as watched:
@@ -177,8 +177,9 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, recipe: str, t
         assert watched.process.poll() is None, "the run ended by itself"
         os.killpg(watched.process.pid, signal.SIGKILL)
         assert watched.finish().returncode == -signal.SIGKILL  # once the launcher's helpers have killed the ranks
-    done = unisono("train", "--resume", "killed")
+    done = unisono("train", recipe, "--resume", "killed")
     assert done.returncode == 0, done.stderr
+    assert re.search(rf"the run's own recipe is used; {recipe} differs from it in .*training\.epochs", done.stdout)
     step = int(re.search(r"goes on after step (\d+)", done.stdout).group(1))
     assert 0 < step < 138
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
@@ -243,7 +244,7 @@ def steps_kept(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("target", ["launcher", "ranks"])
-def test_sigusr1_saves_and_sigterm_saves_and_ends(unisono: Run, recipe: str, tmp_path: Path, target: str) -> None:
+def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tmp_path: Path, target: str) -> None:
     """And the run goes on bit for bit as if nothing had been. SIGUSR1 may come to all, SIGTERM to one rank."""
     folder = tmp_path / "mine"
     with long_run(folder, recipe) as process:
@@ -260,7 +261,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(unisono: Run, recipe: str, tmp
         send(signal.SIGUSR1)
         wait_for(process, lambda: any(step % 23 for step in steps_kept(folder)))
         if target == "launcher":
-            one_line(unisono("train", "--resume", "mine"), "mine is in use by process ")
+            one_line(on_ranks("train", "--resume", "mine"), "mine is in use by process ")
             assert not (folder / "recipe.toml").read_text().count("epochs = 3")
         send(signal.SIGTERM)
         out, errors = process.communicate(timeout=120)
@@ -277,26 +278,26 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(unisono: Run, recipe: str, tmp
     if target == "launcher":
         return
     epochs = ("--set", f"training.epochs={step // 23 + 1}")
-    done = unisono("train", "--resume", "mine", *epochs)
+    done = on_ranks("train", "--resume", "mine", *epochs)
     assert done.returncode == 0, done.stderr
     assert f"goes on after step {step}" in done.stdout
-    assert unisono("train", recipe, *epochs, *LEAN, "--run", "whole").returncode == 0
+    assert on_ranks("train", recipe, *epochs, *LEAN, "--run", "whole").returncode == 0
     whole, resumed = weights(tmp_path / "whole"), weights(folder)
     for name in ("weights.safetensors", "optimizer.safetensors"):
         assert whole[name] == resumed[name]
 
 
-def test_a_second_sigterm_ends_at_once_and_a_long_step_is_told(unisono: Run, tmp_path: Path) -> None:
+def test_a_second_sigterm_ends_at_once_and_a_long_step_is_told(on_ranks: Run, tmp_path: Path) -> None:
     """Within a step that does not end, on one rank, and with no mpiexec."""
     (tmp_path / "nets.py").write_text("""
 import signal, time
 from pathlib import Path
 from torch import nn
 import unisono.training.signals as signals
-signals.LONG = 0.2
 class Slow(nn.Sequential):
     def forward(self, inputs):
         if Path("slow").exists():
+            signals.LONG = 0.2
             Path("slow").unlink()
             time.sleep(600)
         return super().forward(inputs)
@@ -317,14 +318,14 @@ def slow(classes, channels): return Slow(nn.Flatten(), nn.Linear(64, classes))
         assert "a second SIGTERM: ended at once, after step" in process.stderr.read()
         assert process.wait(60) == 143
     epochs = max(steps_kept(folder)) // 23
-    done = unisono("train", "--resume", "mine", "--set", f"training.epochs={epochs}")
+    done = on_ranks("train", "--resume", "mine", "--set", f"training.epochs={epochs}")
     assert done.returncode == 0, done.stderr
 
 
-def test_checkpoints_by_the_clock(unisono: Run, recipe: str, tmp_path: Path) -> None:
+def test_checkpoints_by_the_clock(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     """After each step here, where every one takes longer than that."""
     minutes = ("--set", "training.checkpoint_minutes=1e-6", "--set", "training.epochs=1")
-    done = unisono("train", recipe, *minutes, *LEAN, "--run", "mine")
+    done = on_ranks("train", recipe, *minutes, *LEAN, "--run", "mine")
     assert done.returncode == 0, done.stderr
     assert steps_kept(tmp_path / "mine") == [21, 22, 23]
     assert "saved step" not in done.stdout
@@ -349,22 +350,22 @@ def pickled(classes, channels):
 """
 
 
-def test_tied_weights_and_extra_state_go_on(unisono: Run, recipe: str, tmp_path: Path) -> None:
+def test_tied_weights_and_extra_state_go_on(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(OWN_STATE)
     own = ("--set", "model.name=nets:kept", "--set", f"model.folder={tmp_path}", *LEAN)
-    done = unisono("train", recipe, "--set", "training.epochs=1", *own, "--run", "mine")
+    done = on_ranks("train", recipe, "--set", "training.epochs=1", *own, "--run", "mine")
     assert done.returncode == 0, done.stderr
-    done = unisono("train", "--resume", "mine", "--set", "training.epochs=2")
+    done = on_ranks("train", "--resume", "mine", "--set", "training.epochs=2")
     assert done.returncode == 0, done.stderr
     assert "goes on after step 23" in done.stdout
 
 
 def test_a_model_that_cannot_be_checkpointed_is_refused_before_it_begins(
-    unisono: Run, recipe: str, tmp_path: Path
+    on_ranks: Run, recipe: str, tmp_path: Path
 ) -> None:
     (tmp_path / "nets.py").write_text(OWN_STATE)
     own = ("--set", "model.name=nets:pickled", "--set", f"model.folder={tmp_path}", *LEAN)
-    one_line(unisono("train", recipe, *own, "--run", "mine"), "'_extra_state' is of type builtins.object")
+    one_line(on_ranks("train", recipe, *own, "--run", "mine"), "'_extra_state' is of type builtins.object")
     assert not (tmp_path / "mine").exists()
 
 
@@ -377,12 +378,12 @@ def running(run: Path) -> list[str]:
     return [line for line in found if str(run) in line]
 
 
-def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(unisono: Run, ended: Ended, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(on_ranks: Run, ended: Ended, tmp_path: Path) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
     whole = weights(tmp_path / "mine")
     torn = tmp_path / "mine/checkpoints/step-000000069/weights.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
-    done = unisono("train", "--resume", "mine")
+    done = on_ranks("train", "--resume", "mine")
     assert done.returncode == 0, done.stderr
     assert (
         "step-000000069 is torn: weights.safetensors does not match its checksum; the one before it is used, "
@@ -393,28 +394,30 @@ def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(unisono: Run, ende
     assert weights(tmp_path / "mine")["weights.safetensors"] == whole["weights.safetensors"]
     for checkpoint in (tmp_path / "mine/checkpoints").iterdir():
         (checkpoint / "manifest.json").unlink()
-    one_line(unisono("train", "--resume", "mine"), "no checkpoint in mine/checkpoints is whole: step-000000069 is torn")
+    one_line(
+        on_ranks("train", "--resume", "mine"), "no checkpoint in mine/checkpoints is whole: step-000000069 is torn"
+    )
 
 
 def test_a_run_that_has_ended_is_told_again_and_can_be_made_longer(
-    unisono: Run, recipe: str, ended: Ended, tmp_path: Path
+    unisono: Run, on_ranks: Run, ended: Ended, tmp_path: Path
 ) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
-    again = unisono("train", recipe, "--resume", "mine")
+    again = on_ranks("train", "--resume", "mine")
     assert again.returncode == 0, again.stderr
-    assert f"the run's own recipe is used; {recipe} differs from it in training.epochs" in again.stdout
     assert again.stdout.splitlines()[-1].startswith("test accuracy: ")
     options = ("--set", "training.epochs=4", "--set", "optimizer.learning_rate=1e-30", "--ranks", "3", *LEAN)
     before = load_newest(tmp_path / "mine/checkpoints")[0]
-    longer = unisono("train", "--resume", "mine", *options)
+    longer = unisono("train", "--resume", "mine", "--timeline", "longer.json", *options)
     assert longer.returncode == 0, longer.stderr
+    assert json.loads((tmp_path / "longer.json").read_text())["traceEvents"]
     after = load_newest(tmp_path / "mine/checkpoints")[0]
     assert (before.step, after.step) == (69, 92)
     assert all(torch.equal(after.weights[name], value) for name, value in before.weights.items()), "it has a new rate"
     assert "ranks = 3" in (tmp_path / "mine/recipe.toml").read_text()
 
 
-def test_a_network_of_ones_own_beside_the_recipe(unisono: Run, recipe: str, tmp_path: Path) -> None:
+def test_a_network_of_ones_own_beside_the_recipe(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     """On two ranks, and again where the run goes on."""
     (tmp_path / "recipes").mkdir()
     own = Path(recipe).read_text().replace('"small_convnet"', '"nets:wide"')
@@ -426,9 +429,9 @@ if os.environ.get("PMI_RANK") == "1": print("nets is imported", flush=True)
 def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
 """
     (tmp_path / "recipes/nets.py").write_text(program)
-    done = unisono("train", "recipes/mine.toml", "--set", "training.epochs=1", *LEAN, "--run", "mine")
+    done = on_ranks("train", "recipes/mine.toml", "--set", "training.epochs=1", *LEAN, "--run", "mine")
     assert done.returncode == 0, done.stderr
-    done = unisono("train", "--resume", "mine", "--set", "training.epochs=2")
+    done = on_ranks("train", "--resume", "mine", "--set", "training.epochs=2")
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()[:2]
     where = (
@@ -441,7 +444,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
         "1.weight": (10, 64),
         "1.bias": (10,),
     }
-    done = unisono("train", "--resume", "mine", "--set", "training.epochs=3", "--set", "optimizer.name=lars")
+    done = on_ranks("train", "--resume", "mine", "--set", "training.epochs=3", "--set", "optimizer.name=lars")
     assert done.returncode == 2
     assert done.stderr.startswith("unisono: optimizer.name = 'lars', but the run has the state of 'sgd'")
 
@@ -474,13 +477,22 @@ def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[st
     [
         (["--set", "training.epoch=3"], "unknown key training.epoch; did you mean training.epochs?"),
         (["--set", "model.name=cd_dnn"], "model.name = 'cd_dnn' does not take samples of 1 x 8 x 8, as the data has"),
+    ],
+)
+def test_bad_input(unisono: Run, recipe: str, options: list[str], words: str) -> None:
+    """As a person meets it: once before ranks are started, once where these find it."""
+    one_line(unisono("train", recipe, *options), words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
         (["--run", "/proc/nowhere"], "cannot make the run's folder /proc/nowhere"),
     ],
 )
-def test_bad_input(unisono: Run, recipe: str, options: list[str], words: str) -> None:
-    """As a person meets it: once before ranks are started, and where these find it."""
-    one_line(unisono("train", recipe, *options), words)
+def test_bad_input_that_ranks_find(on_ranks: Run, recipe: str, options: list[str], words: str) -> None:
+    one_line(on_ranks("train", recipe, *options), words)
 
 
 def test_no_recipe_at_all(in_process: Run, tmp_path: Path) -> None:
@@ -490,19 +502,19 @@ def test_no_recipe_at_all(in_process: Run, tmp_path: Path) -> None:
     one_line(in_process("train", "bad.toml"), "unknown key trainig; did you mean training?")
 
 
-def test_without_a_checkpoint_a_run_begins_again(unisono: Run, recipe: str, ended: Ended, tmp_path: Path) -> None:
+def test_without_a_checkpoint_a_run_begins_again(on_ranks: Run, recipe: str, ended: Ended, tmp_path: Path) -> None:
     """As one that was killed before its first; but not where metrics say that there were some."""
     shutil.copytree(ended[1], tmp_path / "mine")
     shutil.rmtree(tmp_path / "mine/checkpoints")
     one_line(
-        unisono("train", "--resume", "mine"), "no checkpoint in mine/checkpoints, but metrics of 3 epochs: is its disk"
+        on_ranks("train", "--resume", "mine"), "no checkpoint in mine/checkpoints, but metrics of 3 epochs: is its disk"
     )
     metrics = tmp_path / "mine/metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
     (tmp_path / "mine/checkpoints").symlink_to("/nowhere/mounted")
-    one_line(unisono("train", "--resume", "mine"), "a link to /nowhere/mounted: No such file or directory")
+    one_line(on_ranks("train", "--resume", "mine"), "a link to /nowhere/mounted: No such file or directory")
     (tmp_path / "mine/checkpoints").unlink()
-    done = unisono("train", "--resume", "mine", *LEAN)
+    done = on_ranks("train", "--resume", "mine", *LEAN)
     assert done.returncode == 0, done.stderr
     assert "mine has no checkpoint yet: it begins again" in done.stdout
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [23, 46, 69]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_version(unisono: Run) -> None:
-    done = unisono("--version")
+def test_version(command: Run) -> None:
+    done = command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, "unisono 0.1.0\n", "")
 
 
-def test_commands_are_told(unisono: Run) -> None:
-    done = unisono()
-    for command in ("train", "pack", "draw", "accuracy", "tune", "layers", "bench", "data", "lab"):
-        assert f" {command} " in done.stdout + done.stderr
+def test_commands_are_told(command: Run) -> None:
+    done = command()
+    for name in ("train", "pack", "draw", "accuracy", "tune", "layers", "bench", "data", "lab"):
+        assert f" {name} " in done.stdout + done.stderr

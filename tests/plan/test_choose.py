@@ -123,7 +123,7 @@ def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-def test_the_largest_buckets_and_the_simplest_embedding_are_chosen_when_exchange_costs_nothing(deferred: bool) -> None:
+def test_the_largest_buckets_and_the_simplest_overlap_are_chosen_when_exchange_costs_nothing(deferred: bool) -> None:
     found = candidates(ask(NETWORK, loads, Cost(0.0, 0.0), deferred))
     assert [one.setting[:2] for one in found] == [(name, max(SIZES)) for name in SIMPLEST]
 

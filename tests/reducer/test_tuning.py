@@ -178,7 +178,7 @@ def test_of_a_given_chain_only_the_order_of_exchange_is_found(tune: Tune) -> Non
 
 
 @pytest.mark.parametrize("overlap", list(OVERLAPS))
-def test_of_a_given_embedding_the_size_is_found(tune: Tune, overlap: str) -> None:
+def test_of_a_given_overlap_the_size_is_found(tune: Tune, overlap: str) -> None:
     course = tune(overlap)
     assert course.tuning.setting.overlap == overlap
     assert course.tuning.setting.bucket_bytes in SIZES
@@ -197,7 +197,7 @@ def test_the_best_in_finer_buckets_is_taken_where_it_is_faster(tune: Tune) -> No
     assert "(measured 200.0 ms)" in course.said[1]
 
 
-def test_of_given_buckets_the_embedding_is_found(tune: Tune) -> None:
+def test_of_given_buckets_the_overlap_is_found(tune: Tune) -> None:
     course = tune(bucket_bytes=3 << 20, cost=SLOW)
     assert {setting.bucket_bytes for setting in course.settings} == {3 << 20}
     assert course.tuning.setting.overlap == "chain"
@@ -272,7 +272,7 @@ def test_a_rank_alone_has_nothing_to_find(tune: Tune) -> None:
     assert fresh("concurrent", 5, size=1).setting == Setting("concurrent", 5, ())
 
 
-def test_an_embedding_that_there_is_not() -> None:
+def test_an_overlap_that_there_is_not() -> None:
     with pytest.raises(UsageError, match=r"no overlap 'chains'; there are auto, .*chain"):
         fresh("chains")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import pytest
@@ -47,17 +46,3 @@ def test_a_world_that_nobody_started() -> None:
     done = python(start + "dist.init_process_group('unisono', store=store, rank=0, world_size=4)")
     assert done.returncode == 1
     assert "a process group of 4 ranks, but MPI started 1: start the program with mpiexec -n 4" in done.stderr
-
-
-def test_ranks_of_pytorch_in_another_order_than_mpi(
-    mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: object
-) -> None:
-    program = (
-        "import os, torch, unisono\nimport torch.distributed as dist\nmine = 2 - int(os.environ['PMI_RANK'])\n"
-        f"dist.init_process_group('unisono', init_method='file://{tmp_path}/store', rank=mine, world_size=3)\n"
-        "t = torch.full((2,), float(mine))\ndist.broadcast(t, 2)\nassert t.tolist() == [2, 2]\n"
-        "parts = [None] * 3\ndist.all_gather_object(parts, mine)\nassert parts == [0, 1, 2]\n"
-        "dist.destroy_process_group()\ndist.init_process_group('unisono')\ndist.barrier()\ndist.destroy_process_group()"
-    )
-    done = mpiexec(3, "-c", program)
-    assert done.returncode == 0, done.stderr

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unisono.collectives import watch
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.barrier import barrier
@@ -45,9 +44,8 @@ def these(request: pytest.FixtureRequest, world: World) -> Group:
 
 
 @pytest.fixture(params=PLACEMENTS)
-def broken(request: pytest.FixtureRequest, world: World, monkeypatch: pytest.MonkeyPatch) -> Group:
+def broken(request: pytest.FixtureRequest, world: World, differing: None) -> Group:
     """All ranks, as a group that is not used again."""
-    monkeypatch.setattr(watch, "COMPARE_AFTER", 0.3)
     request.addfinalizer(world.barrier)
     group = Group(world.comm.Dup(), PLACEMENTS[request.param](world.size), world.table)
     request.addfinalizer(group.abandon)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 
 import numpy as np
@@ -26,8 +26,9 @@ ONE_BY_ONE = {
 }
 
 
+@cache
 def contribution(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small numbers, whose sums and products are exact in every dtype; floating-point ones have a sign."""
+    """Small numbers, whose sums and products are exact in every dtype; floating-point ones have a sign. Not written."""
     low, high = (0, 2) if dtype is torch.bool else (-3, 4) if dtype.is_signed else (1, 4)
     return torch.randint(low, high, (length,), generator=torch.Generator().manual_seed(length * 31 + rank)).to(dtype)
 
@@ -39,21 +40,26 @@ def serial(op: str, rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.from_numpy(reduce(ONE_BY_ONE[op], arrays)).to(dtype)
 
 
+@cache
+def expected(op: str, ranks: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """What the contributions of all ranks give."""
+    return serial(op, [contribution(rank, length, dtype) for rank in range(ranks)])
+
+
 def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def check(world: World, op: str, algorithm: str, length: int) -> None:
     for dtype in dtypes_of(op) if length < 70_001 else (torch.int16, torch.bool):
-        rows = [contribution(rank, length, dtype) for rank in range(world.size)]
-        expected = serial(op, rows)
+        mine, right = contribution(world.rank, length, dtype), expected(op, world.size, length, dtype)
         for _ in range(2 if algorithm == "auto" else 1):  # the second time goes by the plan that the first has kept
-            tensor = rows[world.rank].clone()
+            tensor = mine.clone()
             assert world.allreduce(tensor, algorithm, op=op) is tensor
-            assert torch.equal(tensor, expected), dtype
+            assert torch.equal(tensor, right), dtype
         if algorithm in ("auto", "library", "direct", "ring"):
-            shard = world.part_reduce(rows[world.rank], algorithm, op=op)
-            assert torch.equal(shard, expected[slice(*bounds(length, world.size, world.rank))]), dtype
+            shard = world.part_reduce(mine, algorithm, op=op)
+            assert torch.equal(shard, right[slice(*bounds(length, world.size, world.rank))]), dtype
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[:-1])
@@ -73,13 +79,13 @@ def test_across_nodes(spread: World, algorithm: str) -> None:
 @pytest.mark.parametrize("op", EXACT)
 def test_in_a_window(group: World, op: str) -> None:
     for dtype in dtypes_of(op):
-        rows = [contribution(rank, 20_011, dtype) for rank in range(group.size)]
+        mine = contribution(group.rank, 20_011, dtype)
         window = group.empty(20_011, dtype)
         for _ in range(2):
             for other in ("maximum", op):  # what is kept for one op is not taken for another
-                window.copy_(rows[group.rank])
+                window.copy_(mine)
                 group.allreduce(window, op=other)
-                assert torch.equal(window, serial(other, rows)), (dtype, other)
+                assert torch.equal(window, expected(other, group.size, 20_011, dtype)), (dtype, other)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

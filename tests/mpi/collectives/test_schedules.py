@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,9 +31,20 @@ COPIES = [name for name in names() if "hierarchical/" in name or name in ("halvi
 ON_ONE_NODE = [(name, length) for name in ALGORITHMS for length in LENGTHS if name not in COPIES or length == 10_007]
 
 
+@cache
+def whole_numbers(rank: int, length: int) -> torch.Tensor:
+    """Small ones, whose sums are exact in every dtype."""
+    return torch.randint(0, 9, (length,), generator=torch.Generator().manual_seed(length * 31 + rank))
+
+
+@cache
+def total(ranks: int, length: int) -> torch.Tensor:
+    return torch.stack([whole_numbers(rank, length).double() for rank in range(ranks)]).sum(dim=0)
+
+
 def contribution(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers, whose sums are exact in every dtype."""
-    return torch.randint(0, 9, (length,), generator=torch.Generator().manual_seed(length * 31 + rank)).to(dtype)
+    """What a rank brings: its own copy."""
+    return whole_numbers(rank, length).to(dtype, copy=True)
 
 
 def dtypes_of(algorithm: str, length: int) -> tuple[torch.dtype, ...]:
@@ -42,8 +54,7 @@ def dtypes_of(algorithm: str, length: int) -> tuple[torch.dtype, ...]:
 
 
 def expected(world: World, length: int, dtype: torch.dtype) -> torch.Tensor:
-    rows = [contribution(rank, length, torch.float64) for rank in range(world.size)]
-    return torch.stack(rows).sum(dim=0).to(dtype)
+    return total(world.size, length).to(dtype)
 
 
 @pytest.mark.parametrize(("algorithm", "length"), ON_ONE_NODE)

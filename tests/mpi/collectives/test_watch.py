@@ -72,9 +72,8 @@ CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str
 
 
 @pytest.fixture
-def broken(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def broken(world: World, differing: None) -> Iterator[World]:
     """All ranks on two nodes by turns, in a world that is not used again."""
-    monkeypatch.setattr(watch, "COMPARE_AFTER", 0.1)
     yield World(world.comm.Dup(), place([rank % 2 for rank in range(world.size)]), world.table)
     world.barrier()
 

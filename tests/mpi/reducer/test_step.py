@@ -5,59 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from tests.mpi.reducer.shares import SMALL, batches
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 import unisono
-from unisono.data.digits import load
 from unisono.errors import UsageError
 from unisono.models.small_convnet import SmallConvnet
 from unisono.reducer import reducer_of
-from unisono.schedules.pieces import bounds
-from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
-
-SMALL = unisono.Exchange(bucket_bytes=50_000)
-"""Buckets of which the small network has several, and of which its largest layer is cut into some."""
-
-
-def batches(world: World, steps: int, batch: int = 12) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's shares; the whole batch on a world of one."""
-    data = load().train
-    for step in range(steps):
-        mine = slice(*bounds(batch, world.size, world.rank))
-        rows = torch.arange(step * batch, (step + 1) * batch)[mine] % len(data)
-        yield data.inputs[rows], data.labels[rows]
-
-
-def trained(world: World, steps: int, rule: unisono.BSP) -> bytes:
-    """The weights after some steps of a Trainer."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
-    trainer = unisono.Trainer(model, world, rule, optimizer)
-    for inputs, labels in batches(world, steps):
-        trainer.step(inputs, labels)
-    trainer.wait()
-    return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-
-
-def test_steps_end_with_the_same_bits_however_they_are_embedded(spread: World) -> None:
-    steps = {2: 100, 4: 40}.get(spread.size, 20)
-    found = {name: trained(spread, steps, unisono.BSP(SMALL, name)) for name in OVERLAPS}
-    assert len(set(found.values())) == 1
-    assert len(set(spread.gather(found["chain"]))) == 1
-
-
-def test_on_one_node_the_choice_of_buckets_does_not_change_a_bit(group: World) -> None:
-    found = trained(group, 40, unisono.BSP())  # tries several overlaps and sizes
-    assert found == trained(group, 40, unisono.BSP(SMALL, "none"))
 
 
 class Branches(nn.Module):
@@ -75,7 +35,7 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("overlap", ["auto", "chain", "concurrent", "funnel"])
 def test_gradients_in_random_order_on_each_rank(group: World, overlap: str) -> None:
-    steps = {2: 1000, 4: 300}.get(group.size, 60) if overlap == "auto" else 60
+    steps = 300 if overlap == "auto" else 60
     model = Branches(random.Random(group.rank))
     rule = unisono.BSP(unisono.Exchange(bucket_bytes=None if overlap == "auto" else 1024), overlap)
     trainer = unisono.Trainer(
