@@ -144,9 +144,10 @@ def disturb(fault: Fault, seed: int, work: Path, reference: Reference) -> Outcom
             if not wait_for_moment(run, fault, dice, folder, reference):
                 continue
             outcome, had = Outcome(fault.name, seed), steps(folder)
+            said = len(run.output), len(run.errors)
             if not send(run, fault, rank):
                 continue
-            watch(run, fault, rank, outcome)
+            watch(run, fault, rank, outcome, said)
             outcome.said = tail(run)
         left = shared_files() - before
         judge(outcome, fault, left, steps(folder), had)
@@ -165,9 +166,9 @@ def send(run: Launch, fault: Fault, rank: int) -> bool:
     return target is not None and run.signal(target, fault.signal)
 
 
-def watch(run: Launch, fault: Fault, rank: int, outcome: Outcome) -> None:
-    """Wait for the end of all, and note when the rank is named."""
-    sent, before = time.monotonic(), (len(run.output), len(run.errors))
+def watch(run: Launch, fault: Fault, rank: int, outcome: Outcome, before: tuple[int, int]) -> None:
+    """Wait for the end of all, and note when the rank is named: after what had been said `before` the signal."""
+    sent = time.monotonic()
     words = re.compile(rf"\branks? (?:\d+(?:, | and ))*{rank}\b")
 
     def named() -> bool:

@@ -159,6 +159,6 @@ def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None, timeline: 
     world = init(timeout=recipe.training.timeout or None)
     with world.agreeing():
         code = carry_out(recipe, world, run, resume, timeline)
+    world.barrier()  # a rank that is stopped here is still waited for, and named; a launcher ends the others after it
     if code:
-        world.barrier()  # a launcher ends the others when one ends so
         raise typer.Exit(code)

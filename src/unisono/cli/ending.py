@@ -1,0 +1,67 @@
+"""The end of a rank: MPI ends first, while the witness still looks on; then the process ends at once.
+
+    as Python does it     tell the witness ─ MPI_Finalize ─ the interpreter is taken down: a death here has no name
+    here                  MPI_Finalize ─ tell the witness ─ os._exit
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+
+from unisono import witness
+from unisono.launch import RANK_VARIABLES, ranks_started
+
+INTERRUPTED = 130
+"""Exit code after SIGINT; Typer returns it."""
+
+
+class Ending:
+    """Ends this process where it is one of several ranks. Made before anything else is to be called at its exit."""
+
+    def __init__(self) -> None:
+        self._size = ranks_started(os.environ) or 1
+        self._code: int | None = None
+        if self._size > 1:
+            atexit.register(self._finish)  # the first that is registered is called last
+
+    def exit(self, code: int) -> None:
+        """Exit with a code, all ranks together."""
+        if self._size > 1:
+            if code == INTERRUPTED:
+                self.interrupt()
+            self._code = code
+            atexit.unregister(witness.tell)
+            signal.signal(signal.SIGINT, lambda *_: self.interrupt())
+            signal.signal(signal.SIGTERM, lambda *_: self.terminate())
+        sys.exit(code)
+
+    def interrupt(self) -> None:
+        """End all ranks where this one is interrupted: at a common end MPI would wait for the others for ever."""
+        self._leave("was interrupted (SIGINT)", INTERRUPTED)
+
+    def terminate(self) -> None:
+        """End all ranks where this one gets SIGTERM while it ends: what it had to save is saved."""
+        self._leave("got SIGTERM while it ended, after all was saved", 128 + signal.SIGTERM)
+
+    def _leave(self, what: str, code: int) -> None:
+        number = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
+        witness.last_words(f"unisono: rank {number} of {self._size} {what}: all ranks end\n")
+        mpi = sys.modules.get("unisono.mpi")
+        if mpi is not None and mpi.MPI.Is_initialized() and not mpi.MPI.Is_finalized():
+            mpi.MPI.COMM_WORLD.Abort(code)
+        os._exit(code)
+
+    def _finish(self) -> None:
+        """End MPI and the process: called when all else that was to be done at the exit is over."""
+        mpi = sys.modules.get("unisono.mpi")
+        if self._code is None or mpi is None or not mpi.MPI.Is_initialized():
+            return  # an uncaught exception, or a command without ranks: as Python does
+        rank = mpi.MPI.COMM_WORLD.rank
+        mpi.MPI.Finalize()
+        witness.tell(rank)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(self._code)
