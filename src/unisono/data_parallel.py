@@ -15,19 +15,37 @@ import torch
 from unisono.errors import UsageError
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.likeness import compare_models
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BSP, BaseRule
+from unisono.weak import weakly
 from unisono.world import World
 
 
-def parallel(model: torch.nn.Module, world: World, rule: BSP | LocalSGD | None = None) -> torch.nn.Module:
+def parallel(
+    model: torch.nn.Module,
+    world: World,
+    rule: BaseRule | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> torch.nn.Module:
     """Make `model` train in parallel, and return it: the same module, its state_dict unchanged.
 
     All ranks get rank 0's weights and buffers. From then on, when `backward()` ends, every `.grad` holds the average
     over all ranks. All ranks weigh the same, unless `add_samples` has said how many samples each rank's loss is a mean
     of. A parameter that no rank's backward pass has come to has no gradient. A rank without a batch calls
     `synchronize(model)` instead of `backward()`.
+
+    A rule on weights (`LocalSGD`) leaves `.grad` this rank's own and averages the weights at the end of
+    `optimizer.step()`, whenever it is time; it needs that optimizer. Raises UsageError without it.
     """
-    attach(model, world, rule or BSP())
+    chosen = rule or BSP()
+    if chosen.differs and optimizer is None:
+        raise UsageError(
+            f"{type(chosen).__name__} averages weights after the optimizer's step: call "
+            "unisono.parallel(model, world, rule, optimizer)"
+        )
+    reducer = attach(model, world, chosen)
+    if optimizer is not None:
+        finish = weakly(reducer.finish_step)
+        optimizer.register_step_post_hook(lambda *_: finish())
     return model
 
 
@@ -64,7 +82,7 @@ def _reducer_of(model: torch.nn.Module) -> Reducer:
     return reducer
 
 
-def attach(model: torch.nn.Module, world: World, rule: BSP | LocalSGD) -> Reducer:
+def attach(model: torch.nn.Module, world: World, rule: BaseRule) -> Reducer:
     """Give all ranks rank 0's weights and buffers, and have gradients averaged in each backward pass."""
     prepare(model)
     compare_models(model, world)

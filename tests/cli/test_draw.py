@@ -6,10 +6,15 @@ import pytest
 from tests.refused import one_line
 
 from unisono.placement import regular
+from unisono.rules import BSP, LocalSGD
 from unisono.schedules import find
 from unisono.schedules.picture import draw
 from unisono.schedules.ring import ring
 from unisono.schedules.vector import draw_svg
+from unisono.step.draw import draw as draw_step
+from unisono.step.draw import draw_svg as draw_step_svg
+from unisono.step.draw import picture_of
+from unisono.step.layout import even_layout
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -33,6 +38,16 @@ def test_svg(command: Run, tmp_path: Path) -> None:
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8") == drawn
 
 
+def test_a_step(in_process: Run, tmp_path: Path) -> None:
+    done = in_process("draw", "step", "--rule", "bsp", "--overlap", "chain", "--buckets", "4", "--steps", "2")
+    picture = picture_of(BSP(overlap="chain"), even_layout(4, 4), 2, "bsp, chain, 4 buckets, 2 steps")
+    assert done.stdout == draw_step(picture) + "\n"
+    path = tmp_path / "step.svg"
+    assert in_process("draw", "step", "--rule", "local_sgd", "--steps", "1", "--svg", str(path)).stdout == ""
+    local = picture_of(LocalSGD(overlap="chain", every=2), even_layout(4, 4), 1, "local_sgd, chain, 4 buckets, 1 step")
+    assert path.read_text(encoding="utf-8") == draw_step_svg(local)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -42,6 +57,9 @@ def test_svg(command: Run, tmp_path: Path) -> None:
         (["ring", "--nodes", "0"], "--nodes 0: "),
         (["ring", "--nodes", "2", "--supernodes", "4"], "--supernodes 4: 2 nodes do not spread evenly"),
         (["ring", "--supernodes", "0"], "--supernodes 0: "),
+        (["step", "--rule", "easy"], "there is no rule 'easy'; there are bsp, local_sgd"),
+        (["step", "--overlap", "tunnel"], "there is no overlap 'tunnel'"),
+        (["step", "--buckets", "0"], "--buckets 0: a picture of steps has at least 1"),
         (["ring", "--svg", "/nowhere/picture.svg"], "--svg /nowhere/picture.svg: No such file"),
     ],
 )

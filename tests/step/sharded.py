@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.rules.options import Options
+from unisono.rules.base import BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, ALL_GATHER, PACK, REDUCE_SCATTER, UPDATE_SHARD
 from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradient, state
-from unisono.step.rule import Promise, Whose
 
 
 @dataclass(frozen=True)
-class Sharded(Options):
+class Sharded(BaseRule):
     """Each rank updates the shard of the weights whose gradients it has summed."""
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
@@ -37,17 +36,3 @@ class Sharded(Options):
             written = tuple(value for value in build.stepped(layout.bucket(key).parameters) if value.kind == "weights")
             gathers += sends.place(ALL_GATHER, key, (), (bucket(key), *written))
         return (*build.forward(layout), *build.behind(passing, follow), *gathers, *build.wait(layout))
-
-    def promise(self, _: Step) -> Promise:
-        """Return what must hold: everybody's gradients in each step, and equal weights."""
-        return Promise(Whose.ALL)
-
-    @property
-    def period(self) -> int:
-        """Return after how many steps the programs repeat."""
-        return 1
-
-    @property
-    def differs(self) -> bool:
-        """False: all ranks have the same weights."""
-        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,10 @@ def cases(draw: st.DrawFn) -> tuple[Computing, list[Bucket]]:
         left = left[len(members) :]
     update = draw(st.sampled_from([0.0, 0.5]))
     return Computing(tuple(map(float, needed)), tuple(map(float, ready)), float(max(ready)), update), loads
+
+
+def without_updates(case: tuple[Computing, list[Bucket]]) -> tuple[Computing, list[Bucket]]:
+    return replace(case[0], update=0.0), case[1]
 
 
 costs = st.builds(Cost, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 0.25, 1.0, 3.0]))
@@ -147,6 +153,7 @@ def test_a_step_is_computing_and_waiting(
 def test_no_overlap_is_never_faster_than_a_chain(
     case: tuple[Computing, list[Bucket]], cost: Cost, deferred: bool
 ) -> None:
+    case = without_updates(case)
     assert played(*case, cost, "none", deferred).step >= played(*case, cost, "chain", deferred).step
 
 
@@ -155,6 +162,7 @@ def test_no_overlap_is_never_faster_than_a_chain(
 def test_to_wait_for_what_is_needed_is_never_slower_than_to_wait_for_all(
     case: tuple[Computing, list[Bucket]], cost: Cost, name: str
 ) -> None:
+    case = without_updates(case)
     assert played(*case, cost, name, deferred=True).step <= played(*case, cost, name, deferred=False).step
 
 
@@ -163,6 +171,8 @@ def test_to_wait_for_what_is_needed_is_never_slower_than_to_wait_for_all(
 def test_a_faster_network_is_never_slower(
     case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
 ) -> None:
+    """Where updates take time it can be: they share a thread with packing, and what comes sooner may hold up more."""
+    case = without_updates(case)
     step = played(*case, cost, name, deferred).step
     assert played(*case, Cost(cost.latency, cost.a_byte / 2), name, deferred).step <= step
     assert played(*case, Cost(cost.latency / 2, cost.a_byte), name, deferred).step <= step

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError, RecipeError
+from unisono.rules import BSP
 from unisono.training.checkpoint import Checkpoint, names, save
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.resuming import Place, check_change, clear, go_on
@@ -61,7 +62,8 @@ class Alone:
 def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return SimpleNamespace(model=model, optimizer=optimizer, reducer=SimpleNamespace(restore=lambda state: None))
+    reducer = SimpleNamespace(restore=lambda state: None, resume=lambda step: None, rule=BSP())
+    return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer)
 
 
 WORLD: Any = Alone()
@@ -84,7 +86,7 @@ def test_what_is_torn_is_set_aside_after_the_rest_was_found_to_fit(tmp_path: Pat
     with pytest.raises(CheckpointError, match=r"step 1's checkpoint does not fit the recipe's model: .*nothing was"):
         go_on(tmp_path, trainer(5), WORLD)
     assert (steps(tmp_path), len(names(tmp_path / "checkpoints"))) == ([1, 2], 2)
-    place, torn = go_on(tmp_path, trainer(), WORLD)
+    place, torn, _ = go_on(tmp_path, trainer(), WORLD)
     assert (steps(tmp_path), len(names(tmp_path / "checkpoints"))) == ([1, 2], 2), "check_change may refuse it yet"
     said = clear(tmp_path, place, torn)
     assert said == [
@@ -106,7 +108,7 @@ def test_a_disk_that_is_away_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     for _ in range(2):
-        place, torn = go_on(tmp_path, trainer(), WORLD)
+        place, torn, _ = go_on(tmp_path, trainer(), WORLD)
         assert (place, torn) == (Place(), [])
         check_change(recipe(optimizer={"name": "lamb"}), BEFORE, place, "these")
         assert clear(tmp_path, place, torn) == [f"{tmp_path} has no checkpoint yet: it begins again"]

@@ -1,7 +1,7 @@
 """The end of a rank: MPI ends first, while the witness still looks on; then the process ends at once.
 
-    as Python does it     tell the witness ─ MPI_Finalize ─ the interpreter is taken down: a death here has no name
-    here                  MPI_Finalize ─ tell the witness ─ os._exit
+as Python does it     tell the witness ─ MPI_Finalize ─ the interpreter is taken down: a death here has no name
+here                  MPI_Finalize ─ tell the witness ─ os._exit
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.plan.order import sequence
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 class Question(NamedTuple):
     """What settings are predicted for."""
 
-    rule: BSP | LocalSGD
+    rule: BaseRule
     computing: Computing
     buckets: Buckets
     cost: Cost

@@ -117,6 +117,16 @@ class BackwardPass:
         """Return what travels in a bucket."""
         return self.memory.part(self.memory.stretch(key))
 
+    def sums(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that holds gradients, without the flags behind it."""
+        stretch = self.memory.stretch(key)
+        return self.bucket(key)[: stretch.flags - stretch.start]
+
+    def flags(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that says which parameters have a gradient: not 0 where any rank has one."""
+        stretch = self.memory.stretch(key)
+        return self.bucket(key)[stretch.flags - stretch.start :]
+
     def settle(self, key: int) -> None:
         """Make what lies in a bucket the gradients of its parameters; what no rank had a gradient for has none."""
         stretch = self.memory.stretch(key)

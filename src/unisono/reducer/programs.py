@@ -10,7 +10,7 @@ from unisono.engine.exchanges import Exchanges
 from unisono.plan.choose import Setting
 from unisono.reducer.memory import Memory
 from unisono.reducer.talk import Talk
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BaseRule
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import Player, Prepared
 from unisono.step.program import Step
@@ -23,7 +23,7 @@ class Programs:
         self,
         memory: Memory,
         exchanges: Exchanges,
-        rule: BSP | LocalSGD,
+        rule: BaseRule,
         talk: Talk,
         user: str,
         observe: Callable[[Span], None],
@@ -34,7 +34,8 @@ class Programs:
         self._user, self._observe, self._has_buffers = user, observe, buffers
         self._player: Player | None = None
         self._communicators = 0
-        self._number = 0
+        self.number = 0
+        """Of the next step that synchronizes."""
         self._buckets: tuple[Bucket, ...] = ()
         self._filled: tuple[int, ...] = ()
         self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
@@ -69,8 +70,8 @@ class Programs:
 
     def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
         """Return the layout and the program of the next step that synchronizes."""
-        number = self._number % self._rule.period
-        self._number += 1
+        number = self.number % self._rule.period
+        self.number += 1
         made = self._made.get((updates, deferred, clip, number))
         if made is None:
             made = self._make(updates, deferred, clip, number)

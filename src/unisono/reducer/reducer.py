@@ -39,7 +39,7 @@ from unisono.reducer.programs import Programs
 from unisono.reducer.structure import Structure
 from unisono.reducer.talk import Talk
 from unisono.reducer.tuning import Tuning
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BaseRule
 from unisono.step import operations as op
 from unisono.step.build import BUFFERS, WORD
 from unisono.step.costs import Prediction
@@ -53,7 +53,7 @@ from unisono.world import World
 class Reducer:
     """The gradients of a model on one rank, and what a rule makes of them with those of the other ranks."""
 
-    def __init__(self, model: torch.nn.Module, world: World, rule: BSP | LocalSGD) -> None:
+    def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule) -> None:
         """Called by all ranks of `world` together."""
         self._model, self._structure = weakref.ref(model), Structure(model)
         self._checked = False  # whether the parameters have been looked at since the last backward pass
@@ -419,6 +419,28 @@ class Reducer:
         """Take up the setting of the run that goes on here, if it had as many ranks and was set alike."""
         if state is not None and self._tuning.restore(state):
             self._programs.adopt(self.setting, self._tuning.order)
+
+    def resume(self, step: int) -> None:
+        """Go on after so many steps: what the rule does in a step may depend on its number."""
+        self._programs.number = step
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Have the model hold the mean of all ranks' weights in the block, where they differ: for an evaluation."""
+        self.wait()
+        if not self.rule.differs:
+            yield
+            return
+        own = [one.detach().clone() for one in self.parameters]
+        with torch.no_grad():
+            for one in self.parameters:
+                self._talk.allreduce(one.data.div_(self._talk.size))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for one, before in zip(self.parameters, own, strict=True):
+                    one.copy_(before)
 
     def say(self, say: Callable[[str], None]) -> None:
         """Have what is chosen in the first steps told to `say`, on rank 0."""

@@ -27,8 +27,8 @@ from unisono.plan.choose import OUTSTANDING, SIZES, Candidate, Question, Setting
 from unisono.reducer.measured import Measured
 from unisono.reducer.memory import Memory
 from unisono.reducer.talk import Talk
-from unisono.rules import BSP, LocalSGD
-from unisono.rules.options import AUTO
+from unisono.rules import BaseRule
+from unisono.rules.base import AUTO
 from unisono.step.costs import Computing, Cost, Prediction, fit
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 class Tuning:
     """The setting of the next step. Every rank asks at each step, all together."""
 
-    def __init__(self, memory: Memory, world: Talk | World, measured: Measured, rule: BSP | LocalSGD) -> None:
+    def __init__(self, memory: Memory, world: Talk | World, measured: Measured, rule: BaseRule) -> None:
         """The rule's overlap and size of buckets are kept, or looked for where they are "auto" and None."""
         overlap, bucket_bytes = rule.overlap, rule.exchange.bucket_bytes
         if overlap != AUTO and overlap not in OVERLAPS:
@@ -71,7 +71,7 @@ class Tuning:
         """What the setting was predicted to take; None where nothing had to be predicted."""
         self._came: Sequence[int] = self.order
         self._begins: list[float] = []
-        self._settled = world.size == 1 or not memory.parameters
+        self._settled = world.size == 1 or not memory.parameters or rule.period > 1  # else steps are not alike
         self._course = iter(()) if self._settled else self._find()
         self._deferred = False
 

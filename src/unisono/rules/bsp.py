@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.rules.options import Options
+from unisono.rules.base import BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, PACK, SETTLE
 from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradient
-from unisono.step.rule import Promise, Whose
 
 
 @dataclass(frozen=True)
-class BSP(Options):
+class BSP(BaseRule):
     """Every rank has the same weights before each step, and applies the same averaged gradients in it."""
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
@@ -50,17 +49,3 @@ class BSP(Options):
             Task(SETTLE, key, UPDATE, (), (bucket(key),)),
             *build.updates(layout, key),
         ]
-
-    def promise(self, event: Step) -> Promise:
-        """Return what must hold: everybody's gradients, in each step that synchronizes."""
-        return Promise(Whose.ALL if event.synchronize else None)
-
-    @property
-    def period(self) -> int:
-        """Return after how many steps the programs repeat."""
-        return 1
-
-    @property
-    def differs(self) -> bool:
-        """False: all ranks have the same weights."""
-        return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
-from unisono.rules.options import Options
+from unisono.rules.base import BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout, Updates
 from unisono.step.operations import AGREE, CLIP_ALONE, PACK_WEIGHTS, STEP_ALONE, UNPACK_WEIGHTS, UPDATE_ALONE
@@ -23,7 +23,7 @@ from unisono.step.rule import Promise, Whose
 
 
 @dataclass(frozen=True)
-class LocalSGD(Options):
+class LocalSGD(BaseRule):
     """Every rank applies its own gradients; weights are averaged every `every` steps."""
 
     every: int = 16

@@ -150,6 +150,14 @@ class InProcessReplica:
         """Return what travels."""
         return self._sent[key]
 
+    def sums(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that holds gradients."""
+        return self._sent[key][: -len(self._ranges(key))]
+
+    def flags(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that says which parameters have a gradient."""
+        return self._sent[key][-len(self._ranges(key)) :]
+
     def settle(self, key: int) -> None:
         """Make the sums averaged gradients; what no rank had a gradient for has none."""
         ranges = self._ranges(key)

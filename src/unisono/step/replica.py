@@ -25,6 +25,12 @@ class Replica(Protocol):
     def bucket(self, key: int) -> torch.Tensor:
         """Return what travels in a bucket: flat, contiguous, of one dtype."""
 
+    def sums(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that holds gradients, without the flags behind it."""
+
+    def flags(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that says which parameters have a gradient: not 0 where any rank has one."""
+
     def settle(self, key: int) -> None:
         """Make what lies in a bucket the gradients of its parameters."""
 

@@ -27,6 +27,7 @@ from unisono.training.checkpoint import Checkpoint, save
 from unisono.training.learning_rate import rate_of_step
 from unisono.training.making import DTYPES
 from unisono.training.progress import Report
+from unisono.training.rank_states import states_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.resuming import Place
@@ -187,14 +188,14 @@ class Epochs:
         """Write a checkpoint, after the metrics of the epoch it ends; `loss` is the sum of all ranks so far."""
         place, trainer, folder = self.place, self.trainer, self.folder
         trainer.wait()
+        weights, optimizer = states_of(trainer, self.world)
 
         def write() -> None:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
             progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "data": self.feed.mark}
             progress |= {"seconds": time.perf_counter() - self.begun, "meeting": trainer.reducer.state()}
-            state = trainer.model.state_dict(), trainer.optimizer.state_dict()
-            save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, *state, progress))
+            save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, weights, optimizer, progress))
 
         self.world.on_root(write)
         self.saved = time.perf_counter()

@@ -22,7 +22,7 @@ from unisono.errors import RecipeError, UsageError
 from unisono.launch import own_cores
 from unisono.models.table import make_network
 from unisono.optimizers.table import make_optimizer
-from unisono.rules import BSP, Exchange, LocalSGD
+from unisono.rules import BSP, BaseRule, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
 from unisono.training.loss import classification_loss
 from unisono.training.recipe import OWN, Recipe, RuleRecipe
@@ -97,7 +97,7 @@ def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | 
     return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
 
 
-def make_rule(options: RuleRecipe, exchange: Exchange) -> BSP | LocalSGD:
+def make_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
     """Return the rule that a recipe asks for."""
     if options.name == "local_sgd":
         return LocalSGD(exchange, options.overlap, every=options.every)

@@ -8,6 +8,7 @@ from pathlib import Path
 from unisono.errors import CheckpointError, RecipeError
 from unisono.training import run_directory
 from unisono.training.checkpoint import Checkpoint, Torn, load_newest, names, set_aside
+from unisono.training.rank_states import take_states
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -30,20 +31,20 @@ class Place:
     """The mark of what it was trained on, where the run goes on."""
 
 
-def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Torn]]:
-    """Put the newest whole checkpoint into the model and the optimizer; where the run is then, and what was torn.
+def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Torn], list[str]]:
+    """Put the newest whole checkpoint into the model and the optimizer; return where the run is then, what was torn,
+    and what is to be said.
 
     A run without a checkpoint begins again. Nothing is changed on the disk. Called by all ranks together. Raises
     CheckpointError where none is whole, one cannot be read, or it does not fit the model.
     """
     found = world.on_root(lambda: _read(folder))
     if found is None:
-        return Place(), []
+        return Place(), [], []
     checkpoint, torn = found
     try:
-        trainer.model.load_state_dict(checkpoint.weights)
         options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
-        trainer.optimizer.load_state_dict(checkpoint.optimizer)
+        notes = take_states(trainer, world, checkpoint)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
         reason = " ".join(str(error).split())
         raise CheckpointError(
@@ -55,7 +56,7 @@ def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Tor
     trainer.reducer.restore(progress["meeting"])
     before = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks counts once
     place = Place(progress["epoch"], progress["done"], checkpoint.step, before, progress["seconds"], progress["data"])
-    return place, torn
+    return place, torn, notes
 
 
 def clear(folder: Path, place: Place, torn: list[Torn]) -> list[str]:

@@ -58,9 +58,9 @@ def _train(
         home = world.on_root(lambda: run_directory.begin(kept, folder, lock))
     else:
         home = resume
-        place, torn = go_on(home, trainer, world)
+        place, torn, notes = go_on(home, trainer, world)
         check_change(before, recipe, place, feed.mark)
-        notes = world.on_root(lambda: clear(home, place, torn))
+        notes += world.on_root(lambda: clear(home, place, torn))
         world.on_root(lambda: run_directory.write_recipe(home, kept))
     keep_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
     with Report(world.rank == 0, recipe.training.epochs) as report:

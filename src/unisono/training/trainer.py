@@ -14,7 +14,7 @@ from unisono.errors import UsageError
 from unisono.reducer import reducer_of
 from unisono.reducer.awaited import await_parameters
 from unisono.reducer.optimizer_step import Optimizing
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BaseRule
 from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.loss import classification_loss
 from unisono.training.recorder import Recorder
@@ -40,7 +40,7 @@ class Trainer:
         self,
         model: torch.nn.Module,
         world: World,
-        rule: BSP | LocalSGD,
+        rule: BaseRule,
         optimizer: torch.optim.Optimizer,
         loss: Loss = classification_loss,
         clip: float | None = None,
@@ -107,16 +107,19 @@ class Trainer:
         self._account()
 
     def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> Accuracy:
-        """How many of `samples` samples the model gets right: each rank looks at its own batches, of inputs and labels.
+        """Return how many of `samples` samples the model gets right: each rank looks at its own batches, of inputs and
+        labels.
 
-        Buffers are as the last step left them: of floating point, rank 0's.
+        Buffers are as the last step left them: of floating point, rank 0's. Where ranks' weights differ, their mean
+        is what is evaluated.
         """
         self.wait()
         counts = torch.zeros(3, dtype=torch.int64)
         self.model.eval()
-        for inputs, labels in batches:
-            with self.recorder.record("computing"), torch.no_grad(), self._within():
-                counts += count(self.model(inputs), labels)
+        with self.reducer.averaged():
+            for inputs, labels in batches:
+                with self.recorder.record("computing"), torch.no_grad(), self._within():
+                    counts += count(self.model(inputs), labels)
         with self.recorder.record("waiting"):
             self.world.allreduce(counts)
         self.recorder.leave_out()

@@ -1,7 +1,12 @@
-"""What all rules are told of how ranks communicate."""
+"""What rules have in common: how their collectives go, where these sit in the step, and what most rules promise.
+
+A rule of one's own is a frozen dataclass that inherits from `BaseRule` and gives a program for each event
+(`docs/rules.md` has one of 20 lines).
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,8 +15,8 @@ from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
 from unisono.step.overlaps import Overlap, find_overlap
-from unisono.step.program import COMMUNICATION, Operation
-from unisono.step.rule import ONE_THREAD
+from unisono.step.program import COMMUNICATION, Operation, Step, StepProgram
+from unisono.step.rule import ONE_THREAD, Promise, Whose
 
 AUTO = "auto"
 
@@ -20,8 +25,8 @@ OUTSTANDING = 2
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a rule's collectives go, and where they sit in the step."""
+class BaseRule(ABC):
+    """A rule by which all ranks have the same weights after each step that synchronizes, unless it says otherwise."""
 
     exchange: Exchange = field(default_factory=Exchange)
     overlap: str = AUTO
@@ -29,6 +34,24 @@ class Options:
     "auto": what is predicted to be the fastest once the first steps were measured."""
     outstanding: int | None = None
     """Collectives that go on at once at most, where the overlap has several; None: what is predicted to be best."""
+
+    @abstractmethod
+    def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
+        """Return the tasks of an event on one rank."""
+
+    def promise(self, event: Step) -> Promise:
+        """Return what must hold: everybody's gradients are applied in each step that synchronizes."""
+        return Promise(Whose.ALL if event.synchronize else None)
+
+    @property
+    def period(self) -> int:
+        """Return after how many steps the programs repeat."""
+        return 1
+
+    @property
+    def differs(self) -> bool:
+        """False: all ranks have the same weights, so that a checkpoint holds rank 0's."""
+        return False
 
     def threads(self) -> Mapping[str, int]:
         """Return how many threads each lane has: one for each communicator."""

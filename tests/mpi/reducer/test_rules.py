@@ -1,0 +1,83 @@
+"""Rules on real ranks: what they train is what one process plays, and averaging weights is averaging gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.mpi.reducer.shares import batches
+from torch import nn
+
+import unisono
+from unisono.errors import UsageError
+from unisono.rules import LocalSGD
+from unisono.step.overlaps import OVERLAPS
+from unisono.world import World
+
+SMALL = unisono.Exchange(bucket_bytes=20_000)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.Tanh(), nn.Linear(50, 10)).double()
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def trained(world: World, rule: unisono.BSP | LocalSGD, steps: int = 12) -> list[torch.Tensor]:
+    """The weights after some steps of a Trainer; all ranks have as many samples."""
+    model = network()
+    trainer = unisono.Trainer(model, world, rule, optimizer_of(model))
+    for inputs, labels in batches(world, steps, 12):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
+    for mine, its in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_averaging_weights_in_each_step_is_averaging_gradients(group: World, overlap: str) -> None:
+    close(trained(group, LocalSGD(SMALL, overlap, every=1)), trained(group, unisono.BSP(SMALL, overlap)))
+
+
+@pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel"])
+def test_in_a_loop_of_ones_own(group: World, overlap: str) -> None:
+    """Gradients stay this rank's; the weights are averaged at the end of the optimizer's step."""
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, group, LocalSGD(SMALL, overlap, every=3), optimizer)
+    for step, (inputs, labels) in enumerate(batches(group, 9, 12)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        optimizer.step()
+        weights = [one.detach().clone() for one in model.parameters()]
+        alike = all(
+            torch.equal(one, other) for mine in group.gather(weights) for one, other in zip(mine, weights, strict=True)
+        )
+        assert alike == (group.size == 1 or step % 3 == 2)
+    close(weights, trained(group, LocalSGD(SMALL, overlap, every=3), 9))
+
+
+def test_a_rule_on_weights_needs_the_optimizer(group: World) -> None:
+    with pytest.raises(UsageError, match=r"call unisono.parallel\(model, world, rule, optimizer\)"):
+        unisono.parallel(network(), group, LocalSGD())
+
+
+def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
+    model = network()
+    trainer = unisono.Trainer(model, group, LocalSGD(every=100), optimizer_of(model))
+    for inputs, labels in batches(group, 3, 12):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    own = [one.detach().clone() for one in model.parameters()]
+    with trainer.reducer.averaged():
+        mean = [torch.stack(each).mean(0) for each in zip(*group.gather(own), strict=True)]
+        close([one.detach() for one in model.parameters()], mean)
+    assert all(torch.equal(one, before) for one, before in zip(model.parameters(), own, strict=True))
