@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,4 +79,32 @@ def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_pat
     other = group.on_root(exchange_parts)
     with pytest.raises(RecipeError, match="the run stopped 2 steps into an epoch of other data"):
         train(recipe_of(other), group, None, home / "stopped")
+    alone.free()
+
+
+def test_a_run_whose_ranks_differ_goes_on_bit_for_bit_on_as_many_and_from_their_mean_on_others(
+    group: World, packs: Path, tmp_path: Path
+) -> None:
+    """Local SGD: the checkpoint, two steps before the end, lies between two averages."""
+    home = group.on_root(lambda: tmp_path)
+    recipe = recipe_of(packs)
+    recipe = replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=4))
+    train(recipe, group, home / "whole", None)
+
+    def stop() -> None:
+        stopped(home / "whole", home / "resumed")
+        stopped(home / "whole", home / "alone")
+
+    group.on_root(stop)
+    train(recipe, group, None, home / "resumed")
+    alone = group.split(group.rank)
+
+    def check() -> None:
+        one, other = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "resumed"))
+        for mine, its in zip(one.optimizer["ranks"], other.optimizer["ranks"], strict=True):
+            assert all(torch.equal(mine["weights"][name], its["weights"][name]) for name in its["weights"])
+        assert all(torch.equal(one.weights[name], value) for name, value in other.weights.items())
+        train(recipe, alone, None, home / "alone")
+
+    group.on_root(check)
     alone.free()
