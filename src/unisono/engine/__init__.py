@@ -1,4 +1,4 @@
-"""Operations that are carried out as soon as what they need is there, and where communication sits among them."""
+"""Operations that are carried out as soon as what they need is there."""
 
 from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine, Handle, Span

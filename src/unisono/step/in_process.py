@@ -39,12 +39,12 @@ class Batch(NamedTuple):
 class InProcessWorld:
     """The calls of a world for one of several threads that stand for ranks. Sums are made in the order of ranks."""
 
-    def __init__(self, rank: int, meeting: _Meeting) -> None:
-        self.rank, self.size, self._meeting = rank, meeting.size, meeting
+    def __init__(self, rank: int, gathering: _Gathering) -> None:
+        self.rank, self.size, self._gathering = rank, gathering.size, gathering
 
     def gather(self, mine: Any) -> list[Any]:
         """Return what every rank gives, in the order of ranks."""
-        return self._meeting.gather(self.rank, mine)
+        return self._gathering.gather(self.rank, mine)
 
     def allreduce(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
         """Sum a tensor over the ranks, in place."""
@@ -67,7 +67,7 @@ class InProcessWorld:
         self.gather(None)
 
 
-class _Meeting:
+class _Gathering:
     def __init__(self, size: int) -> None:
         self.size, self._given, self._barrier = size, list[Any]([None] * size), threading.Barrier(size)
 
@@ -292,17 +292,17 @@ def carry_out(replicas: Sequence[InProcessReplica], together: Sequence[Member]) 
     if act is None:
         replicas[together[0].rank].outside(together[0].task)
         return
-    meeting = _Meeting(len(together))
+    gathering = _Gathering(len(together))
     errors: list[BaseException] = []
 
     def one_rank(place: int, member: Member) -> None:
         replica, operation = replicas[member.rank], member.task.operation
         try:
             with torch.no_grad():
-                operation.act(replica, member.task, InProcessWorld(place, meeting))  # type: ignore[misc]
+                operation.act(replica, member.task, InProcessWorld(place, gathering))  # type: ignore[misc]
         except BaseException as error:  # noqa: BLE001 - told by the thread that waits
             errors.append(error)
-            meeting.abort()
+            gathering.abort()
 
     threads = [threading.Thread(target=one_rank, args=pair) for pair in enumerate(together)]
     if len(threads) == 1:
