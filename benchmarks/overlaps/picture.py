@@ -20,10 +20,10 @@ import matplotlib.pyplot as plt
 COLOURS = {
     "forward": "#9ecae1",
     "backward": "#4292c6",
-    "exchange": "#fd8d3c",
+    "allreduce": "#fd8d3c",
     "update": "#74c476",
     "pack": "#dadaeb",
-    "unpack": "#bcbddc",
+    "settle": "#bcbddc",
 }
 
 Event = dict[str, Any]

@@ -124,12 +124,12 @@ def test_a_timeline_shows_every_thread_of_every_rank(on_ranks: Run, recipe: str,
         for event in mine:
             if event["ph"] in ("s", "t", "f"):
                 arrows[event["id"]].append(event)
-        exchanges = [span["name"] for span in spans if span["name"].startswith("exchange ")]
-        assert exchanges.count("exchange 0") == exchanges.count("exchange 1") == 23
-        assert len(arrows) == len(exchanges) - 23, "one for each bucket, none for the count of samples"
+        sums = [span["name"] for span in spans if span["name"].startswith(("agree ", "allreduce "))]
+        assert sums.count("agree 0") == sums.count("allreduce 1") == 23
+        assert len(arrows) == len(sums) - 23, "one for each bucket, none for the control word"
         assert "".join(event["ph"] for event in arrows[f"{rank}.0"]) == "stf"
         for arrow in arrows.values():
-            for event, what in zip(arrow, ("backward", "exchange", "update"), strict=False):
+            for event, what in zip(arrow, ("backward", "allreduce", "update"), strict=False):
                 assert any(
                     (span["name"].partition(" ")[0], span["tid"]) == (what, event["tid"])
                     and span["ts"] <= event["ts"] <= span["ts"] + span["dur"] + 1e-3
