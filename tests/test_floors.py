@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors", "weak"),
-    ("addresses", "launch", "placement", "timeouts", "witness"),
+    ("addresses", "launch", "own", "placement", "timeouts", "witness"),
     ("startup", "uncaught"),
     ("lab",),
     ("mpi",),

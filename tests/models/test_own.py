@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
-from unisono.models.own import check_own, is_own, make_own, where_own
+from unisono.models.own import make_own, own_network
+from unisono.own import is_own
+
+
+def check_own(name: str, folder: str) -> None:
+    own_network(name, folder).check()
+
+
+def where_own(name: str, folder: str) -> str:
+    return own_network(name, folder).where()
+
 
 NETS = """
 import torch

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from unisono.compute.processor import processor
 from unisono.compute.ways.table import OWN
 from unisono.errors import RecipeError, UsageError
 from unisono.models.table import make_network
-from unisono.training.making import check_fit, keep_plan, known_plan
-from unisono.training.recipe import Recipe, parse_recipe
+from unisono.rules import BSP, Exchange, LocalSGD
+from unisono.training.making import check_fit, keep_plan, known_plan, make_rule
+from unisono.training.recipe import Recipe, RuleRecipe, parse_recipe
 
 HERE = machine(processor().name)
 
@@ -104,3 +106,16 @@ def test_a_network_that_does_not_take_the_data_is_told(name: str, shape: tuple[i
 def test_a_network_that_takes_the_data_and_one_of_ones_own() -> None:
     check_fit(make_network("small_convnet", "", 10, 1), "small_convnet", torch.zeros(1, 1, 8, 8), nullcontext)
     check_fit(torch.nn.Linear(3, 4), "nets:mine", torch.zeros(1, 5), nullcontext)
+
+
+def test_a_rule_of_ones_own_is_made_by_its_function(tmp_path: Path) -> None:
+    (tmp_path / "own_rule_made.py").write_text(
+        "from unisono.rules import BSP\n"
+        "def largest(exchange, overlap):\n    return BSP(exchange, overlap, 3)\n"
+        "def none(exchange, overlap):\n    return 7\n"
+    )
+    options = RuleRecipe("own_rule_made:largest", str(tmp_path), "funnel")
+    assert make_rule(options, Exchange(wire="float16")) == BSP(Exchange(wire="float16"), "funnel", 3)
+    with pytest.raises(RecipeError, match="'own_rule_made:none': it gave int, not a rule that inherits from"):
+        make_rule(replace(options, name="own_rule_made:none"), Exchange())
+    assert make_rule(RuleRecipe("local_sgd", every=5), Exchange()) == LocalSGD(every=5)

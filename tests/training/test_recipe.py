@@ -193,3 +193,25 @@ def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(to_dict(below)))
     assert read_recipe(tmp_path / "recipe.toml") == below
     assert read_recipe(DIGITS).model.folder == ""
+
+
+def test_a_rule_is_one_of_the_table_or_ones_own(tmp_path: Path) -> None:
+    from unisono.rules import RULES
+
+    for name in RULES:
+        check_run(read_recipe(DIGITS, [f"rule.name={name}"]), 1)
+    with pytest.raises(RecipeError, match=r"rule.name = 'easy'; there are bsp, local_sgd, or module:function of your"):
+        check_run(read_recipe(DIGITS, ["rule.name=easy"]), 1)
+    (tmp_path / "mine.toml").write_text('[rule]\nname = "own_rules_here:make"\n')
+    recipe = read_recipe(tmp_path / "mine.toml")
+    assert recipe.rule.folder == str(tmp_path)
+    with pytest.raises(RecipeError, match=r"rule.name = 'own_rules_here:make': there is no module own_rules_here in"):
+        check_run(recipe, 1)
+    (tmp_path / "own_rules_here.py").write_text("raise SystemExit('it is not run')")
+    check_run(recipe, 1)
+
+
+def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text('[exchange]\nembedding = "funnel"\nwire = "float16"\n')
+    recipe = read_recipe(tmp_path / "old.toml")
+    assert (recipe.rule.overlap, recipe.exchange.wire) == ("funnel", "float16")

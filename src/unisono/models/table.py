@@ -18,7 +18,8 @@ from unisono.models import (
     vgg,
 )
 from unisono.models.catalogue import CIFAR_LAYERS
-from unisono.models.own import is_own, make_own
+from unisono.models.own import make_own
+from unisono.own import is_own
 
 MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "small_convnet": small_convnet.SmallConvnet,

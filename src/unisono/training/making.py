@@ -22,10 +22,11 @@ from unisono.errors import RecipeError, UsageError
 from unisono.launch import own_cores
 from unisono.models.table import make_network
 from unisono.optimizers.table import make_optimizer
+from unisono.own import is_own
 from unisono.rules import BSP, BaseRule, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
 from unisono.training.loss import classification_loss
-from unisono.training.recipe import OWN, Recipe, RuleRecipe
+from unisono.training.recipe import OWN, Recipe, RuleRecipe, own_rule
 from unisono.training.rehearsal import rehearse
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
@@ -98,7 +99,13 @@ def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | 
 
 
 def make_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
-    """Return the rule that a recipe asks for."""
+    """Return the rule that a recipe asks for. Raises RecipeError where one's own is none."""
+    if is_own(options.name):
+        own = own_rule(options)
+        rule = own.call(exchange, options.overlap)
+        if not isinstance(rule, BaseRule):
+            raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+        return rule
     if options.name == "local_sgd":
         return LocalSGD(exchange, options.overlap, every=options.every)
     return BSP(exchange, options.overlap)

@@ -14,7 +14,8 @@ from unisono.data.catalogue import SAMPLES, samples_of
 from unisono.data.pictures.view import AUGMENTS as OF_PICTURES
 from unisono.data.sounds.hearing import AUGMENTS as OF_SOUNDS
 from unisono.errors import RecipeError
-from unisono.models.own import check_name, is_own
+from unisono.models.own import check_name
+from unisono.own import Own, is_own
 from unisono.schedules import check
 from unisono.training.keys import change, choice, flat, number, parse
 
@@ -22,6 +23,8 @@ OWN = "own"
 """The wire that leaves gradients as they are."""
 
 WIRES = (OWN, "float32", "float16", "bfloat16")
+
+RULES = ("bsp", "local_sgd")
 
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {("exchange", "embedding"): ("rule", "overlap")}
 """Tables and keys of older recipes, and what they are called now."""
@@ -106,8 +109,11 @@ class TrainingRecipe:
 class RuleRecipe:
     """What ranks exchange, and when."""
 
-    name: str = choice("bsp", "bsp", "local_sgd")
-    """"bsp": averaged gradients in each step; "local_sgd": each rank updates alone, and weights are averaged."""
+    name: str = "bsp"
+    """"bsp": averaged gradients in each step; "local_sgd": each rank updates alone, and weights are averaged; or
+    `module:function`: a rule of one's own, which function(exchange, overlap) gives."""
+    folder: str = ""
+    """Where that module is looked for before the current folder; else where the recipe is."""
     overlap: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
     """Where communication sits in the step."""
     every: int = number(16, at_least=1)
@@ -155,7 +161,7 @@ class Recipe:
 def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `changes` of the form key=value (`training.epochs=3`) made to it.
 
-    The folder of a network of one's own is made whole, so that a run finds it again when it goes on.
+    The folder of a network or a rule of one's own is made whole, so that a run finds it again when it goes on.
     Raises RecipeError naming the file or the change, the key, and the nearest key where there is no such one.
     """
     try:
@@ -168,9 +174,10 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     for wanted in changes:
         change(content, wanted)
         recipe = parse_recipe(content, f"--set {wanted}")
-    if is_own(recipe.model.name):
-        folder = (path.parent / recipe.model.folder).resolve()
-        recipe = replace(recipe, model=replace(recipe.model, folder=str(folder)))
+    for table in ("model", "rule"):
+        if is_own((found := getattr(recipe, table)).name):
+            folder = (path.parent / found.folder).resolve()
+            recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
     return recipe
 
 
@@ -196,6 +203,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     if data not in SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
     check_name(recipe.model.name, recipe.model.folder)
+    check_rule(recipe.rule)
     if recipe.data.hold == "whole" and recipe.data.groups > 1:
         raise RecipeError(
             f'data.groups = {recipe.data.groups}, but with data.hold = "whole" each node has a copy; leave groups away'
@@ -212,6 +220,19 @@ def check_run(recipe: Recipe, ranks: int) -> None:
         raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join(WIRES)}")
     if algorithm not in ("auto", "library", "hierarchical/library"):
         check(algorithm)
+
+
+def check_rule(rule: RuleRecipe) -> None:
+    """Raise RecipeError for a name that is neither a rule's nor of a module that is there."""
+    if is_own(rule.name):
+        own_rule(rule).check()
+    elif rule.name not in RULES:
+        raise RecipeError(f"rule.name = {rule.name!r}; there are {', '.join(RULES)}, or module:function of your own")
+
+
+def own_rule(rule: RuleRecipe) -> Own:
+    """Return the function that a recipe names, which makes a rule."""
+    return Own("rule", rule.name, rule.folder, "a rule", "rules:largest")
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

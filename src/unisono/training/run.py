@@ -5,18 +5,18 @@ lock ─ data ─ network ─ (newest whole checkpoint) ─ epochs
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from unisono.models.own import is_own, where_own
+from unisono.models.own import own_network
+from unisono.own import is_own
 from unisono.training import run_directory
 from unisono.training.checkpoint import check_state
 from unisono.training.epochs import Epochs
 from unisono.training.making import keep_plan, known_plan, make_feed, make_trainer, say_format, take_cores
 from unisono.training.progress import Report
-from unisono.training.recipe import Recipe, check_run
+from unisono.training.recipe import Recipe, check_run, own_rule
 from unisono.training.resuming import Place, check_change, clear, go_on
 from unisono.training.run_lock import RunLock
 from unisono.training.signals import Signals
@@ -84,7 +84,7 @@ def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
     """Lock a run that goes on, and say whose code it is about to run; the recipe that it had."""
     before = run_directory.recipe_of(folder, [])
     lock.take(folder)
-    if is_own(recipe.model.name):
-        print(f"the run names code of its own, which is run now: {where_own(recipe.model.name, recipe.model.folder)}")
-        sys.stdout.flush()
+    for own in (own_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
+        if is_own(own.name):
+            print(f"the run names code of its own, which is run now: {own.where()}", flush=True)
     return before

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.mpi.reducer.shares import batches
+from tests.rules.largest import Largest
 from torch import nn
 
 import unisono
@@ -81,3 +82,11 @@ def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
         mean = [torch.stack(each).mean(0) for each in zip(*group.gather(own), strict=True)]
         close([one.detach() for one in model.parameters()], mean)
     assert all(torch.equal(one, before) for one, before in zip(model.parameters(), own, strict=True))
+
+
+def test_a_rule_of_ones_own_ends_with_the_same_bits_on_all_ranks(group: World) -> None:
+    before = [one.detach().clone() for one in network().parameters()]
+    found = trained(group, Largest(SMALL, "chain"))
+    assert all(not torch.equal(one, old) for one, old in zip(found, before, strict=True))
+    for mine in group.gather(found):
+        assert all(torch.equal(one, other) for one, other in zip(mine, found, strict=True))
