@@ -14,8 +14,8 @@ from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Word, encode
 from unisono.reducer.memory import Memory
 from unisono.step.layout import Bucket, Layout
-from unisono.step.operations import PACK
-from unisono.step.program import UPDATE, Task
+from unisono.step.operations import PACK, UPDATE_ALONE
+from unisono.step.program import UPDATE, Operation, Task
 
 ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
 
@@ -94,11 +94,14 @@ def test_a_second_gradient_is_added_to_the_first() -> None:
     assert begun.fresh[1] is TWO
 
 
+@pytest.mark.parametrize("operation", [PACK, UPDATE_ALONE])
 @pytest.mark.parametrize("lengths", [[1, 1], [48, 1]])
-def test_a_second_gradient_comes_too_late_when_a_part_of_the_first_has_left(lengths: list[int]) -> None:
+def test_a_second_gradient_comes_too_late_when_a_part_of_the_first_has_left(
+    lengths: list[int], operation: Operation
+) -> None:
     begun = begin(lengths, [0, 1])
     begun.add(0, torch.ones(lengths[0]))
-    begun.note(Task(PACK, 1, UPDATE))
+    begun.note(Task(operation, 1, UPDATE, parameters=(0,)))
     with pytest.raises(UsageError, match=r"parameter 0 .* twice .* use_reentrant=False"):
         begun.add(0, torch.ones(lengths[0]))
 
@@ -143,6 +146,18 @@ def test_what_no_rank_had_a_gradient_for_has_none_and_nothing_is_set_of_a_pass_t
     begun.drop()
     begun.settle(1)
     assert first.grad is None
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2)])
+def test_a_parameter_that_is_cut_has_its_gradient_with_its_last_part(order: tuple[int, ...]) -> None:
+    """On several communicators the part that has the flag may come first: the others are still being written."""
+    begun = begin([48], [0])
+    begun.add(0, torch.ones(48))
+    for key in order:
+        assert begun.memory.parameters[0].grad is None
+        begun.pack(key)
+        begun.settle(key)
+    assert begun.memory.parameters[0].grad is not None
 
 
 @pytest.mark.parametrize("called", [True, False])

@@ -208,7 +208,7 @@ def test_weights_travel_and_come_back_as_their_mean(largest: int) -> None:
     for key in range(1, len(memory.layout.stretches) + 1):
         memory.pack_weights(memory.stretch(key), 2)
         memory.part(memory.stretch(key)).mul_(4)  # the sum of two ranks, one of which has three times as much
-    for key in range(1, len(memory.layout.stretches) + 1):
+    for key in reversed(range(1, len(memory.layout.stretches) + 1)):
         memory.unpack_weights(memory.stretch(key))
     for one, old in zip(parameters, before, strict=True):
         torch.testing.assert_close(one.detach(), 2 * old)

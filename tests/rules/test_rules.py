@@ -9,7 +9,7 @@ from tests.step.sharded import Sharded
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.rules import BSP, RULES, LocalSGD, find_rule
+from unisono.rules import BSP, RULES, Exchange, LocalSGD, find_rule
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
 from unisono.step.in_process import Batch, InProcessReplica, play_in_process
@@ -35,6 +35,11 @@ def test_what_a_rule_is(rule: Rule) -> None:
 def test_an_average_every_no_steps_is_refused() -> None:
     with pytest.raises(UsageError, match=r"LocalSGD\(every=0\): weights are averaged every 1 or more steps"):
         LocalSGD(every=0)
+
+
+def test_weights_are_not_rounded_by_a_wire() -> None:
+    with pytest.raises(UsageError, match="a wire of bfloat16 would round"):
+        LocalSGD(Exchange(wire="bfloat16"))
 
 
 def test_a_rule_of_ones_own_is_verified_and_predicted_and_drawn() -> None:

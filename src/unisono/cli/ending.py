@@ -1,7 +1,7 @@
-"""The end of a rank: MPI ends first, while the witness still looks on; then the process ends at once.
+"""The end of a rank: MPI ends first, while the witness still looks on.
 
-as Python does it     tell the witness ─ MPI_Finalize ─ the interpreter is taken down: a death here has no name
-here                  MPI_Finalize ─ tell the witness ─ os._exit
+as Python does it     tell the witness ─ MPI_Finalize: a death here has no name
+here                  MPI_Finalize ─ tell the witness
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ INTERRUPTED = 130
 
 
 class Ending:
-    """Ends this process where it is one of several ranks. Made before anything else is to be called at its exit."""
+    """Ends this process where it is one of several ranks. Made before anything else is to be called at its exit: where
+    MPI has begun already, the process is another program's, which ends it."""
 
     def __init__(self) -> None:
         self._size = ranks_started(os.environ) or 1
         self._code: int | None = None
-        if self._size > 1:
+        self._ours = self._size > 1 and "unisono.mpi" not in sys.modules
+        if self._ours:
             atexit.register(self._finish)  # the first that is registered is called last
 
     def exit(self, code: int) -> None:
         """Exit with a code, all ranks together."""
-        if self._size > 1:
-            if code == INTERRUPTED:
-                self.interrupt()
+        if self._size > 1 and code == INTERRUPTED:
+            self.interrupt()
+        if self._ours:
             self._code = code
             atexit.unregister(witness.tell)
             signal.signal(signal.SIGINT, lambda *_: self.interrupt())
@@ -55,13 +57,10 @@ class Ending:
         os._exit(code)
 
     def _finish(self) -> None:
-        """End MPI and the process: called when all else that was to be done at the exit is over."""
+        """End MPI: called when what was made after this object has done what it does at the exit."""
         mpi = sys.modules.get("unisono.mpi")
-        if self._code is None or mpi is None or not mpi.MPI.Is_initialized():
+        if self._code is None or mpi is None or not mpi.MPI.Is_initialized() or mpi.MPI.Is_finalized():
             return  # an uncaught exception, or a command without ranks: as Python does
         rank = mpi.MPI.COMM_WORLD.rank
         mpi.MPI.Finalize()
         witness.tell(rank)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(self._code)

@@ -13,7 +13,7 @@ from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreed, Word, decode, encode
 from unisono.reducer.memory import Memory
 from unisono.step.layout import Layout
-from unisono.step.operations import PACK
+from unisono.step.operations import PACK, UPDATE_ALONE
 from unisono.step.program import Task
 from unisono.world import World
 
@@ -56,6 +56,8 @@ class BackwardPass:
         """The parameters as their gradients came."""
         self._open = [0, *(len(one.parameters) for one in layout.buckets)]
         self._parts = [len(keys) for keys in layout.keys_of]
+        self._unsettled = list(self._parts)
+        self._there: dict[int, bool] = {}
         self._left: set[int] = set()  # keys of buckets that are on their way
 
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
@@ -83,9 +85,11 @@ class BackwardPass:
         return not self._open[key]
 
     def note(self, task: Task) -> None:
-        """Note that a task is about to be carried out: a bucket that is packed is on its way."""
+        """Note that a task is about to be carried out: a bucket that is packed, or applied, is on its way."""
         if task.operation is PACK:
             self._left.add(task.key)
+        elif task.operation is UPDATE_ALONE:
+            self._left.update(key for number in task.parameters for key in self.layout.keys_of[number])
 
     def drop(self) -> None:
         """Let nothing come of it: what is under way sets no gradient from here on."""
@@ -128,13 +132,19 @@ class BackwardPass:
         return self.bucket(key)[stretch.flags - stretch.start :]
 
     def settle(self, key: int) -> None:
-        """Make what lies in a bucket the gradients of its parameters; what no rank had a gradient for has none."""
+        """Make what lies in a bucket the gradients of its parameters; what no rank had a gradient for has none.
+
+        A parameter that is cut has its gradient with its last part: on several communicators any may come last.
+        """
         stretch = self.memory.stretch(key)
         flags = self.memory.flags(stretch)
         with self.lock:
-            if not self.void:
-                for number, there in zip(stretch.ends, flags, strict=True):
-                    self.memory.parameters[number].grad = self.memory.views[number] if there else None
+            self._there.update(zip(stretch.ends, flags, strict=True))
+            for number in stretch.parameters:
+                self._unsettled[number] -= 1
+                if not self._unsettled[number] and not self.void:
+                    view = self.memory.views[number] if self._there[number] else None
+                    self.memory.parameters[number].grad = view
 
     def clip(self) -> None:
         """Scale all gradients so that their common norm is at most the layout's."""

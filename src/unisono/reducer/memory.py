@@ -64,8 +64,11 @@ class Memory:
             parameter = self.parameters[number].detach()
             if parameter.stride() == self.views[number].stride():
                 self._in_order(parameter, number)[first - start : last - start] = flat[first:last]
-            elif last == start + self._kinds[number][0]:  # all parts are there with the last
-                parameter.copy_(self.views[number])
+            else:  # it is not dense: a copy that is takes the part, and is copied back
+                view = self.views[number]
+                dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(parameter)
+                self._in_order(dense, number)[first - start : last - start] = flat[first:last]
+                parameter.copy_(dense)
 
     def _places(self, bucket: Stretch) -> list[tuple[int, int, int, int]]:
         """Return each parameter that lies in a bucket: its number, where it begins and ends there, and where it begins

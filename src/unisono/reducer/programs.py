@@ -13,7 +13,8 @@ from unisono.reducer.talk import Talk
 from unisono.rules import BaseRule
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import Player, Prepared
-from unisono.step.program import Step
+from unisono.step.program import Step, StepProgram
+from unisono.step.verify import check_groups, check_threads
 
 
 class Programs:
@@ -38,6 +39,8 @@ class Programs:
         """Of the next step that synchronizes."""
         self._buckets: tuple[Bucket, ...] = ()
         self._filled: tuple[int, ...] = ()
+        self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
+        """Steps of a period that are alike share one."""
         self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
 
     @property
@@ -64,6 +67,7 @@ class Programs:
         self._filled = tuple(keys[number] for number in range(len(stretches)))
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
         self._made.clear()
+        self._prepared.clear()
         if self._player is None or self._communicators != self._rule.communicators:
             self._communicators = self._rule.communicators
             self._player = Player(self._exchanges, self._communicators, self._user, self._observe)
@@ -82,4 +86,10 @@ class Programs:
         count = len(self._memory.parameters)
         layout = Layout(self._talk.size, count, self._buckets, self._filled)
         layout = replace(layout, updates=updates, deferred=deferred, clip=clip, buffers=self._has_buffers)
-        return layout, self.player.prepare(self._rule(Step(number), self._talk.rank, layout))
+        program = self._rule(Step(number), self._talk.rank, layout)
+        found = self._prepared.get((updates, deferred, clip, program))
+        if found is None:
+            check_groups(self._talk.rank, program)
+            check_threads(self._talk.rank, program, self._rule.threads())
+            found = self._prepared[updates, deferred, clip, program] = layout, self.player.prepare(program)
+        return found

@@ -299,6 +299,9 @@ class Reducer:
         if not self._prepared:
             self.prepare_for_backward()
         self._prepared = self._accumulated = self._heard = False
+        self.finish_step()  # where the program has left the optimizer's step out: the others average, too
+        if self._last is not None and self._last.agreed is None:  # its step had no control word
+            self._requests |= self._last.word.requests
         word = Word(self.samples, absent, self._first, frozenset(self._requests))
         self._requests -= word.requests
         layout, program = self._programs.next(self._updates, self._deferred, self.clip)
@@ -333,9 +336,10 @@ class Reducer:
         assert begun is not None, "a pass goes on"
         if there:
             self.measured.come(number)
-        begun.add(number, parameter.grad if begun.word.contributes or self.rule.differs else None)
+        gradient = parameter.grad
         if not (self.rule.differs and begun.layout.updates is Updates.OUTSIDE):
-            parameter.grad = None
+            parameter.grad = None  # before it is told: an update may set another at once
+        begun.add(number, gradient if begun.word.contributes or self.rule.differs else None)
         self._advance()
 
     def _advance(self) -> None:
@@ -426,21 +430,23 @@ class Reducer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Have the model hold the mean of all ranks' weights in the block, where they differ: for an evaluation."""
+        """Have the model hold the mean of all ranks' weights and buffers in the block, where they differ: for an
+        evaluation."""
         self.wait()
         if not self.rule.differs:
             yield
             return
-        own = [one.detach().clone() for one in self.parameters]
-        with torch.no_grad():
-            for one in self.parameters:
-                self._talk.allreduce(one.data.div_(self._talk.size))
+        model = self._model()
+        buffers = () if model is None else model.buffers()
+        averaged = [one.data for one in (*self.parameters, *buffers) if one.is_floating_point() or one.is_complex()]
+        own = [one.clone() for one in averaged]
+        for one in averaged:
+            one.copy_(self._talk.allreduce(one.div(self._talk.size)))
         try:
             yield
         finally:
-            with torch.no_grad():
-                for one, before in zip(self.parameters, own, strict=True):
-                    one.copy_(before)
+            for one, before in zip(averaged, own, strict=True):
+                one.copy_(before)
 
     def say(self, say: Callable[[str], None]) -> None:
         """Have what is chosen in the first steps told to `say`, on rank 0."""

@@ -31,6 +31,10 @@ class LocalSGD(BaseRule):
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UsageError(f"LocalSGD(every={self.every}): weights are averaged every 1 or more steps")
+        if self.exchange.wire is not None:
+            raise UsageError(
+                f"LocalSGD averages weights, which a wire of {self.exchange.wire} would round: leave the wire away"
+            )
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""

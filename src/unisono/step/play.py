@@ -11,7 +11,7 @@ ended, and the gate of the next is a wait for what it reads. Tasks on lane `main
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 import torch
@@ -19,13 +19,16 @@ import torch
 from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine, Handle, Observe
 from unisono.engine.exchanges import Exchanges, call_labelled
-from unisono.errors import UsageError
-from unisono.step.program import MAIN, Act, StepProgram, Task, Value
+from unisono.errors import OperationError, UsageError
+from unisono.step.program import MAIN, UPDATE, Act, StepProgram, Task, Value
 from unisono.step.replica import Replica
 from unisono.world import World
 
-OF_ONE_PASS = frozenset(("gradient", "seen", "begun", "ended", "thread main", "thread computing", "state"))
-"""Kinds of values without a variable: a pass has its own, one thread keeps their order, or `weights` does."""
+OF_ONE_PASS = frozenset(("seen", "begun", "ended", "thread main", "thread computing"))
+"""Kinds of values without a variable: a pass has its own, or one thread keeps their order."""
+
+OF_UPDATES = frozenset(("gradient", "state"))
+"""Kinds of values without a variable where only tasks of lane `update`, which has one thread, touch them."""
 
 
 class PreparedTask(NamedTuple):
@@ -74,7 +77,9 @@ class Player:
 
     def prepare(self, program: StepProgram) -> Prepared:
         """Return a program whose tasks know their variables and communicators: it can be played any number of times."""
-        return tuple(self._prepare(task) for task in program)
+        inside = [task for task in program if task.operation.act is not None and task.lane != UPDATE]
+        touched = {value for task in inside for value in (*task.reads, *task.writes) if value.kind in OF_UPDATES}
+        return tuple(self._prepare(task, touched) for task in program)
 
     def play(self, ready: PreparedTask, replica: Replica) -> None:
         """Carry a task out as soon as it may be; on lane `main`, in this thread."""
@@ -112,17 +117,45 @@ class Player:
         if values:
             self.engine.wait(*map(self.variable, values))
             return
+        failed: tuple[Handle, OperationError] | None = None
         while self._under_way:
-            self._under_way[0].wait()
-            self._under_way.popleft()
+            handle = self._under_way.popleft()
+            try:
+                handle.wait()
+            except OperationError as error:
+                failed = failed or (handle, error)
         self._writers.clear()
+        if failed is not None:
+            self._under_way.append(failed[0])
+            raise failed[1]
 
-    def _prepare(self, task: Task) -> PreparedTask:
-        read = tuple(self.variable(value) for value in task.reads if value.kind not in OF_ONE_PASS)
-        write = tuple(self.variable(value) for value in task.writes if value.kind not in OF_ONE_PASS)
+    def _prepare(self, task: Task, touched: Set[Value]) -> PreparedTask:
+        read, write = (
+            tuple(
+                self.variable(value)
+                for value in values
+                if value.kind not in OF_ONE_PASS and (value.kind not in OF_UPDATES or value in touched)
+            )
+            for values in (task.reads, task.writes)
+        )
         label = f" [{task} of {self._user}]" if task.group is not None else ""
-        world = self._worlds[0 if task.group is None else task.group.number]
-        return PreparedTask(task, task.operation.act or _outside, read, write, world, label)
+        return PreparedTask(task, task.operation.act or _outside, read, write, self._world_of(task), label)
+
+    def _world_of(self, task: Task) -> World:
+        """Return the world whose calls meet those of the task's group. Raises UsageError where there is none."""
+        group, worlds = task.group, self._worlds
+        if group is None:
+            return worlds[0]
+        if group.ranks != tuple(range(worlds[0].size)):
+            raise UsageError(
+                f"{task} is of the ranks {group.ranks}: over MPI a group has all {worlds[0].size} ranks so far"
+            )
+        if group.number >= len(worlds):
+            raise UsageError(
+                f"{task} uses communicator {group.number} of {len(worlds)}: the rule says how many there are "
+                "(BaseRule.communicators)"
+            )
+        return worlds[group.number]
 
 
 class Cursor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch import nn
 import unisono
 from unisono.errors import UsageError
 from unisono.rules import LocalSGD
+from unisono.step.layout import Layout
 from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import Group, Step, StepProgram
 from unisono.world import World
 
 SMALL = unisono.Exchange(bucket_bytes=20_000)
@@ -90,3 +93,48 @@ def test_a_rule_of_ones_own_ends_with_the_same_bits_on_all_ranks(group: World) -
     assert all(not torch.equal(one, old) for one, old in zip(found, before, strict=True))
     for mine in group.gather(found):
         assert all(torch.equal(one, other) for one, other in zip(mine, found, strict=True))
+
+
+def test_a_request_is_told_with_the_next_average(group: World) -> None:
+    model = network()
+    trainer = unisono.Trainer(model, group, LocalSGD(every=4), optimizer_of(model))
+    heard = []
+    for step, (inputs, labels) in enumerate(batches(group, 8, 12)):
+        if step == 1 and group.rank == group.size - 1:
+            trainer.request("save")
+        trainer.step(inputs.double(), labels)
+        heard.append(dict(trainer.requests()))
+    trainer.wait()
+    assert [bool(one) for one in heard] == [False, False, False, True, False, False, False, False]
+    assert heard[3] == {"save": f"rank {group.size - 1}"}
+
+
+def test_a_step_of_the_optimizer_that_is_left_out_holds_nobody_up(group: World) -> None:
+    """As a program does that skips a step whose loss is not finite, here on rank 0 where weights would be averaged."""
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, group, LocalSGD(every=2), optimizer)
+    for step, (inputs, labels) in enumerate(batches(group, 4, 12)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        if step != 1 or group.rank != 0:
+            optimizer.step()
+    weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+    assert all(torch.equal(one, weights) for one in group.gather(weights))
+
+
+def test_what_the_player_cannot_do_is_refused(group: World) -> None:
+    @dataclass(frozen=True)
+    class Half(unisono.BSP):
+        def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
+            mine = Group((rank,))
+            program = super().__call__(event, rank, layout)
+            return tuple(t._replace(group=mine) if t.group is not None else t for t in program)
+
+    if group.size == 1:
+        return
+    model = network()
+    trainer = unisono.Trainer(model, group, Half(SMALL, "chain"), optimizer_of(model))
+    inputs, labels = next(batches(group, 1, 12))
+    with pytest.raises(UsageError, match=r"agree 0 is of the ranks \(\d,\): over MPI a group has all"):
+        trainer.step(inputs.double(), labels)
