@@ -21,7 +21,7 @@ from unisono.optimizers.lars import LARS
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Word
-from unisono.reducer.optimizer_step import Optimizing, Step
+from unisono.reducer.optimizer_step import Optimizing, PartedStep
 from unisono.step.build import updates
 from unisono.step.layout import Bucket, Layout, Updates
 
@@ -57,7 +57,7 @@ class Engine:
         self._parts, self._clip, self._at_once = parts, clip, at_once
         self._waiting: list[Callable[[], object]] = []
 
-    def begin(self, step: Step) -> Callable[[int], None]:
+    def begin(self, step: PartedStep) -> Callable[[int], None]:
         """Give all parameters no gradient; return what carries the tasks of a key out."""
         for parameter in self.parameters:
             parameter.grad = None

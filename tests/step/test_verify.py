@@ -91,6 +91,12 @@ def test_whatever_the_layout_and_whoever_has_no_batch(
     verify(replace(rule, overlap=overlap, outstanding=outstanding), layout, steps, seed, missing)
 
 
+def test_the_parts_of_a_parameter_may_be_averaged_before_and_after_the_next_batch_comes() -> None:
+    parts = tuple(Bucket(64, (number,)) for number in (0, 1, 1, 1))
+    for seed in range(30):
+        verify(LocalSGD(every=1), Layout(2, 2, parts), [Step(0), Step(1)], seed)
+
+
 Change = Callable[[int, StepProgram], Iterable[Task]]
 
 

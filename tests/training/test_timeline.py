@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from unisono.engine import Span
 from unisono.step.operations import PACK
 from unisono.step.program import Task
-from unisono.training.timeline import Event, Work, events, work_of
+from unisono.training.timeline import Event, TimelineSpan, events, timeline_span
 
 COMPUTING, COMMUNICATION, UPDATE = "MainThread", "unisono communication 0", "unisono update 0"
 
 
-def work(name: str, kind: str, thread: str, begin: float, end: float) -> Work:
+def work(name: str, kind: str, thread: str, begin: float, end: float) -> TimelineSpan:
     """A task's span by its name, "pack 1"; any other's has no operation."""
     operation, _, key = name.partition(" ")
-    return Work(name, kind, thread, begin, end, *((operation, int(key)) if key else ()))
+    return TimelineSpan(name, kind, thread, begin, end, *((operation, int(key)) if key else ()))
 
 
 def test_a_span_says_what_its_task_is() -> None:
     span = Span("pack 3", "update", UPDATE, 5.0, 6.0, Task(PACK, 3, "update"))
-    assert work_of(span, zero=4.0) == Work("pack 3", "update", UPDATE, 1.0, 2.0, "pack", 3)
-    assert work_of(span._replace(about=None)).operation == ""
+    assert timeline_span(span, zero=4.0) == TimelineSpan("pack 3", "update", UPDATE, 1.0, 2.0, "pack", 3)
+    assert timeline_span(span._replace(about=None)).operation == ""
 
 
 def named(found: list[Event], name: str) -> dict[int, object]:
@@ -86,8 +86,8 @@ def test_lanes_have_one_order_whatever_came_first(threads: list[str]) -> None:
 class Drawn(NamedTuple):
     """Spans of some steps as a chain of dependencies makes them, and the ends of each arrow that there should be."""
 
-    spans: list[Work]
-    arrows: Counter[tuple[Work, ...]]
+    spans: list[TimelineSpan]
+    arrows: Counter[tuple[TimelineSpan, ...]]
 
 
 @st.composite
@@ -97,10 +97,10 @@ def drawn(draw: st.DrawFn) -> Drawn:
     ticks = st.integers(1, 9).map(lambda number: number / 64)
     keys = draw(st.integers(1, 4))
     updated = draw(st.sets(st.integers(1, keys)))  # not a bucket that completes no parameter
-    spans, arrows, free = list[Work](), Counter[tuple[Work, ...]](), [0.0] * (keys + 1)
+    spans, arrows, free = list[TimelineSpan](), Counter[tuple[TimelineSpan, ...]](), [0.0] * (keys + 1)
     now = line = updating = 0.0
 
-    def span(name: str, thread: str, begin: float) -> Work:
+    def span(name: str, thread: str, begin: float) -> TimelineSpan:
         spans.append(work(name, "kind", thread, begin, begin + draw(ticks)))
         return spans[-1]
 
@@ -108,7 +108,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
     for _ in range(draw(st.integers(1, 4))):
         begin = now = span("forward", COMPUTING, now).end
         backward = span("backward", COMPUTING, begin) if after else None
-        now, packs = backward.end if backward else begin, list[Work]()
+        now, packs = backward.end if backward else begin, list[TimelineSpan]()
         for key in range(1, keys + 1):
             packs.append(span(f"pack {key}", "unisono update 1", max(now, free[key]) + draw(ticks)))
             now = packs[-1].end
@@ -173,7 +173,7 @@ def test_an_exchange_in_the_next_step_belongs_to_its_own() -> None:
     assert [(event["ph"], event["ts"]) for event in arrow] == [("s", 1e6), ("t", 3e6), ("f", 6e6)]
 
 
-def step_of(begin: float, keys: int) -> list[Work]:
+def step_of(begin: float, keys: int) -> list[TimelineSpan]:
     """A step of one second in which all goes on at once."""
     times = count()
     spans = [work("backward", "computing", COMPUTING, begin, begin + 1)]

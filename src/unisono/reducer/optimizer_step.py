@@ -25,7 +25,7 @@ BY_PARAMETER = ("torch.optim.", "unisono.optimizers.")
 """Where optimizers come from that treat each parameter by itself."""
 
 
-class Step:
+class PartedStep:
     """An optimizer's step, with the options (learning rate) of when it began, whatever is set before its last part."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -64,7 +64,7 @@ class Optimizing:
         for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
             setattr(optimizer, name, _Waiting(optimizer, name, reducer))
 
-    def begin(self) -> Step:
+    def begin(self) -> PartedStep:
         """Return the step that begins.
 
         Raises UsageError for a parameter that would be updated, but whose gradients are not averaged.
@@ -77,7 +77,7 @@ class Optimizing:
                         f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
                         "was frozen when the model was made parallel: its gradients would differ from rank to rank"
                     )
-        return Step(self._optimizer, self._parameters)
+        return PartedStep(self._optimizer, self._parameters)
 
 
 def _may_be_parted(optimizer: torch.optim.Optimizer) -> bool:

@@ -78,15 +78,15 @@ def draw(picture: Picture) -> str:
 
 def _rows(picture: Picture, lane: str) -> list[tuple[str, str]]:
     """Return a row for each thread of a lane that is ever needed: its name, and what it does."""
-    rows: list[str] = []
-    for span in sorted((one for one in picture.spans if one.task.lane == lane), key=lambda one: one.begin):
-        first, last = (round(time * COLUMNS) for time in (span.begin, span.end))
-        label = f"{_letter(span.task)}{span.task.key}"
-        text = label.ljust(last - first, "·")[: max(1, last - first - 1)]
-        row = next((number for number, row in enumerate(rows) if len(row) <= first), len(rows))
-        rows[row:] = [*rows[row:], ""] if row == len(rows) else rows[row:]
-        rows[row] = rows[row].ljust(first) + text
-    return [(lane if number == 0 else "", row) for number, row in enumerate(rows)]
+    rows: list[tuple[str, str]] = []
+    for track in _tracks([one for one in picture.spans if one.task.lane == lane]):
+        row = ""
+        for span in track:
+            first, last = (round(time * COLUMNS) for time in (span.begin, span.end))
+            label = f"{_letter(span.task)}{span.task.key}".ljust(last - first, "·")
+            row = row.ljust(first) + label[: max(1, last - first - 1)]
+        rows.append((lane if not rows else "", row))
+    return rows
 
 
 def _letter(task: Task) -> str:

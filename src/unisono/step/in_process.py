@@ -58,10 +58,6 @@ class InProcessWorld:
         """Give every rank what `root` has, in place."""
         return tensor.copy_(self.gather(tensor.clone())[root])
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor."""
-        return self.gather(tensor.clone())
-
     def barrier(self) -> None:
         """Wait until all ranks have come."""
         self.gather(None)

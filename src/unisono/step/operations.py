@@ -57,10 +57,6 @@ def _mean_wait(ranks: Sequence[Symbols], task: Task) -> None:
         _apply(one, task)
 
 
-def _mean_step_alone(ranks: Sequence[Symbols], task: Task) -> None:
-    _mean_update_alone(ranks, task)
-
-
 def _nothing(_: Sequence[Symbols], __: Task) -> None:
     """Change no symbol."""
 
@@ -76,9 +72,6 @@ BACKWARD = Operation("backward", None, _mean_backward, lambda task, costs: Durat
 
 END = Operation("end", None, _nothing, lambda _, costs: Duration(costs.backward[-1]))
 """The backward pass has ended."""
-
-STEP_ALONE = Operation("step", None, _mean_step_alone, lambda _, __: Duration(0.0))
-"""The program outside has its optimizer apply this rank's own gradients."""
 
 WAIT = Operation("wait", None, _mean_wait, lambda _, __: Duration(0.0))
 """The program outside waits for what the task reads; it then updates the weights that the task writes."""
@@ -267,6 +260,9 @@ UPDATE = Operation("update", _act_update, _mean_update, _price_update)
 UPDATE_ALONE = Operation("update", _act_update_alone, _mean_update_alone, _price_update)
 """The optimizer's step for some parameters, with this rank's own gradients."""
 
+STEP_ALONE = Operation("step", None, _mean_update_alone, lambda _, __: Duration(0.0))
+"""The program outside has its optimizer apply this rank's own gradients."""
+
 UPDATE_SHARD = Operation("update", _act_update, _mean_update_shard, _price_update)
 """The optimizer's step for this rank's shard of a bucket."""
 
@@ -293,7 +289,8 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
 def _mean_pack_weights(ranks: Sequence[Symbols], task: Task) -> None:
     (one,) = ranks
     members = one.layout.bucket(task.key).parameters
-    mine = {n: Counter({Contribution(one.rank, one.batch, one.weights[n][task.key]): 1}) for n in members}
+    # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
+    mine = {n: Counter({Contribution(one.rank, -1, one.weights[n][task.key]): 1}) for n in members}
     one.buckets[task.key] = Sent(mine)
 
 

@@ -36,7 +36,7 @@ ORDER = ("MainThread", "computing", "communication", "update", "loading")
 """Lanes of a rank from top to bottom, by what their threads' names hold."""
 
 
-class Work(NamedTuple):
+class TimelineSpan(NamedTuple):
     """A span, and what it was of: the operation and the bucket of a task."""
 
     name: str
@@ -50,11 +50,11 @@ class Work(NamedTuple):
     key: int = 0
 
 
-def work_of(span: Span, zero: float = 0.0) -> Work:
+def timeline_span(span: Span, zero: float = 0.0) -> TimelineSpan:
     """Return what a span says of a task, by a clock that begins at `zero`."""
     task = span.about
     operation, key = (task.operation.name, task.key) if isinstance(task, Task) else ("", 0)
-    return Work(span.name, span.kind, span.thread, span.begin - zero, span.end - zero, operation, key)
+    return TimelineSpan(span.name, span.kind, span.thread, span.begin - zero, span.end - zero, operation, key)
 
 
 class Timeline:
@@ -79,7 +79,7 @@ class Timeline:
 
     def write(self, path: Path) -> None:
         """Write what all ranks did, all together; rank 0 writes."""
-        everyone = self._world.gather([work_of(span, self._zero) for span in self._spans])
+        everyone = self._world.gather([timeline_span(span, self._zero) for span in self._spans])
 
         def put() -> None:
             found = [event for rank, mine in enumerate(everyone) for event in events(rank, mine)]
@@ -96,7 +96,7 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"cannot write the timeline {path}: {error.strerror}") from error
 
 
-def events(rank: int, spans: Sequence[Work]) -> Iterator[Event]:
+def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
     """The events of one rank, whose spans begin at second 0."""
     lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_place))}
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
@@ -117,7 +117,7 @@ def events(rank: int, spans: Sequence[Work]) -> Iterator[Event]:
             }
 
 
-def _chains(spans: Sequence[Work]) -> Iterator[list[tuple[Work, float]]]:
+def _chains(spans: Sequence[TimelineSpan]) -> Iterator[list[tuple[TimelineSpan, float]]]:
     """Yield what follows from what: the backward pass when the gradient was there, its allreduce, its update."""
     backwards = sorted((span for span in spans if span.name == BACKWARD), key=lambda span: span.begin)
     of = {what: _by_key(spans, what) for what in ("pack", *AFTER)}
@@ -135,8 +135,8 @@ def _chains(spans: Sequence[Work]) -> Iterator[list[tuple[Work, float]]]:
                 yield [(source, min(pack.begin, source.end)), *((span, span.begin) for span in later[:2])]
 
 
-def _by_key(spans: Iterable[Work], operation: str) -> defaultdict[int, list[Work]]:
-    found: defaultdict[int, list[Work]] = defaultdict(list)
+def _by_key(spans: Iterable[TimelineSpan], operation: str) -> defaultdict[int, list[TimelineSpan]]:
+    found: defaultdict[int, list[TimelineSpan]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.begin):
         if span.operation == operation:
             found[span.key].append(span)
