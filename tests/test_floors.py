@@ -9,12 +9,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors", "weak"),
-    ("addresses", "launch", "own", "placement", "timeouts", "witness"),
+    ("registry",),
+    ("addresses", "call", "launch", "own", "placement", "timeouts", "witness"),
     ("startup", "uncaught"),
     ("lab",),
     ("mpi",),
     ("schedules",),
-    ("binding", "network"),
+    ("binding", "network", "wires"),
     ("transports",),
     ("choosing",),
     ("collectives",),

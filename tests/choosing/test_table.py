@@ -27,13 +27,13 @@ def test_across_nodes_the_cheapest_is_taken_until_something_was_measured(tmp_pat
     assert read_table().choose("allreduce", apart(8), 4) == Choice("multicolor", "messages")
     path = tmp_path / "table.toml"
     path.write_text(
-        '[[allreduce]]\nwhere = "across nodes"\nup_to = 100\nalgorithm = "hierarchical/library"\n'
+        '[[allreduce]]\nwhere = "across nodes"\nup_to = 100\nalgorithm = "library"\n'
         '[[allreduce]]\nwhere = "across nodes"\nalgorithm = "pipeline"\nmedian_us = 3.0\ninterval_us = [1.0, 4.0]\n'
         "[network]\nalpha = 1e-4\nbeta = 4e-8\nuplink_beta = 4e-8\n"
         '[[supernode]]\nhosts = ["a", "b"]\n[[supernode]]\nhosts = ["c"]\n'
     )
     table = read_table(path)
-    assert table.choose("allreduce", apart(8), 100) == Choice("hierarchical/library", "library")
+    assert table.choose("allreduce", apart(8), 100) == Choice("library", "library")
     assert table.choose("allreduce", apart(8), 101) == Choice("pipeline", "messages")
     assert table.choose("allreduce", regular(1, 1, 4), 4) == Choice("flat", "windows")
     assert table.choose("part_reduce", apart(8), 1 << 20).transport == "messages"
@@ -44,7 +44,7 @@ def test_across_nodes_the_cheapest_is_taken_until_something_was_measured(tmp_pat
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, ring, halving, "),
+        ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, halving, "),
         ("up_to = 65536", "up_to = -1", "row 0: up_to = -1; it is a whole number that grows"),
         ("up_to = 65536", "limit = 65536", "row 0: unknown key 'limit'"),
         ("up_to = 65536\n", "", "row 1 comes after the row without up_to"),

@@ -12,7 +12,7 @@ def test_who_and_where(world: World) -> None:
     assert (world.node, world.nodes, world.supernode) == (0, 1, 0)
     assert world.placement.nodes == (tuple(range(world.size)),)
     assert repr(world) == f"World(rank={world.rank}, size={world.size}, node=0, nodes=1)"
-    assert world.node_world.size == world.size
+    assert world.node_world().size == world.size
 
 
 def test_split(world: World) -> None:

@@ -30,7 +30,7 @@ PLACEMENTS = [
     regular(1, 1, 5),
 ]
 
-EXAMPLES = {name: regular(1, 2, 2) if name == "hierarchical" else apart(4) for name in SCHEDULES}
+EXAMPLES = {name: regular(1, 2, 2) if SCHEDULES[name].by_node else apart(4) for name in SCHEDULES}
 """Where the 4 ranks of the worked examples sit."""
 
 
@@ -48,7 +48,7 @@ def test_reaches_its_goal_wherever_ranks_sit(name: str) -> None:
     for placement in PLACEMENTS:
         for goal in Goal:
             if (algorithm := getattr(find(name, placement), goal.value)) is not None:
-                verify(algorithm, placement.ranks, goal)
+                verify(algorithm, placement.ranks, goal, placement)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

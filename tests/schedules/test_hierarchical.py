@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 
 from unisono.placement import Placement, apart, place, regular
-from unisono.schedules import find
-from unisono.schedules.hierarchical import VARIANTS, between, columns
+from unisono.schedules import SCHEDULES, find
+from unisono.schedules.hierarchical import columns, nodes_of
 from unisono.schedules.schedule import Action, Program
 from unisono.schedules.vector import Flight, flights
+
+VARIANTS = SCHEDULES["hierarchical"].variants
 
 UNEVEN = place([0, 1, 1, 0, 2, 2, 2, 1, 2])
 
@@ -63,13 +65,7 @@ def test_on_one_node_it_collects_and_gives() -> None:
 
 def test_columns_and_what_is_between() -> None:
     assert (columns(UNEVEN), columns(apart(5)), columns(regular(2, 2, 3))) == (2, 1, 3)
-    placement = regular(2, 2, 3)
-    nodes = place(range(4), [0, 0, 1, 1])
-    for variant in ("", *VARIANTS):
-        of_nodes = find(variant or "ring", nodes).allreduce
-        assert [between(variant, placement).allreduce(node, 4) for node in range(4)] == [
-            of_nodes(node, 4) for node in range(4)
-        ]
+    assert nodes_of(regular(2, 2, 3)) == place(range(4), [0, 0, 1, 1])
 
 
 def test_a_lane_whose_chunks_lie_apart_takes_a_message_for_each_run() -> None:

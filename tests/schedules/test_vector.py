@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def in_the_docs(name: str) -> Placement:
     """Where the 8 ranks of a picture in the docs sit."""
-    return regular(1, 4, 2) if name == "hierarchical" else apart(8)
+    return regular(1, 4, 2) if SCHEDULES[name].by_node else apart(8)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

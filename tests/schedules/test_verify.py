@@ -137,3 +137,19 @@ def test_any_transfer_left_out_is_noticed(data: st.DataObject) -> None:
     broken: Callable[[int, int], Program] = without(algorithm, rank, round_number, place)
     with pytest.raises(ScheduleError):
         verify(broken, ranks)
+
+
+def test_a_schedule_that_lands_more_from_afar_or_adds_in_more_columns_than_it_says() -> None:
+    from unisono.placement import regular
+
+    def named(columns: int, far: int) -> Algorithm:
+        def algorithm(rank: int, _: int) -> Program:
+            meets = lambda chunk: ((send(1 - rank, chunk), add(1 - rank, chunk)),)  # noqa: E731
+            return Program(2, (meets(0), meets(1)), 1, columns, far)
+
+        return algorithm
+
+    verify(named(1, 1), 2)
+    refused(named(2, 1), r"rank 0 adds in the lanes of columns \[0, 1\], a rank does in one at most")
+    refused(named(1, 0), "rank 0: 1 chunks land at once from other nodes, the program says 0")
+    verify(named(1, 0), 2, placement=regular(1, 1, 2))

@@ -5,7 +5,7 @@ import pytest
 from unisono.errors import UsageError
 from unisono.torch_backend import Options
 from unisono.torch_backend.options import WIRES as NAMES
-from unisono.transports.wires import WIRES
+from unisono.wires import WIRES
 
 
 def test_wires_are_those_of_the_transports() -> None:

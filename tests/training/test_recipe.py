@@ -10,9 +10,6 @@ from unisono.data.sources.source import RAW, Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.models.catalogue import NETWORKS
 from unisono.training.recipe import (
-    OWN,
-    WIRES,
-    OptimizerRecipe,
     Recipe,
     RuleRecipe,
     check_run,
@@ -153,12 +150,6 @@ def test_of_a_pack_it_is_known_too(tmp_path: Path) -> None:
         check_run(read_recipe(DIGITS, [*changes, "training.batch=21"]), 2)
 
 
-def test_the_wires_are_those_of_the_collectives() -> None:
-    from unisono.transports import wires
-
-    assert [OWN, *wires.WIRES] == list(WIRES)
-
-
 def test_the_overlaps_are_those_of_step_programs() -> None:
     from unisono.step.overlaps import OVERLAPS
 
@@ -166,13 +157,6 @@ def test_the_overlaps_are_those_of_step_programs() -> None:
         assert read_recipe(DIGITS, [f"rule.overlap={name}"]).rule.overlap == name
     choices = next(one for one in dataclasses.fields(RuleRecipe) if one.name == "overlap").metadata["one_of"]
     assert sorted(choices) == sorted(["auto", *OVERLAPS])
-
-
-def test_the_optimizers_are_those_of_the_table() -> None:
-    from unisono.optimizers.table import OPTIMIZERS
-
-    choices = next(one for one in dataclasses.fields(OptimizerRecipe) if one.name == "name").metadata["one_of"]
-    assert sorted(choices) == sorted(OPTIMIZERS)
 
 
 def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(

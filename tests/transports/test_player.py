@@ -87,7 +87,7 @@ def test_one_round_sums_in_the_order_of_ranks(name: str) -> None:
 
 
 def test_a_play_that_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "PATIENCE", 0.2)
+    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.2)
     programs = [Program(1, (((receive(1, 0),),),)), Program(1, ((),))]
     with pytest.raises(Exception, match="rank 0 waits forever"):
         play_all(programs, lambda chunks: cut(3, chunks, 3), [np.zeros(3), np.zeros(3)], arithmetic_of(torch.float64))

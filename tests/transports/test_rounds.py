@@ -3,8 +3,8 @@ import torch
 
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import arithmetic_of
-from unisono.transports.player import Move
 from unisono.transports.rounds import reduce_arrivals
+from unisono.transports.transport import Move
 
 
 def test_what_is_added_to_a_stretch_is_summed_in_the_order_of_ranks() -> None:

@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 from unisono.addresses import address_towards, interface_of
 from unisono.choosing.pace import pace_of
-from unisono.choosing.priced import IN_LEVELS, candidates
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
-from unisono.schedules import find
+from unisono.schedules import candidates, find
 from unisono.torch_backend.rendezvous import store_of
 from unisono.tuning.decide import timing_of
 from unisono.tuning.trials import times
@@ -110,13 +109,12 @@ def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str
 def _algorithms(world: World) -> list[str]:
     if world.nodes == 1:
         return ["flat", "direct", "halving", "ring"]
-    levels = [IN_LEVELS] if world.size > world.nodes else []
-    return [*candidates("allreduce", world.placement), *levels, *(f"{AUTO} {wire}" for wire in WIRES)]
+    return [*candidates("allreduce", world.placement), *(f"{AUTO} {wire}" for wire in WIRES)]
 
 
 def _simulated(world: World, name: str, nbytes: int) -> float | None:
     """What was predicted for a schedule by messages, in microseconds."""
-    if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, ON_TENSOR, GLOO, IN_LEVELS):
+    if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, ON_TENSOR, GLOO):
         return None
     try:
         algorithm = find(name, world.placement).allreduce

@@ -57,18 +57,26 @@ def _largest(network: Network) -> int:
 
 
 def pace_of(
-    program: Program, ranks: int, length: int, itemsize: int, network: Network, in_flight: int | None = None
+    program: Program,
+    ranks: int,
+    length: int,
+    itemsize: int,
+    network: Network,
+    in_flight: float | None = None,
+    by_node: bool = False,
 ) -> Pace:
     """The pace of `length` elements of `itemsize` bytes, or `in_flight` bytes on the way, through a program.
 
-    The same for all ranks of a schedule.
+    The same for all ranks of a schedule. `by_node` says that what comes from the own node does not land.
     """
-    piece, landing = piece_of(network), LANDING // (max(1, len(program.lanes)) * program.landing * itemsize)
+    chunks = program.landing_far if by_node and program.landing_far is not None else program.landing
+    lanes = max(1, len(program.lanes) // program.columns)
+    piece, landing = piece_of(network), LANDING // (lanes * chunks * itemsize)
     if not program.steady:
         few = AT_ONCE[0]
         return Pace(min(piece // itemsize, landing // few), few, NAPS[0])
     flying, many = in_flight or itemsize, AT_ONCE[1]
-    nbytes = length * flying
+    nbytes = int(length * flying)
     piece = min(_largest(network), max(piece, nbytes // (max(program.chunks, ranks) * TURNS)))
     on_the_way = min(piece, nbytes // program.chunks) * network.beta
-    return Pace(min(piece // flying, landing // many), many, max(NAPS[0], min(NAPS[1], on_the_way / 2)))
+    return Pace(min(int(piece / flying), landing // many), many, max(NAPS[0], min(NAPS[1], on_the_way / 2)))

@@ -7,14 +7,11 @@ from typing import NamedTuple
 
 from unisono.network import Network, estimate
 from unisono.placement import Placement
-from unisono.schedules import find
+from unisono.schedules import candidates, find
 from unisono.schedules.numbering import deals_evenly
 from unisono.schedules.schedule import Algorithm
 
 LIBRARY = "library"
-IN_LEVELS = "hierarchical/library"
-"""Within the nodes as ever, between them what MPI itself does."""
-
 ROUND_ROBIN = "halving/round-robin"
 
 RINGS = ("allreduce", "part_reduce", "part_broadcast")
@@ -25,8 +22,10 @@ LONG = 32 << 10
 takes to arrive, and the rounds of a ring cost less than what another schedule loses where uplinks are over-subscribed.
 """
 
-FEW = 64
-"""Ranks up to which `direct`, which has p(p-1) messages a round, is thought of."""
+
+ONE_LEADER = 64 << 10
+"""Bytes of a column up to which one rank of a node speaks for all, where nothing was measured: prices count what one
+rank does, and not that the ranks of a node may share its processor."""
 
 
 class Choice(NamedTuple):
@@ -34,23 +33,6 @@ class Choice(NamedTuple):
 
     algorithm: str
     transport: str
-
-
-def candidates(collective: str, placement: Placement) -> list[str]:
-    """The schedules that are worth a trial for ranks that sit so, across nodes."""
-    few = ["direct"] if placement.ranks <= FEW else []
-    if collective == "broadcast":
-        return ["tree", "pipeline"]
-    if collective == "all_to_all":
-        return ["direct"]
-    if collective != "allreduce":
-        return ["ring", *few]
-    numberings = ["halving", ROUND_ROBIN] if deals_evenly(placement, single=True) else ["halving"]
-    between = ["tree", *numberings, "ring", *few, "multicolor"]
-    if placement.ranks == len(placement.nodes):
-        return [*between, "pipeline"]
-    inner = ["hierarchical" if name == "ring" else f"hierarchical/{name}" for name in between]
-    return ["tree", "ring", *inner]
 
 
 def choose_by_price(collective: str, placement: Placement, network: Network, nbytes: int) -> Choice:
@@ -76,4 +58,7 @@ def _cheapest(collective: str, placement: Placement, network: Network, nbytes: i
         algorithm: Algorithm = getattr(find(name, placement), collective)
         return float(estimate(algorithm, placement, network, nbytes))
 
-    return min(candidates(collective, placement), key=seconds)
+    columns = min(map(len, placement.nodes))
+    other = "leader" if nbytes > ONE_LEADER * columns else "hierarchical"
+    names = [name for name in candidates(collective, placement) if name.partition("/")[0] != other]
+    return min(names, key=seconds)

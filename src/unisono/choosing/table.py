@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.choosing.priced import IN_LEVELS, LIBRARY, Choice, choose_by_price, is_trap
+from unisono.choosing.priced import LIBRARY, Choice, choose_by_price, is_trap
 from unisono.errors import TableError
 from unisono.network import DEFAULT as DEFAULT_NETWORK
 from unisono.network import Network, NetworkError
@@ -120,12 +120,11 @@ def _parse_choice(entry: dict[str, Any], collective: str, place: str, where: str
     if unknown:
         raise TableError(f"{where}: unknown key {min(unknown)!r}; there are {', '.join(KEYS)}")
     algorithm = str(entry.get("algorithm"))
-    by_library = (LIBRARY, IN_LEVELS) if collective == "allreduce" and place == "across nodes" else (LIBRARY,)
-    if algorithm in by_library and "transport" not in entry:
+    if algorithm == LIBRARY and "transport" not in entry:
         return Choice(algorithm, "library")
     offered = [name for name in names() if getattr(find(name, apart(2)), collective) is not None]
     if algorithm not in offered:
-        known = ", ".join((*by_library, *offered))
+        known = ", ".join((LIBRARY, *offered))
         raise TableError(f"{where}: unknown algorithm {algorithm!r}; there are {known}")
     shared = place == "one node" and collective in SHARED
     transport = entry.get("transport", "windows" if shared else "messages")

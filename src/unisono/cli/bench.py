@@ -30,17 +30,17 @@ def collectives(
 ) -> None:
     """Time the allreduce: every algorithm, the MPI library, gloo and the bound, in one run."""
     from unisono.schedules import check
-    from unisono.training.recipe import WIRES
+    from unisono.wires import WIRES
 
     if largest < 4:
         raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
     names = None if algorithms is None else [name for name in algorithms.split(",") if name]
     for name in names or []:
         schedule, _, wire = name.partition(" ")
-        if schedule not in ("auto", "library", "hierarchical/library"):
+        if schedule not in ("auto", "library"):
             check(schedule)
         if wire and wire not in WIRES:
-            raise UsageError(f"--algorithms {name}: there is no wire {wire!r}; there are {', '.join(WIRES[1:])}")
+            raise UsageError(f"--algorithms {name}: there is no wire {wire!r}; there are {', '.join(WIRES)}")
     bits = parse_rate(rate) if rate else None
     if ranks_started(os.environ) is None:
         chosen = [] if algorithms is None else [f"--algorithms={algorithms}"]

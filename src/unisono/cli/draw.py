@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,7 +54,9 @@ def _schedule(name: str, placement: Placement) -> tuple[Callable[[], str], Calla
 def _step(
     name: str, overlap: str, every: int, ranks: int, buckets: int, steps: int
 ) -> tuple[Callable[[], str], Callable[[], str]]:
-    from unisono.rules import LocalSGD, find_rule
+    from dataclasses import fields
+
+    from unisono.rules import find_rule
     from unisono.step.draw import draw as picture
     from unisono.step.draw import draw_svg, picture_of
     from unisono.step.layout import even_layout
@@ -65,7 +67,8 @@ def _step(
         if number < 1:
             raise UsageError(f"--{option} {number}: a picture of steps has at least 1")
     kind = find_rule(name)
-    rule = LocalSGD(overlap=overlap, every=every) if kind is LocalSGD else kind(overlap=overlap)
+    beside: dict[str, Any] = {"every": every} if any(entry.name == "every" for entry in fields(kind)) else {}
+    rule = kind(overlap=overlap, **beside)
     title = f"{name}, {overlap}, {buckets} bucket{'s' * (buckets > 1)}, {steps} step{'s' * (steps > 1)}"
     drawn = picture_of(rule, even_layout(ranks, buckets), steps, title)
     return lambda: picture(drawn), lambda: draw_svg(drawn)

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import torch
 
+from unisono.call import call
 from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
 from unisono.errors import TensorError
 from unisono.transports.delivery import Parcel
-from unisono.transports.windows import call
 
 
 def all_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:

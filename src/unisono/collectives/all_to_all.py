@@ -16,12 +16,8 @@ import torch
 from unisono.collectives.checks import Checks, check_memory
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, content_of, nbytes_of, room_for, settle
-from unisono.collectives.plans import Plan
+from unisono.collectives.prepare import prepare
 from unisono.errors import TensorError
-from unisono.mpi import MPI
-from unisono.schedules.schedule import Action
-from unisono.transports.arithmetic import Array
-from unisono.transports.delivery import Parcel
 
 
 def all_to_all(
@@ -44,7 +40,7 @@ def all_to_all(
                     f"{tensor.dtype}"
                 )
             check_memory(group, "all_to_all", [out], [tensor])
-        plan = group.plan("all_to_all", algorithm, tensor.dtype, nbytes, carrier=torch.uint8)
+        plan = group.plan("all_to_all", algorithm, tensor, op=None, carrier=torch.uint8)
     content = content_of(tensor)
     if out is None:
         out = torch.empty_like(content, requires_grad=False)
@@ -52,30 +48,6 @@ def all_to_all(
     if group.size == 1:
         bytes_of(room)[:] = bytes_of(content)
     else:
-        _carry_out(group, content, room, plan)
+        group.start(prepare(group, plan), content, room)
     settle([out], [room])
     return out
-
-
-def _carry_out(group: Group, content: torch.Tensor, room: torch.Tensor, plan: Plan) -> None:
-    shape = group.size, content.nbytes // group.size
-    goes, comes = bytes_of(content).reshape(shape), bytes_of(room).reshape(shape)
-    if plan.choice.algorithm == "library":
-        with group.library_call(plan.what):
-            group.comm.Alltoall([goes, shape[1], MPI.BYTE], [comes, shape[1], MPI.BYTE])
-    elif plan.choice.transport == "windows":
-        group.node_memory.passing.all_to_all(goes, comes, plan.what)
-    else:
-        comes[group.rank] = goes[group.rank]
-        _by_messages(group, [*goes, *comes], plan)
-
-
-def _by_messages(group: Group, chunks: list[Array], plan: Plan) -> None:
-    """Play the schedule on memory of two places: what goes, and what comes."""
-    schedule = group.find(plan.choice.algorithm).all_to_all
-    assert schedule is not None, "the plan offers what the schedule has"
-    with group.call(plan.what) as number:
-        for transfers in (transfers for lane in group.program(schedule).lanes for transfers in lane):
-            sends = [Parcel(peer, chunks[chunk]) for action, peer, chunk, _ in transfers if action is Action.SEND]
-            comes = [Parcel(peer, chunks[chunk]) for action, peer, chunk, _ in transfers if action is Action.RECEIVE]
-            group.deliver(sends, comes, plan.what, number)

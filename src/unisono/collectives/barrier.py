@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from unisono.call import call
 from unisono.collectives.group import Group
-from unisono.transports.windows import call
 
 _BARRIER = call("barrier()")
 

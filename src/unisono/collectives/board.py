@@ -17,7 +17,7 @@ from pathlib import Path
 
 from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, decode, encode
 from unisono.mpi import MPI
-from unisono.transports.windows import Window
+from unisono.transports.window import Window
 
 STATE = 32 << 10
 """Bytes of a state at most; of a longer one the numbers of the worlds are left out."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from unisono.errors import UnisonoError
-from unisono.transports.windows import Signals
+from unisono.transports.signals import Signals
 
 REMEMBERED = 256
 """Calls that a rank remembers."""

@@ -14,11 +14,11 @@ from types import TracebackType
 
 import torch
 
+from unisono.call import call
 from unisono.collectives.group import Group
 from unisono.collectives.overlap import find_overlap, is_chunk, same, shared, writable
 from unisono.collectives.payload import name_of, nbytes_of
 from unisono.errors import TensorError, UnisonoError, UsageError
-from unisono.transports.windows import call
 
 
 class Checks:

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from unisono.call import Call, call
 from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, content_of, name_of, room_for, settle
 from unisono.errors import MismatchError
 from unisono.transports.delivery import Parcel, sizes_differ
-from unisono.transports.windows import Call, call
 
 
 def exchange(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import torch
 
+from unisono.call import call
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
 from unisono.collectives.payload import content_of, name_of, nbytes_of, room_for, settle
-from unisono.transports.windows import call
 
 
 def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:

@@ -1,41 +1,36 @@
 """What the collectives of one group of ranks share: communicators, shared memory, and the plans made so far.
 
-A group that spans nodes has two more within it, made at first use:
-
-    node 0   rank 0  rank 1          node     the ranks of the same node: {0, 1}, {2, 3}
-    node 1   rank 2  rank 3          column   the ranks in the same place of their nodes: {0, 2}, {1, 3}
+one node        signals, slots and windows      made at the first call
+several nodes   messages; mailboxes within the nodes that have several ranks, made at first use
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from unisono.choosing.pace import pace_of, piece_of
+from unisono.call import WORDS_BYTES, Call, call, decode_words, encode_words
+from unisono.choosing.pace import piece_of
 from unisono.choosing.table import Table
 from unisono.collectives.calls import Calls
-from unisono.collectives.payload import memory_of, name_of
+from unisono.collectives.payload import name_of
 from unisono.collectives.plans import Plan, Plans
 from unisono.collectives.states import difference
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
-from unisono.mpi import MPI, least
-from unisono.placement import Placement, apart, place
-from unisono.schedules.hierarchical import columns
-from unisono.schedules.pieces import cut
-from unisono.schedules.schedule import Algorithm
+from unisono.mpi import MPI
+from unisono.placement import Placement, apart
 from unisono.timeouts import TIMEOUT
 from unisono.transports.delivery import Delivery, Parcel
-from unisono.transports.messages import MessageChannel, wait
+from unisono.transports.fused import Start
+from unisono.transports.mailboxes import Mailboxes, make_mailboxes
+from unisono.transports.messages import wait
 from unisono.transports.node_memory import NodeMemory, make_node_memory
-from unisono.transports.player import play
 from unisono.transports.shared_memory import SharedMemory
-from unisono.transports.windows import WORDS, Call, call, decode_words, encode_words
 
 
 class Group:
@@ -49,14 +44,11 @@ class Group:
         ranks: Sequence[int] | None = None,
         interrupted: Callable[[], None] | None = None,
         twin: Group | None = None,
-        outer: Group | None = None,
         watch: Watch | None = None,
         name: str = "world",
         timeout: float = TIMEOUT,
     ) -> None:
-        """`ranks` are what the user knows these as; `outer` is the group which this one is part of.
-
-        `twin` is a group of the same ranks whose windows are known here too.
+        """`ranks` are what the user knows these as; `twin` is a group of the same ranks whose windows are known too.
 
         `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; then
         all that is left to do with the group is to `abandon` it.
@@ -67,26 +59,31 @@ class Group:
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self.interrupted, self._twin, self._outer = interrupted, twin, outer
-        self._by_memory = self.one_node and outer is None
-        self._owns_watch = outer is None and watch is None and comm.size > 1
-        self.watch: Watch | None = outer.watch if outer is not None else watch
+        self.interrupted, self._twin = interrupted, twin
+        self._by_memory = self.one_node
+        self._owns_watch = watch is None and comm.size > 1
+        self.watch: Watch | None = watch
         if self._owns_watch:
-            self.watch = Watch(comm, self._node_ranks, timeout)
-        self.calls: Calls = self._new_calls(name) if outer is None else outer.calls
+            self.watch = Watch(comm, self.node_ranks, timeout)
+        self.calls: Calls = self._new_calls(name)
         self.broken = False
         """Whether a wait was ended, or ranks of several nodes differed: no collective call is to be made any more."""
+        self._pending = False
         self.label = ""
         """What is compared beside the words of each call."""
-        self._messages = comm.Dup()  # so that a schedule's messages meet no others
+        self.messages = comm.Dup()
+        """For a schedule's messages, so that they meet no others."""
         self._talk = comm.Dup()
-        for channel in (comm, self._messages, self._talk):
+        for channel in (comm, self.messages, self._talk):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # exceptions here, whatever was set
         self._memory: NodeMemory | None = None
         self._settled = not self._by_memory or self.size == 1
         self._use(Plans(self.rank, placement, table))
-        self._inner: list[Group] = []
-        self._levels: tuple[Group, Group | None] | None = None
+        self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
+        self.prepared: dict[Plan, Start] = {}
+        """What was prepared, by its plan."""
+        self.ready: dict[tuple[int, str, str | None, str], tuple[torch.dtype, Start]] = {}
+        """Allreduces by length, algorithm, wire and op, each of one dtype."""
 
     def _new_calls(self, name: str) -> Calls:
         ends = self.interrupted is None
@@ -123,7 +120,7 @@ class Group:
         with self.calls.over(what.words):
             self._come_together()
         with self.calls.over(what.words, in_library=True):
-            self._memory = make_node_memory(self.comm, self.ranks, self.check, one_of_several=False)
+            self._memory = make_node_memory(self.comm, self.ranks, self.check)
         if self._memory is None:
             self.placement, self.one_node, self._by_memory = apart(self.size), False, False
             self._plans = Plans(self.rank, self.placement, self.table)
@@ -135,7 +132,7 @@ class Group:
     def _use(self, plans: Plans) -> None:
         self._plans = plans
         self.plan: Callable[..., Plan] = plans.plan if self._settled else self._plan_first
-        self.program, self.find, self.broadcast_from = plans.program, plans.find, plans.broadcast_from
+        self.program, self.schedule = plans.program, plans.schedule
 
     def _plan_first(self, *asked: Any, **named: Any) -> Plan:
         """The plan of the first call: what cannot be planned raises before this rank waits for others."""
@@ -147,8 +144,6 @@ class Group:
         self.label = words
         if self._memory is not None:
             self._memory.signals.label_calls(words)
-        for group in self._inner:
-            group.label_calls(words)
 
     def _labelled(self, what: Call) -> Call:
         return call(what.words + self.label) if self.label else what
@@ -161,51 +156,22 @@ class Group:
         in_twin = None if self._twin is None else self._twin.find_shared(address, nbytes)
         return None if in_twin is None else (f"the twin's {in_twin[0]}", in_twin[1])
 
-    @cached_property
-    def columns(self) -> int:
-        """How many ranks every node has at least."""
-        return columns(self.placement)
+    def mailboxes(self, what: Call) -> Mailboxes | None:
+        """Return the mailboxes of this rank's node, made in the first call, `what`, by all ranks of all nodes together.
 
-    def levels(self, what: Call) -> tuple[Group, Group | None]:
-        """The groups of this rank's node and, where all nodes have it, of its column; made in the first call `what`."""
-        if self._levels is None:
+        None on all ranks where one has no room for them.
+        """
+        if not self._mailboxes:
             with self.calls.over(what.words):
                 self._come_together()
-            with self.call(what, in_library=True):
-                node = self._split(self.placement.node_of(self.rank), place([0] * len(self._node_ranks)))
-                if node.size > 1:
-                    node._memory = make_node_memory(node.comm, node.ranks, node.check, one_of_several=True)
-                if not least(
-                    self.comm, node.size == 1 or node._memory is not None
-                ):  # somewhere there is no room: every rank is its own node
-                    supernodes = [self.placement.supernode_of(rank) for rank in range(self.size)]
-                    self.placement = place(range(self.size), supernodes)
-                    vars(self).pop("columns", None)
-                    node = self._split(self.rank, apart(1))
-                self._levels = node, self._column()
-        return self._levels
-
-    def _column(self) -> Group | None:
-        column = self._node_ranks.index(self.rank)
-        nodes = len(self.placement.nodes)
-        supernodes = self.placement.supernodes or [0] * nodes
-        inside = column < self.columns
-        group = self._split(column if inside else self.columns, place(range(nodes), supernodes) if inside else apart(1))
-        return group if inside else None
+            with self.calls.over(what.words, in_library=True):
+                self._mailboxes.append(make_mailboxes(self.comm, self.placement.node_of(self.rank)))
+        return self._mailboxes[0]
 
     @property
-    def _node_ranks(self) -> tuple[int, ...]:
+    def node_ranks(self) -> tuple[int, ...]:
+        """The ranks of this rank's node."""
         return self.placement.nodes[self.placement.node_of(self.rank)]
-
-    def _split(self, color: int, placement: Placement) -> Group:
-        comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
-        ranks = comm.allgather(self.ranks[self.rank])
-        group = Group(
-            comm, placement, self.table, ranks, interrupted=self.check if self.interrupted else None, outer=self
-        )
-        group.label_calls(self.label)
-        self._inner.append(group)
-        return group
 
     def _come_together(self) -> None:
         """Wait until all have come, before the library makes what all make together: that wait cannot be ended."""
@@ -223,7 +189,13 @@ class Group:
 
     def keep(self, *pending: object) -> None:
         """Keep what messages are still under way to, with a communicator, as nobody waits for them any more."""
-        self._messages.Set_attr(MPI.Comm.Create_keyval(), pending)
+        self._pending = True
+        self.messages.Set_attr(MPI.Comm.Create_keyval(), pending)
+
+    def keep_with_pending(self, *tensors: torch.Tensor) -> None:
+        """Keep tensors to which messages may still be under way: a call on them was ended."""
+        if self._pending:
+            self.keep(*tensors)
 
     @contextmanager
     def call(self, what: Call, in_library: bool = False) -> Iterator[int]:
@@ -278,7 +250,7 @@ class Group:
     def disagree(self, what: Call) -> None:
         """Raise MismatchError, when all ranks know that they differ."""
         mine = np.frombuffer(encode_words(self._labelled(what)), np.uint8)
-        said = np.empty((self.size, WORDS), np.uint8)
+        said = np.empty((self.size, WORDS_BYTES), np.uint8)
         self.finish(self._talk.Iallgather(mine, said), mine, said)  # what did not match may still be under way
         calls = [decode_words(row.tobytes()) for row in said]
         other, words = next((rank, words) for rank, words in enumerate(calls) if words != calls[self.rank])
@@ -292,24 +264,18 @@ class Group:
             self.keep(request, *buffers)
             raise
 
-    def play(
-        self, algorithm: Algorithm, tensor: torch.Tensor, number: int, plan: Plan, chunk_major: bool = False
-    ) -> None:
-        """Play a schedule over messages on a contiguous tensor, in place. `number` is what `call` gave."""
-        program, wire, length = self.program(algorithm), plan.wire, tensor.numel()
-        in_flight = None if wire is None else wire.flight.itemsize
-        pace = pace_of(program, self.size, length, tensor.dtype.itemsize, self.table.network, in_flight)
-        channel = MessageChannel(self._messages, memory_of(tensor), plan.arithmetic, wire, number, self.check, pace.nap)
+    def start(self, prepared: Start, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Carry out what was prepared on contiguous tensors."""
         try:
-            play(program, cut(length, program.chunks, pace.largest, chunk_major), channel, pace.at_once)
+            prepared(source.data_ptr(), target.data_ptr())
         except BaseException:
-            self.keep(channel, tensor)
+            self.keep_with_pending(source, target)
             raise
 
     def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], what: Call, number: int) -> None:
         """Send and receive parcels of any sizes as messages, in the call `what`. `number` is what `call` gave."""
         piece = piece_of(self.table.network)
-        delivery = Delivery(self._messages, self.ranks, number, piece, self.check, what.words)
+        delivery = Delivery(self.messages, self.ranks, number, piece, self.check, what.words)
         try:
             delivery.carry(sends, receives)
         except BaseException:
@@ -333,31 +299,28 @@ class Group:
             self.abandon()
             return
         self._forget_calls()
-        for group in self._inner:
-            group.free()
-            group.comm.Free()
-        self._inner.clear()
-        self._levels = None
+        self.ready.clear()
+        self.prepared.clear()
+        for mailboxes in filter(None, self._mailboxes):
+            mailboxes.free()
+        self._mailboxes.clear()
         if self._memory is not None:
             self._memory.free()
             self._memory = None
-        self._plans.forget()
         self._free_watch()
-        self._messages.Free()
+        self.messages.Free()
         self._talk.Free()
 
     def abandon(self) -> None:
         """Leave for good, without the other ranks: memory and communicators stay, but nothing runs here any more."""
         self.broken = True
-        for group in self._inner:
-            group.abandon()
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
         elif self.calls.failure is None:
             self._forget_calls()
 
     def _forget_calls(self) -> None:
-        if self._outer is None and self.watch is not None:
+        if self.watch is not None:
             self.watch.remove(self.calls)
 
     def _free_watch(self) -> None:

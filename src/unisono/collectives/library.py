@@ -1,6 +1,6 @@
-"""Allreduce by the MPI library itself, with a check across nodes that all ranks are in the same call.
+"""Collectives by the MPI library itself, with a check across nodes that all ranks are in the same call.
 
-A payload of some kilobytes carries the check along, in one exchange:
+An allreduce of some kilobytes carries the check along, in one exchange:
 
     mine      |  f   f'  f"  | payload ...  | 0 0 ...         f, f', f": 60 bits of the call's, in small numbers
     sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
@@ -14,18 +14,21 @@ here: only calls of one number can meet it. A longer payload is preceded by an e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from unisono.call import Call, call
 from unisono.collectives.group import Group
+from unisono.collectives.overlap import shared
 from unisono.collectives.payload import MPI_TYPES, memory_of
 from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
+from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.windows import Call, call
+from unisono.transports.fused import Start
 
 PARCELS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Bytes of payload for which there is room beside the check."""
@@ -88,23 +91,100 @@ def _turn(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))
 
 
-def allreduce_by_library(group: Group, tensor: torch.Tensor, op: str, plan: Plan) -> None:
-    """Reduce a contiguous tensor in place."""
-    flat = tensor.detach().view(-1)
-    numbers, kind, reduction = numbers_of(flat, op)
-    with group.library_call(plan.what):
-        group.comm.Allreduce(MPI.IN_PLACE, [memory_of(numbers), numbers.numel(), kind], reduction)
-    restore(numbers, flat)
+def by_library(group: Group, plan: Plan) -> Start:
+    """Prepare a collective that the MPI library carries out."""
+    return _CALLS[plan.collective](group, plan)
 
 
-def carries_check(group: Group, tensor: torch.Tensor, what: Call) -> bool:
-    """Whether the payload of the call `what` is short enough, of a fit dtype, and goes across nodes."""
-    fit = tensor.dtype in FIELDS and 0 < tensor.nbytes <= PARCELS[-1]
-    return fit and not group.compares_by_memory(what) and group.size <= MOST_RANKS
+def _allreduce(group: Group, plan: Plan) -> Start:
+    if plan.op == "sum" and _carries_check(group, plan):
+        return _short_allreduce(group, plan.length, plan.dtype, plan.what)
+
+    def start(_: int, target: int) -> None:
+        flat = _tensor_at(target, plan.length, plan.dtype)
+        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+        with group.library_call(plan.what):
+            group.comm.Allreduce(MPI.IN_PLACE, [memory_of(numbers), numbers.numel(), kind], reduction)
+        restore(numbers, flat)
+
+    return start
 
 
-def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Callable[[int], None]:
-    """A function that sums the `length` elements at the address it is given, in place."""
+def _part_reduce(group: Group, plan: Plan) -> Start:
+    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
+    counts = [stop - start for start, stop in ends]
+
+    def start(source: int, target: int) -> None:
+        flat = _tensor_at(source, plan.length, plan.dtype)
+        shard = _tensor_at(target, counts[group.rank], plan.dtype)
+        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+        fit = shard.dtype is numbers.dtype and not shared(shard, numbers)  # MPI takes no memory that is both
+        part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype)
+        with group.library_call(plan.what):
+            group.comm.Reduce_scatter(
+                [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind], counts, reduction
+            )
+        restore(part, shard)
+
+    return start
+
+
+def _part_broadcast(group: Group, plan: Plan) -> Start:
+    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
+    counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
+
+    def start(_: int, target: int) -> None:
+        room = MPI.memory.fromaddress(target, plan.nbytes)
+        with group.library_call(plan.what):
+            group.comm.Allgatherv(MPI.IN_PLACE, [room, counts, starts, MPI_TYPES[plan.dtype]])
+
+    return start
+
+
+def _broadcast(group: Group, plan: Plan) -> Start:
+    def start(_: int, target: int) -> None:
+        with group.library_call(plan.what):
+            group.comm.Bcast([MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE], plan.root)
+
+    return start
+
+
+def _all_to_all(group: Group, plan: Plan) -> Start:
+    each = plan.nbytes // group.size
+
+    def start(source: int, target: int) -> None:
+        goes, comes = (MPI.memory.fromaddress(address, plan.nbytes) for address in (source, target))
+        with group.library_call(plan.what):
+            group.comm.Alltoall([goes, each, MPI.BYTE], [comes, each, MPI.BYTE])
+
+    return start
+
+
+_CALLS: Mapping[str, Callable[[Group, Plan], Start]] = {
+    "allreduce": _allreduce,
+    "part_reduce": _part_reduce,
+    "part_broadcast": _part_broadcast,
+    "broadcast": _broadcast,
+    "all_to_all": _all_to_all,
+}
+"""The collectives that the library carries out as a whole."""
+
+
+def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the elements from an address on, which somebody else keeps."""
+    if length == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
+
+
+def _carries_check(group: Group, plan: Plan) -> bool:
+    """Return whether the payload is short enough, of a fit dtype, and goes across nodes."""
+    fit = plan.dtype in FIELDS and 0 < plan.nbytes <= PARCELS[-1]
+    return fit and not group.compares_by_memory(plan.what) and group.size <= MOST_RANKS
+
+
+def _short_allreduce(group: Group, length: int, dtype: torch.dtype, what: Call) -> Start:
+    """Prepare the sum of `length` elements in place, whose check travels along."""
     nbytes = length * dtype.itemsize
     room = nbytes if length == 1 else next(parcel for parcel in PARCELS if parcel >= nbytes)
     check = _check_of(what, dtype, length)
@@ -117,7 +197,7 @@ def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Cal
     allreduce = _allreduce_in_steps(group) if interruptible else group.comm.Allreduce
     seen: dict[int, Any] = {}
 
-    def play(address: int) -> None:
+    def start(_: int, address: int) -> None:
         payload = seen.get(address)
         if payload is None:
             if len(seen) == ADDRESSES:
@@ -144,7 +224,7 @@ def plan_short(group: Group, length: int, dtype: torch.dtype, what: Call) -> Cal
                 group.disagree(what)
         payload[:] = body
 
-    return play
+    return start
 
 
 def _check_of(what: Call, dtype: torch.dtype, length: int) -> Any:

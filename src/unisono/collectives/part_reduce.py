@@ -6,10 +6,8 @@ import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
-from unisono.collectives.library import numbers_of, restore
-from unisono.collectives.overlap import is_chunk, shared
-from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of, room_for, settle
-from unisono.collectives.plans import Plan
+from unisono.collectives.payload import flat_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.prepare import prepare
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 
@@ -30,12 +28,16 @@ def part_reduce(
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
     with Checks(group, "part_reduce"):
-        plan = group.plan("part_reduce", algorithm, tensor.dtype, nbytes_of(tensor), wire, op)
+        nbytes_of(tensor)
+        plan = group.plan("part_reduce", algorithm, tensor, wire, op)
         if out is not None:
             _check_out(group, tensor, out, start, stop)
     flat = flat_of(tensor)
     room = torch.empty(stop - start, dtype=tensor.dtype) if out is None else room_for(out)
-    _carry_out(group, tensor, flat, room.detach().view(-1), op, plan)
+    if group.size == 1:
+        room.detach().view(-1).copy_(flat)
+    else:
+        group.start(prepare(group, plan), flat, room)
     if out is None:
         return room
     settle([out], [room])
@@ -51,39 +53,3 @@ def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int
         )
     check_output(group, out, "part_reduce")
     check_chunk(group, "part_reduce", out, tensor, start)
-
-
-def _carry_out(
-    group: Group, tensor: torch.Tensor, flat: torch.Tensor, shard: torch.Tensor, op: str, plan: Plan
-) -> None:
-    """Reduce `flat`, the elements of `tensor`, and put this rank's chunk into `shard`, which may be that chunk."""
-    start, stop = bounds(flat.numel(), group.size, group.rank)
-    if group.size == 1:
-        shard.copy_(flat)
-    elif plan.choice.transport == "windows":
-        view, itemsize = plan.arithmetic.view, tensor.dtype.itemsize
-        staging = group.node_memory.staging
-        into = None if is_chunk(shard, flat, start) else view(memory_of(shard))
-        staging.part_reduce(view(memory_of(flat)), into, itemsize, plan.arithmetic, plan.what)
-    elif plan.choice.algorithm == "library":
-        _by_library(group, flat, shard, op, plan)
-    else:
-        algorithm_ = group.find(plan.choice.algorithm).part_reduce
-        assert algorithm_ is not None, "the plan offers what the schedule has"
-        whole = flat.clone() if flat.data_ptr() == tensor.data_ptr() else flat  # what is not the own chunk is lost
-        with group.call(plan.what) as number:
-            group.play(algorithm_, whole, number, plan, chunk_major=True)
-        shard.copy_(whole[start:stop])
-
-
-def _by_library(group: Group, flat: torch.Tensor, shard: torch.Tensor, op: str, plan: Plan) -> None:
-    """What MPI itself does."""
-    numbers, kind, reduction = numbers_of(flat, op)
-    counts = [stop - start for start, stop in (bounds(flat.numel(), group.size, r) for r in range(group.size))]
-    fit = shard.dtype is numbers.dtype and not shared(shard, numbers)  # MPI takes no memory that is both
-    part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype)
-    with group.library_call(plan.what):
-        group.comm.Reduce_scatter(
-            [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind], counts, reduction
-        )
-    restore(part, shard)

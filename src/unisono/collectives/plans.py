@@ -1,4 +1,4 @@
-"""What carries out each collective of a group: chosen once for every dtype, size, wire and op, and kept."""
+"""Plans: what carries out each collective of a group, as data. `prepare.py` makes of a plan what can be started."""
 
 from __future__ import annotations
 
@@ -6,40 +6,66 @@ from typing import NamedTuple
 
 import torch
 
-from unisono.choosing.priced import Choice
+from unisono.call import Call, call
+from unisono.choosing.priced import LIBRARY, Choice
 from unisono.choosing.table import SHARED, Table
 from unisono.collectives.payload import name_of
 from unisono.errors import UsageError
 from unisono.placement import Placement
-from unisono.schedules import find
+from unisono.schedules import SCHEDULES, find
 from unisono.schedules.numbering import renumber
-from unisono.schedules.schedule import Algorithm, Family, Program
+from unisono.schedules.schedule import Algorithm, Family, Program, cuts_alike
 from unisono.transports.arithmetic import Arithmetic, arithmetic_of, mover_of
-from unisono.transports.sweep import can_sweep
-from unisono.transports.windows import Call, call
-from unisono.transports.wires import Wire, wire_of
+from unisono.wires import wire_of
+from unisono.wires.wire import Wire
 
-PLANS = 4096
+AUTO = "auto"
+
+MAX_PLANS = 4096
 """Plans that are kept."""
 
 
 class Plan(NamedTuple):
-    """What carries out a collective for one dtype and size."""
+    """All that decides how a collective is carried out: ranks with equal plans do the same."""
 
-    choice: Choice
-    arithmetic: Arithmetic
-    wire: Wire | None
+    collective: str
+    algorithm: str
+    """The name of a schedule, or "library"."""
+    transport: str
+    """"library"; "windows" (the ranks of one node); "messages"; or "mixed": windows within nodes, messages between."""
+    length: int
+    """Elements of the whole payload."""
+    dtype: torch.dtype
+    """Of the payload; where nothing is reduced, one that stands in for it."""
+    wire: str | None
+    op: str | None
+    """None where nothing is reduced."""
+    root: int
     what: Call
-    sweeps: bool
-    """Whether each rank touches only its own chunk of everybody's, so that shared memory needs two meetings only."""
+    """The call in words, which ranks compare."""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How the payload is seen, copied and reduced."""
+        return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)
+
+    @property
+    def encoding(self) -> Wire | None:
+        """How the payload travels between nodes; None where it does as it is."""
+        return wire_of(self.wire, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole payload."""
+        return self.length * self.dtype.itemsize
 
 
 class Plans:
-    """The choices, schedules and programs of one rank of a group."""
+    """The plans, schedules and programs of one rank of a group."""
 
     def __init__(self, rank: int, placement: Placement, table: Table) -> None:
         self._rank, self._placement, self._table = rank, placement, table
-        self._plans: dict[tuple[str, str, str | None, str, torch.dtype, int, torch.dtype | None], Plan] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
         self._families: dict[str, Family] = {}
         self._rotated: dict[tuple[str, int], Algorithm] = {}
@@ -50,14 +76,17 @@ class Plans:
             self._families[algorithm] = find(algorithm, self._placement)
         return self._families[algorithm]
 
-    def broadcast_from(self, algorithm: str, root: int) -> Algorithm:
-        """The broadcast of that name from any root: the ranks move up by as many places."""
-        if (algorithm, root) not in self._rotated:
-            from_first = self.find(algorithm).broadcast
-            assert from_first is not None, "the choice offers what the schedule has"
+    def schedule(self, plan: Plan) -> Algorithm:
+        """Return the schedule that a plan names; a broadcast from a root other than 0 is that from 0, moved up."""
+        algorithm: Algorithm | None = getattr(self.find(plan.algorithm), plan.collective)
+        assert algorithm is not None, "the plan names what the schedule has"
+        if not plan.root:
+            return algorithm
+        key = plan.algorithm, plan.root
+        if key not in self._rotated:
             ranks = self._placement.ranks
-            self._rotated[algorithm, root] = renumber(from_first, [(place + root) % ranks for place in range(ranks)])
-        return self._rotated[algorithm, root]
+            self._rotated[key] = renumber(algorithm, [(place + plan.root) % ranks for place in range(ranks)])
+        return self._rotated[key]
 
     def program(self, algorithm: Algorithm) -> Program:
         """This rank's program of a schedule."""
@@ -69,47 +98,72 @@ class Plans:
         self,
         collective: str,
         algorithm: str,
-        dtype: torch.dtype,
-        nbytes: int,
+        tensor: torch.Tensor,
         wire: str | None = None,
-        op: str = "sum",
+        op: str | None = "sum",
+        root: int = 0,
         carrier: torch.dtype | None = None,
     ) -> Plan:
-        """What carries out a collective on `nbytes` of `dtype`. Where nothing is reduced, it is moved as `carrier`.
+        """Plan a collective on a payload like `tensor`. Where nothing is reduced, `op` is None: it moves as `carrier`.
 
         Raises TensorError for a dtype, an op or a wire that cannot be carried, UsageError for an unknown name.
         """
-        key = collective, algorithm, wire, op, dtype, nbytes, carrier
+        dtype, nbytes = tensor.dtype, tensor.nbytes
+        key = collective, algorithm, dtype, nbytes, wire, op, root, carrier
         if key not in self._plans:
-            if len(self._plans) == PLANS:
+            if len(self._plans) == MAX_PLANS:
                 self._plans.clear()
-            arithmetic = arithmetic_of(dtype, op) if carrier is None else mover_of(carrier)
-            narrow = wire_of(wire, dtype)
-            flying = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
-            choice = self.choose(collective, algorithm, flying)
-            words = f"{collective}({nbytes // dtype.itemsize} x {name_of(dtype)}, {choice.algorithm}"
-            words += "" if op == "sum" else f", op {op}"
-            words += ")" if wire is None else f", wire {wire})"
-            sweeps = collective == "allreduce" and choice.transport == "windows"
-            if sweeps:
-                ranks = self._placement.ranks
-                sweeps = can_sweep(self.program(self.find(choice.algorithm).allreduce), self._rank, ranks)
-            self._plans[key] = Plan(choice, arithmetic, narrow, call(words), sweeps)
+            self._plans[key] = self._make(collective, algorithm, dtype, nbytes, wire, op, root, carrier or dtype)
         return self._plans[key]
 
+    def _make(
+        self,
+        collective: str,
+        algorithm: str,
+        dtype: torch.dtype,
+        nbytes: int,
+        wire: str | None,
+        op: str | None,
+        root: int,
+        carrier: torch.dtype,
+    ) -> Plan:
+        narrow, length = wire_of(wire, dtype), nbytes // dtype.itemsize
+        choice = self.choose(collective, algorithm, nbytes if narrow is None else narrow.nbytes(length))
+        if narrow is not None and not narrow.by_element and not self._cuts_alike(collective, choice.algorithm):
+            if algorithm != AUTO:
+                raise UsageError(
+                    f"{collective} by {algorithm!r} with the wire {wire!r}: that wire encodes blocks of numbers, and "
+                    "this schedule cuts a payload now here, now there; use 'direct' or 'ring'"
+                )
+            choice = self.choose(collective, "direct", nbytes)
+        words = [f"{length} x {name_of(dtype)}", *([f"root {root}"] if collective == "broadcast" else [])]
+        words += [choice.algorithm]
+        words += [f"op {op}"] if op not in ("sum", None) else []
+        words += [f"wire {wire}"] if wire is not None else []
+        what = call(f"{collective}({', '.join(words)})")
+        plan = Plan(collective, *choice, nbytes // carrier.itemsize, carrier, wire, op, root, what)
+        _ = plan.arithmetic  # raises for what cannot be reduced
+        return plan
+
+    def _cuts_alike(self, collective: str, algorithm: str) -> bool:
+        """Return whether a schedule cuts a payload in the same way all along; what travels as it is, does."""
+        if algorithm == LIBRARY:
+            return True
+        ranks = {0, max(self._placement.nodes, key=len)[-1]}  # the same looked at on all ranks
+        return all(cuts_alike(getattr(self.find(algorithm), collective)(rank, self._placement.ranks)) for rank in ranks)
+
     def choose(self, collective: str, algorithm: str, nbytes: int) -> Choice:
-        """What carries out a collective for that many bytes in flight."""
-        if algorithm == "auto":
-            return self._table.choose(collective, self._placement, nbytes)
-        base, _, inner = algorithm.partition("/")
-        if algorithm == "library" or (base, inner) == ("hierarchical", "library"):
-            return Choice(algorithm, "library")
+        """Choose what carries out a collective for that many bytes in flight: the algorithm and the transport."""
+        if algorithm == AUTO:
+            algorithm, transport = self._table.choose(collective, self._placement, nbytes)
+        else:
+            transport = "windows" if self._placement.one_node and collective in SHARED else "messages"
+        if algorithm == LIBRARY:
+            return Choice(LIBRARY, LIBRARY)
+        base, _, _ = algorithm.partition("/")
         if getattr(self.find(algorithm), collective) is None:
             raise UsageError(f"the schedule {algorithm!r} has no {collective}")
-        if self._placement.one_node and collective in SHARED:
-            return Choice("direct" if base == "hierarchical" else algorithm, "windows")
-        return Choice(algorithm, "messages")
-
-    def forget(self) -> None:
-        """Forget what was chosen."""
-        self._plans.clear()
+        if self._placement.one_node:  # where `hierarchical` is `direct`, in a lane for each rank
+            return Choice("direct" if base == "hierarchical" else algorithm, transport)
+        several = self._placement.ranks > len(self._placement.nodes)
+        return Choice(algorithm, "mixed" if SCHEDULES[base].by_node and several else transport)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 
+from unisono.call import Call, call
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
@@ -24,7 +25,6 @@ from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import arithmetic_of
-from unisono.transports.windows import Call, call
 
 
 def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> None:

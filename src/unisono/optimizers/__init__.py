@@ -1,7 +1,34 @@
-"""What turns gradients into steps: LARS and LAMB, and which parameters weight decay is for."""
+"""Optimizers that a recipe can name, LARS and LAMB among them, and which parameters weight decay is for.
 
-from unisono.optimizers.groups import by_decay
-from unisono.optimizers.lamb import LAMB
-from unisono.optimizers.lars import LARS
+One optimizer, one file, one row here.
+"""
 
-__all__ = ["LAMB", "LARS", "by_decay"]
+from typing import TYPE_CHECKING
+
+from unisono.registry import Registry, lazily
+
+if TYPE_CHECKING:
+    from unisono.optimizers.groups import by_decay
+    from unisono.optimizers.lamb import LAMB
+    from unisono.optimizers.lars import LARS
+
+__all__ = ["LAMB", "LARS", "OPTIMIZERS", "by_decay"]
+
+OPTIMIZERS = Registry(
+    "optimizer",
+    {
+        "sgd": "unisono.optimizers.sgd:make",
+        "lars": "unisono.optimizers.lars:make",
+        "lamb": "unisono.optimizers.lamb:make",
+    },
+)
+"""Each is made for groups of parameters with their weight decay, a rate, and a momentum."""
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "LAMB": "unisono.optimizers.lamb",
+        "LARS": "unisono.optimizers.lars",
+        "by_decay": "unisono.optimizers.groups",
+    },
+)

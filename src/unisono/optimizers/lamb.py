@@ -57,3 +57,8 @@ class LAMB(torch.optim.Optimizer):
             if weights > 0 and length > 0:
                 rate = rate * weights / length
         parameter.sub_(step, alpha=rate)
+
+
+def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> LAMB:
+    """Return the optimizer of a recipe; the momentum is the first beta."""
+    return LAMB(groups, rate, betas=(momentum, 0.999))

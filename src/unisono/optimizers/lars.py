@@ -50,3 +50,8 @@ class LARS(torch.optim.Optimizer):
                 rate = rate * group["trust"] * weights / (slope + decay * weights)
             velocity.add_(parameter, alpha=rate * decay)
         parameter.sub_(velocity.add_(gradient, alpha=rate))
+
+
+def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> LARS:
+    """Return the optimizer of a recipe."""
+    return LARS(groups, rate, momentum=momentum)

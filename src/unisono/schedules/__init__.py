@@ -5,12 +5,14 @@ A name may have a variant after a slash, where its file lists any: "halving/roun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.placement import Placement
-from unisono.schedules import direct, flat, halving, hierarchical, multicolor, pipeline, ring, tree
+from unisono.schedules import direct, flat, halving, hierarchical, leader, multicolor, pipeline, ring, tree
+from unisono.schedules.hierarchical import nodes_of
 from unisono.schedules.schedule import Family
 
 
@@ -19,28 +21,63 @@ class Entry(NamedTuple):
 
     family: Callable[[Placement, str], Family]
     """Makes the schedules for ranks that sit so; the string is the variant, empty where none is named."""
+    worth: Callable[[str, Placement, str], bool]
+    """Whether a collective of ranks that sit so on several nodes may be fastest by this variant: then it is tried."""
     variants: tuple[str, ...] = ()
+    by_node: bool = False
+    """Whether it sums within nodes first: there transfers go through memory that a node's ranks share."""
 
 
 SCHEDULES: dict[str, Entry] = {
-    "ring": Entry(ring.family),
-    "halving": Entry(halving.family, halving.VARIANTS),
-    "direct": Entry(direct.family),
-    "flat": Entry(flat.family),
-    "tree": Entry(tree.family),
-    "pipeline": Entry(pipeline.family),
-    "multicolor": Entry(multicolor.family, multicolor.VARIANTS),
-    "hierarchical": Entry(hierarchical.family, hierarchical.VARIANTS),
+    "tree": Entry(tree.family, tree.worth),
+    "halving": Entry(halving.family, halving.worth, halving.VARIANTS),
+    "ring": Entry(ring.family, ring.worth),
+    "direct": Entry(direct.family, direct.worth),
+    "flat": Entry(flat.family, flat.worth),
+    "multicolor": Entry(multicolor.family, multicolor.worth, multicolor.VARIANTS),
+    "pipeline": Entry(pipeline.family, pipeline.worth),
 }
+"""One schedule, one file, one row. `hierarchical` and `leader` take each of them between nodes."""
+
+
+def _names(entries: Iterable[tuple[str, Entry]]) -> list[str]:
+    return [full for name, entry in entries for full in (name, *(f"{name}/{variant}" for variant in entry.variants))]
+
+
+def _by_node(levels: ModuleType) -> Entry:
+    """Return the row of a schedule within which another one, by default `levels.BETWEEN`, goes between the nodes."""
+    between = levels.BETWEEN
+
+    def family(placement: Placement, variant: str) -> Family:
+        made: Family = levels.family(placement, find(variant or between, nodes_of(placement)))
+        return made
+
+    def worth(collective: str, placement: Placement, variant: str) -> bool:
+        name, _, inner = (variant or between).partition("/")
+        nodes = nodes_of(placement)
+        return nodes.ranks < placement.ranks and SCHEDULES[name].worth(collective, nodes, inner)
+
+    return Entry(family, worth, tuple(name for name in _BETWEEN if name != between), by_node=True)
+
+
+_BETWEEN = _names(SCHEDULES.items())
+SCHEDULES |= {"hierarchical": _by_node(hierarchical), "leader": _by_node(leader)}
 
 
 def names() -> list[str]:
     """All names, those with a variant after those without."""
-    return [
-        full
-        for name, entry in SCHEDULES.items()
-        for full in (name, *(f"{name}/{variant}" for variant in entry.variants))
-    ]
+    return _names(SCHEDULES.items())
+
+
+def candidates(collective: str, placement: Placement) -> list[str]:
+    """Return the schedules that are worth a trial for ranks that sit so, on several nodes."""
+
+    def is_candidate(name: str) -> bool:
+        base, _, variant = name.partition("/")
+        offered = getattr(find(name, placement), collective) is not None
+        return offered and SCHEDULES[base].worth(collective, placement, variant)
+
+    return [name for name in names() if is_candidate(name)]
 
 
 def check(name: str) -> None:

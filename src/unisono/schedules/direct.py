@@ -26,6 +26,16 @@ def family(_: Placement, __: str) -> Family:
     return Family(direct, part_reduce, part_broadcast, all_to_all=all_to_all)
 
 
+MAX_RANKS = 64
+"""Ranks up to which its p(p-1) messages a round are worth a trial."""
+
+
+def worth(collective: str, placement: Placement, _: str) -> bool:
+    """Among few ranks; for an allreduce, where they are alone on their nodes."""
+    alone = placement.ranks == len(placement.nodes)
+    return collective == "all_to_all" or (placement.ranks <= MAX_RANKS and (alone or collective != "allreduce"))
+
+
 def part_reduce(rank: int, ranks: int) -> Program:
     """Reduce-scatter: rank r ends with chunk r whole. 1 round, n(p-1)/p bytes sent by each."""
     return Program(ranks, ((_collect(rank, ranks),),) if ranks > 1 else ((),), max(1, ranks - 1))

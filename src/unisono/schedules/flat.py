@@ -23,6 +23,11 @@ def family(_: Placement, __: str) -> Family:
     return Family(flat)
 
 
+def worth(_: str, __: Placement, ___: str) -> bool:
+    """Within a node alone: between nodes p n bytes are too many."""
+    return False
+
+
 def flat(rank: int, ranks: int) -> Program:
     """Allreduce in one round."""
     others = [(rank + k) % ranks for k in range(1, ranks)]

@@ -24,7 +24,7 @@ Source: Thakur, Rabenseifner and Gropp, 2005; swCaffe section 5.1.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.numbering import renumber, round_robin
+from unisono.schedules.numbering import deals_evenly, renumber, round_robin
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
 VARIANTS = ("round-robin",)
@@ -34,6 +34,12 @@ VARIANTS = ("round-robin",)
 def family(placement: Placement, variant: str) -> Family:
     """In the order of ranks, or numbered round-robin."""
     return Family(renumber(halving, round_robin(placement)) if variant else halving)
+
+
+def worth(_: str, placement: Placement, variant: str) -> bool:
+    """Between ranks that are alone on their nodes; round-robin where that keeps its large messages near."""
+    alone = placement.ranks == len(placement.nodes)
+    return alone and (not variant or deals_evenly(placement, single=True))
 
 
 def halving(rank: int, ranks: int) -> Program:

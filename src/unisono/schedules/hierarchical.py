@@ -34,26 +34,15 @@ from __future__ import annotations
 from itertools import groupby
 
 from unisono.placement import Placement
-from unisono.schedules import direct, halving, multicolor, pipeline, ring, tree
 from unisono.schedules.schedule import Algorithm, Family, Lane, Program, add, receive, send
 
-_BETWEEN = {
-    "": (ring.family, ""),
-    "halving": (halving.family, ""),
-    "halving/round-robin": (halving.family, "round-robin"),
-    "direct": (direct.family, ""),
-    "tree": (tree.family, ""),
-    "pipeline": (pipeline.family, ""),
-    "multicolor": (multicolor.family, ""),
-}
-
-VARIANTS = tuple(filter(None, _BETWEEN))
-"""The schedule between the nodes; `ring` where none is named."""
+BETWEEN = "ring"
+"""The schedule between the nodes where none is named."""
 
 
-def family(placement: Placement, variant: str) -> Family:
-    """For the nodes as they are; nothing of it can be renumbered."""
-    return Family(hierarchical(placement, between(variant, placement).allreduce))
+def family(placement: Placement, between: Family) -> Family:
+    """For the nodes as they are, with `between` among `nodes_of` them; nothing of it can be renumbered."""
+    return Family(hierarchical(placement, between.allreduce))
 
 
 def columns(placement: Placement) -> int:
@@ -61,15 +50,14 @@ def columns(placement: Placement) -> int:
     return min(map(len, placement.nodes))
 
 
-def between(variant: str, placement: Placement) -> Family:
-    """The schedule among the nodes: its rank i stands for one rank of node i."""
-    make, inner = _BETWEEN[variant]
-    return make(Placement(tuple((node,) for node in range(len(placement.nodes))), placement.supernodes), inner)
+def nodes_of(placement: Placement) -> Placement:
+    """Where the ranks of the schedule between the nodes sit: its rank i stands for one rank of node i."""
+    return Placement(tuple((node,) for node in range(len(placement.nodes))), placement.supernodes)
 
 
-def hierarchical(placement: Placement, among_nodes: Algorithm) -> Algorithm:
-    """The allreduce with `among_nodes` between the nodes."""
-    wide, largest = columns(placement), max(map(len, placement.nodes))
+def hierarchical(placement: Placement, among_nodes: Algorithm, wide: int | None = None) -> Algorithm:
+    """The allreduce with `among_nodes` between the nodes, in `wide` columns: as many as there can be, if not given."""
+    wide, largest = wide or columns(placement), max(map(len, placement.nodes))
 
     def algorithm(rank: int, ranks: int) -> Program:
         assert ranks == placement.ranks, "a hierarchical schedule is for the placement that it was made for"
@@ -78,7 +66,7 @@ def hierarchical(placement: Placement, among_nodes: Algorithm) -> Algorithm:
         lanes = [_lane(placement, rank, column, lane, inner.chunks) for column in range(wide) for lane in inner.lanes]
         carried = max(sum(span for _, span in _runs(lane, inner.chunks)) for lane in inner.lanes)
         landing = max(inner.landing, (largest - 1) * carried)
-        return Program(wide * inner.chunks, tuple(lanes), landing, inner.steady and largest == 1)
+        return Program(wide * inner.chunks, tuple(lanes), landing, wide, inner.landing, inner.steady)
 
     return algorithm
 

@@ -64,6 +64,11 @@ def family(placement: Placement, variant: str) -> Family:
     return Family(renumber(multicolor(int(variant or COLORS)), neighbours(placement)))
 
 
+def worth(_: str, placement: Placement, variant: str) -> bool:
+    """Between ranks that are alone on their nodes, with as many colors as DIMD has."""
+    return placement.ranks == len(placement.nodes) and not variant
+
+
 def multicolor(most: int) -> Algorithm:
     """The allreduce with at most `most` colors."""
 

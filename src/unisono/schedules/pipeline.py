@@ -27,6 +27,11 @@ def family(placement: Placement, _: str) -> Family:
     return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order))
 
 
+def worth(collective: str, placement: Placement, _: str) -> bool:
+    """For a broadcast; for an allreduce between ranks that are alone on their nodes."""
+    return collective == "broadcast" or placement.ranks == len(placement.nodes)
+
+
 def broadcast(rank: int, ranks: int) -> Program:
     """From rank 0 along the chain. 2 rounds for a rank in the middle; n bytes sent by all but the last."""
     return Program(1, (_back(rank, ranks),), steady=True)

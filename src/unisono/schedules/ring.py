@@ -30,6 +30,11 @@ def family(placement: Placement, _: str) -> Family:
     )
 
 
+def worth(_: str, __: Placement, ___: str) -> bool:
+    """The fewest bytes: for long payloads wherever ranks sit."""
+    return True
+
+
 def part_reduce(rank: int, ranks: int) -> Program:
     """Reduce-scatter around the ring: rank r ends with chunk r whole. p-1 rounds, n(p-1)/p bytes sent by each."""
     return Program(ranks, (_sums(rank, ranks),), steady=True)

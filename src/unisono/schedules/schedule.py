@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -56,8 +57,18 @@ class Program(NamedTuple):
 
     All ranks say the same, since the length of the pieces depends on it.
     """
+    columns: int = 1
+    """Lanes come in so many groups of as many, one after another: each rank adds in the lanes of one group at most."""
+    landing_far: int | None = None
+    """As `landing`, of what comes from other nodes; None where the schedule does not tell them apart."""
     steady: bool = False
-    """Whether each rank hears from the same one or two others all along. All ranks say the same here, too."""
+    """Whether each rank hears from the same one or two ranks of other nodes all along. All ranks say the same, too."""
+
+
+def cuts_alike(program: Program) -> bool:
+    """Return True where transfers name the same stretches of chunks, or stretches that have no chunk in common."""
+    stretches = sorted({(t.chunk, t.chunk + t.span) for lane in program.lanes for transfers in lane for t in transfers})
+    return all(stop <= start for (_, stop), (start, _) in pairwise(stretches))
 
 
 Algorithm = Callable[[int, int], Program]

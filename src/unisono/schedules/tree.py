@@ -31,6 +31,11 @@ def family(placement: Placement, _: str) -> Family:
     return Family(renumber(tree, order), broadcast=renumber(broadcast, order))
 
 
+def worth(_: str, __: Placement, ___: str) -> bool:
+    """Few messages: for short payloads wherever ranks sit."""
+    return True
+
+
 def broadcast(rank: int, ranks: int) -> Program:
     """From rank 0 down the tree. log2 p steps, p-1 messages in all."""
     return Program(1, (_down(rank, ranks),))

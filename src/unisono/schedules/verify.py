@@ -20,6 +20,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from unisono.errors import ScheduleError
+from unisono.placement import Placement, apart
 from unisono.schedules.schedule import Action, Algorithm, Program, Round, Transfer
 
 Held = list[list[frozenset[int]]]
@@ -45,8 +46,8 @@ class _Message(NamedTuple):
     contents: tuple[frozenset[int], ...]
 
 
-def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE) -> None:
-    """Raise ScheduleError unless the schedule reaches its goal on `ranks` ranks.
+def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE, placement: Placement | None = None) -> None:
+    """Raise ScheduleError unless the schedule reaches its goal on `ranks` ranks, which sit by `placement` or apart.
 
     Checked: every contribution arrives, exactly once; no rank waits forever; no message is left over; messages are
     taken in the order and the shape they were sent; no two transfers race for a chunk. Costs O(ranks^2 x chunks).
@@ -54,6 +55,7 @@ def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE) -> Non
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     for rank, program in enumerate(programs):
         _check_alone(rank, ranks, program, programs[0])
+        _check_places(rank, program, placement or apart(ranks))
     held = _begin(ranks, programs[0].chunks, goal)
     _Run(programs, held, same_chunks=goal is not Goal.ALL_TO_ALL).finish()
     for rank, chunks in enumerate(held):
@@ -103,15 +105,12 @@ def _check_alone(rank: int, ranks: int, program: Program, first: Program) -> Non
     chunks = first.chunks
     if program.chunks != chunks:
         raise ScheduleError(f"rank {rank} cuts the payload into {program.chunks} chunks, rank 0 into {chunks}")
-    if (len(program.lanes), program.landing, program.steady) != (len(first.lanes), first.landing, first.steady):
+    if program._replace(lanes=()) != first._replace(lanes=()) or len(program.lanes) != len(first.lanes):
         shapes = [
             f"{len(p.lanes)} lanes, {p.landing} chunks that land at once, {'' if p.steady else 'not '}steady"
             for p in (program, first)
         ]
         raise ScheduleError(f"rank {rank} has {shapes[0]}; rank 0 has {shapes[1]}")
-    heard = {move.peer for lane in program.lanes for moves in lane for move in moves if move.action is not Action.SEND}
-    if program.steady and len(heard) > 2:
-        raise ScheduleError(f"rank {rank} hears from ranks {sorted(heard)}, which is not steady")
     lane_of_chunk: dict[int, int] = {}
     for lane_number, lane in enumerate(program.lanes):
         for round_number, transfers in enumerate(lane):
@@ -129,6 +128,28 @@ def _check_alone(rank: int, ranks: int, program: Program, first: Program) -> Non
             landing = sum(transfer.span for transfer in transfers if transfer.action is Action.ADD)
             if landing > program.landing:
                 raise ScheduleError(f"{where}: {landing} chunks land at once, the program says {program.landing}")
+
+
+def _check_places(rank: int, program: Program, placement: Placement) -> None:
+    """What a program says of where its transfers come from: its columns, what lands from other nodes, who is heard."""
+    a_column = len(program.lanes) // program.columns
+    adding = {
+        number // a_column
+        for number, lane in enumerate(program.lanes)
+        if any(move.action is Action.ADD for moves in lane for move in moves)
+    }
+    if program.columns > 1 and len(adding) > 1:
+        raise ScheduleError(f"rank {rank} adds in the lanes of columns {sorted(adding)}, a rank does in one at most")
+    node = placement.node_of(rank)
+    for moves in (moves for lane in program.lanes for moves in lane):
+        from_far = [t.span for t in moves if t.action is Action.ADD and placement.node_of(t.peer) != node]
+        if program.landing_far is not None and sum(from_far) > program.landing_far:
+            far = f"{sum(from_far)} chunks land at once from other nodes"
+            raise ScheduleError(f"rank {rank}: {far}, the program says {program.landing_far}")
+    heard = {move.peer for lane in program.lanes for moves in lane for move in moves if move.action is not Action.SEND}
+    far = sorted(peer for peer in heard if placement.node_of(peer) != placement.node_of(rank))
+    if program.steady and len(far) > 2:
+        raise ScheduleError(f"rank {rank} hears from ranks {far} of other nodes, which is not steady")
 
 
 def _check_races(where: str, transfers: Round) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from unisono.call import call
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
@@ -25,7 +26,6 @@ from unisono.collectives.payload import MPI_TYPES, memory_of, name_of, plain
 from unisono.mpi import MPI, least
 from unisono.torch_backend.pytorch import ReduceOp
 from unisono.torch_backend.reductions import reduction_of
-from unisono.transports.windows import call
 
 SUMS = ("sum", "product")
 """The ops that give the same by any order of the library's, up to rounding."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.allreduce import allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
@@ -48,7 +48,6 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         super().__init__(group.rank, group.size)
         self.options = options
         self._group = group
-        self._sum = Allreduce(group)
 
     @abstractmethod
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
@@ -110,7 +109,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
                 check_output(self._group, tensor, "all_reduce")
             reduction.before(tensor, copy=False)
         if tensor.is_cpu:
-            self._sum(tensor, "auto", self._wire(tensor, reduction), reduction.op)
+            allreduce(self._group, tensor, "auto", self._wire(tensor, reduction), reduction.op)
         else:
             allreduce_directly(self._group, tensor, reduction.op)
         reduction.after(tensor, self._group.size)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
-
-WIRES = (None, "float32", "float16", "bfloat16")
+from unisono.wires import WIRES
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Options:
     wire_from: int = 64 << 10
 
     def __post_init__(self) -> None:
-        if self.wire not in WIRES:
-            raise UsageError(f"wire = {self.wire!r}; it is one of {', '.join(map(str, WIRES))}")
+        if self.wire is not None and self.wire not in WIRES:
+            raise UsageError(f"wire = {self.wire!r}; it is one of None, {', '.join(WIRES)}")
         if self.wire_from < 0:
             raise UsageError(f"wire_from = {self.wire_from}; it is a number of bytes, 0 or more")

@@ -5,6 +5,7 @@ cores ─ feed ─ network ─ a rehearsal, where its convolutions are to be tri
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from unisono.launch import own_cores
 from unisono.models.table import make_network
 from unisono.optimizers.table import make_optimizer
 from unisono.own import is_own
-from unisono.rules import BSP, BaseRule, Exchange, LocalSGD
+from unisono.rules import BaseRule, Exchange, find_rule
 from unisono.schedules.pieces import bounds
 from unisono.training.loss import classification_loss
 from unisono.training.recipe import OWN, Recipe, RuleRecipe, own_rule
@@ -40,7 +41,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 def take_cores(world: World) -> tuple[Share, list[str]]:
     """Keep this rank on its share of its node's cores; the share, and what is to be said of each node, once."""
-    node = world.node_world
+    node = world.node_world()
     shares = shares_of(node.gather(own_cores()), alone=world.size == 1)
     share = shares[node.rank]
     bind(share)
@@ -106,9 +107,9 @@ def make_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
         if not isinstance(rule, BaseRule):
             raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
         return rule
-    if options.name == "local_sgd":
-        return LocalSGD(exchange, options.overlap, every=options.every)
-    return BSP(exchange, options.overlap)
+    kind = find_rule(options.name)
+    beside = {entry.name for entry in fields(kind)} - {entry.name for entry in fields(BaseRule)}
+    return kind(exchange, options.overlap, **{key: getattr(options, key) for key in beside if hasattr(options, key)})
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: Within) -> None:

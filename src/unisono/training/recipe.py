@@ -15,16 +15,15 @@ from unisono.data.pictures.view import AUGMENTS as OF_PICTURES
 from unisono.data.sounds.hearing import AUGMENTS as OF_SOUNDS
 from unisono.errors import RecipeError
 from unisono.models.own import check_name
+from unisono.optimizers import OPTIMIZERS
 from unisono.own import Own, is_own
+from unisono.rules import RULES
 from unisono.schedules import check
 from unisono.training.keys import change, choice, flat, number, parse
+from unisono.wires import WIRES
 
 OWN = "own"
 """The wire that leaves gradients as they are."""
-
-WIRES = (OWN, "float32", "float16", "bfloat16")
-
-RULES = ("bsp", "local_sgd")
 
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {("exchange", "embedding"): ("rule", "overlap")}
 """Tables and keys of older recipes, and what they are called now."""
@@ -68,7 +67,7 @@ class ModelRecipe:
 class OptimizerRecipe:
     """What gradients are turned into: the optimizer, and the rate of each step (`training/learning_rate.py`)."""
 
-    name: str = choice("sgd", "sgd", "lars", "lamb")
+    name: str = choice("sgd", *OPTIMIZERS)
     learning_rate: float = number(0.05, above=0)
     for_batch: int = number(0, at_least=0)
     """Samples of a step that the rate is meant for: it is scaled by training.batch / for_batch; 0: it is not."""
@@ -216,9 +215,9 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f"{ranks} ranks share batches of {batch} samples, so some would have none; "
             f"start at most {batch} ranks, or raise training.batch"
         )
-    if recipe.exchange.wire not in WIRES:
-        raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join(WIRES)}")
-    if algorithm not in ("auto", "library", "hierarchical/library"):
+    if recipe.exchange.wire not in (OWN, *WIRES):
+        raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join((OWN, *WIRES))}")
+    if algorithm not in ("auto", "library"):
         check(algorithm)
 
 

@@ -112,6 +112,13 @@ def perform(steps: Iterable[Step]) -> None:
         function(*arguments)
 
 
+def copy_of(arithmetic: Arithmetic, view: Any) -> Any:
+    """Return a view of new memory with the same elements."""
+    fresh = arithmetic.view(np.empty(view.nbytes, np.uint8))
+    perform([arithmetic.copy(fresh, view)])
+    return fresh
+
+
 class Exact:
     """Reductions in the dtype itself."""
 

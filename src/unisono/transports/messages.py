@@ -1,8 +1,8 @@
-"""MPI messages as a channel: nonblocking sends and receives, and waits that leave the core to others.
+"""MPI messages as a transport: nonblocking sends and receives, and waits that leave the core to others.
 
-    SEND       the payload's own memory, or a parcel that the wire has packed
-    RECEIVE    into place, or into a parcel that is unpacked when the round ends
-    ADD        into a landing place; reduced when the round ends
+    SEND       the payload's own memory, or a parcel that the wire has encoded
+    RECEIVE    into place, or into a parcel that is decoded when it has come
+    ADD        into a landing buffer; summed when the whole round has come
 
 A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls do not
 meet, so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
@@ -17,16 +17,16 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
-from unisono.transports.player import SPREAD, Move
-from unisono.transports.rounds import OpenRound, reduce_arrivals
-from unisono.transports.wires import Wire
+from unisono.transports.player import TICKET_SPREAD
+from unisono.transports.transport import Done, Move
+from unisono.wires.wire import Wire
 
 Result = TypeVar("Result")
 
@@ -60,18 +60,28 @@ def wait(request: MPI.Request, interrupted: Callable[[], None]) -> None:
 
 
 def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
-    """The first of the SPREAD tags that the messages of a call have."""
+    """The first of the TICKET_SPREAD tags that the messages of a call have."""
     most: Any = comm.Get_attr(MPI.TAG_UB)
-    return int(fingerprint % ((most + 1) // SPREAD) * SPREAD)
+    return int(fingerprint % ((most + 1) // TICKET_SPREAD) * TICKET_SPREAD)
 
 
-class MessageChannel:
+class _Posted(NamedTuple):
+    """A request that is under way."""
+
+    ticket: int
+    move: Move
+    buffer: Array | None
+    """The parcel or the landing buffer; None where the payload's own memory travels."""
+
+
+class MessageTransport:
     """Carries the moves of one call on a communicator that nothing else uses.
 
     `memory` holds the payload as bytes, the same bytes that `arithmetic` sees as numbers. `fingerprint` is a number
-    that ranks in the same call have in common. `interrupted` is called now and then while waiting; it raises to end it.
-    `nap` are the seconds that a wait may oversleep.
+    that ranks in the same call have in common.
     """
+
+    copies = False
 
     def __init__(
         self,
@@ -80,94 +90,90 @@ class MessageChannel:
         arithmetic: Arithmetic,
         wire: Wire | None = None,
         fingerprint: int = 0,
-        interrupted: Callable[[], None] = lambda: None,
-        nap: float = NAP,
     ) -> None:
-        self._comm, self._rank, self._memory, self._nap = comm, comm.rank, memory, nap
+        self._comm, self._memory = comm, memory
         self._arithmetic, self._payload, self._wire = arithmetic, arithmetic.view(memory), wire
         self._itemsize = len(memory) // max(1, len(self._payload))
         self._tag = tag_of(comm, fingerprint)
-        self._interrupted = interrupted
-        self._rounds: dict[int, OpenRound] = {}
-        self._open: dict[int, int] = {}  # ticket -> requests that have not completed
-        self._parcels: dict[int, list[Array | None]] = {}  # ticket -> for each move its parcel, if it has one
         self._requests: list[MPI.Request] = []
-        self._owners: list[int] = []
-        self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # parcels that are free, by their bytes
+        self._posted: list[_Posted] = []  # for each request what it carries
+        self._landed: dict[tuple[int, int], Array] = {}
+        self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # buffers that are free, by their bytes
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Post the messages of a round. Receives first, so that what comes early lands where it belongs."""
-        tag = self._tag + ticket % SPREAD
-        parcels = [self._parcel(move) for move in moves]
-        for move, parcel in zip(moves, parcels, strict=True):
+        tag = self._tag + ticket % TICKET_SPREAD
+        for move in moves:
             if move.action is not Action.SEND:
-                buffer = self._stretch(move) if parcel is None else parcel
-                self._requests.append(self._comm.Irecv([buffer, MPI.BYTE], move.peer, tag))
-        for move, parcel in zip(moves, parcels, strict=True):
+                buffer = self._buffer_for(move)
+                where = self._stretch(move) if buffer is None else buffer
+                self._post(self._comm.Irecv([where, MPI.BYTE], move.peer, tag), _Posted(ticket, move, buffer))
+        for move in moves:
             if move.action is Action.SEND:
-                if parcel is not None and self._wire is not None:
-                    self._wire.pack(self._payload[move.where], parcel)
-                buffer = self._stretch(move) if parcel is None else parcel
-                self._requests.append(self._comm.Isend([buffer, MPI.BYTE], move.peer, tag))
-        self._owners += [ticket] * len(moves)
-        self._parcels[ticket] = parcels
-        self._rounds[ticket] = OpenRound(moves, [None] * len(moves))
-        self._open[ticket] = len(moves)
+                parcel = None
+                if self._wire is not None:
+                    parcel = self._buffer(self._wire.nbytes(_length(move)))
+                    self._wire.encode(self._payload[move.where], parcel)
+                where = self._stretch(move) if parcel is None else parcel
+                self._post(self._comm.Isend([where, MPI.BYTE], move.peer, tag), _Posted(ticket, move, parcel))
 
-    def ended(self) -> list[int]:
-        """Wait until rounds have ended, with all that they brought in place; their tickets."""
-        done: list[int] = []
-        while not done:
-            for place in sorted(self._completed(), reverse=True):
-                self._requests.pop(place)
-                ticket = self._owners.pop(place)
-                self._open[ticket] -= 1
-                if not self._open[ticket]:
-                    self._end(ticket)
-                    done.append(ticket)
+    def completed(self) -> list[Done]:
+        """Look at all requests once."""
+        if not self._requests:  # what was sent may still need MPI to move it, while others wait for it
+            self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+            return []
+        places = MPI.Request.Testsome(self._requests)
+        if not places:
+            return []
+        done = [self._take(self._posted[place]) for place in sorted(places)]
+        for place in sorted(places, reverse=True):
+            del self._requests[place], self._posted[place]
         return done
 
-    def _completed(self) -> list[int]:
-        """Wait until some requests have completed; their places."""
-        return until(lambda: MPI.Request.Testsome(self._requests), self._interrupted, self._nap)
+    def release(self, ticket: int, place: int) -> None:
+        """Use the buffer in which this move has landed again."""
+        self._free(self._landed.pop((ticket, place)))
+
+    def _post(self, request: MPI.Request, posted: _Posted) -> None:
+        self._requests.append(request)
+        self._posted.append(posted)
+
+    def _take(self, posted: _Posted) -> Done:
+        """Decode what has come."""
+        ticket, move, buffer = posted
+        if move.action is not Action.ADD:
+            if buffer is not None:
+                if move.action is Action.RECEIVE and self._wire is not None:
+                    self._wire.decode(buffer, self._payload[move.where])
+                self._free(buffer)
+            return Done(ticket, move.place)
+        assert buffer is not None, "what is added lands in a buffer"
+        if self._wire is not None:
+            parcel, buffer = buffer, self._buffer(_length(move) * self._itemsize)
+            self._wire.decode(parcel, self._arithmetic.view(buffer))
+            self._free(parcel)
+        self._landed[ticket, move.place] = buffer
+        return Done(ticket, move.place, self._arithmetic.view(buffer))
 
     def _stretch(self, move: Move) -> Any:
         """The payload's own memory of a move."""
         return self._memory[move.where.start * self._itemsize : move.where.stop * self._itemsize]
 
-    def _parcel(self, move: Move) -> Array | None:
-        """What carries a move when the payload's own memory cannot."""
-        length = move.where.stop - move.where.start
+    def _buffer_for(self, move: Move) -> Array | None:
+        """Return where a move lands when it cannot land in its place."""
         if self._wire is not None:
-            nbytes = self._wire.nbytes(length)
-        elif move.action is Action.ADD:
-            nbytes = length * self._itemsize
-        else:
-            return None
-        return self._buffer(nbytes)
+            return self._buffer(self._wire.nbytes(_length(move)))
+        return self._buffer(_length(move) * self._itemsize) if move.action is Action.ADD else None
 
     def _buffer(self, nbytes: int) -> Array:
         """One that is free, as long as that: memory that has been touched before costs less than new one."""
         spare = self._spare[nbytes]
         return spare.pop() if spare else np.empty(nbytes, np.uint8)
 
-    def _end(self, ticket: int) -> None:
-        """Widen and reduce what has arrived; the buffers are free again."""
-        moves, arrivals = self._rounds.pop(ticket)
-        parcels = self._parcels.pop(ticket)
-        used = [parcel for parcel in parcels if parcel is not None]
-        del self._open[ticket]
-        for place, (move, parcel) in enumerate(zip(moves, parcels, strict=True)):
-            if parcel is None:
-                continue
-            if self._wire is None:
-                arrivals[place] = self._arithmetic.view(parcel)
-            elif move.action is Action.RECEIVE:
-                self._wire.unpack(parcel, self._payload[move.where])
-            elif move.action is Action.ADD:
-                used.append(self._buffer((move.where.stop - move.where.start) * self._itemsize))
-                wide = arrivals[place] = self._arithmetic.view(used[-1])
-                self._wire.unpack(parcel, wide)
-        reduce_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
-        for buffer in used:
-            self._spare[buffer.size].append(buffer)
+    def _free(self, buffer: Array) -> None:
+        self._spare[buffer.size].append(buffer)
+
+
+def _length(move: Move) -> int:
+    """The elements of a move."""
+    return int(move.where.stop - move.where.start)

@@ -7,30 +7,31 @@ from functools import partial
 
 import torch
 
+from unisono.call import Call
 from unisono.mpi import MPI
+from unisono.transports.arithmetic import Step
 from unisono.transports.passing import Passing
 from unisono.transports.reserve import reserve_slots
 from unisono.transports.shared_memory import SharedMemory, share
+from unisono.transports.signals import Signals
 from unisono.transports.slots import Slots
 from unisono.transports.staging import Staging
-from unisono.transports.windows import Signals, Window
+from unisono.transports.window import Window
 
 SIGNALS = 8 << 10, 512
 """Bytes of shared memory that the signals of a rank take at most, and for each rank of the node."""
 
 
-def make_node_memory(
-    comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None], one_of_several: bool
-) -> NodeMemory | None:
+def make_node_memory(comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None]) -> NodeMemory | None:
     """What the ranks of `comm`, who share a node, share; None on all of them where shared memory has no room for it.
 
-    Made by all of them together. `ranks` are what the user knows them as, `one_of_several` says whether there are other
-    nodes; `interrupted` is called now and then while waiting, and raises to end the wait.
+    Made by all of them together. `ranks` are what the user knows them as; `interrupted` is called now and
+    then while waiting, and raises to end the wait.
     """
     window, slot = reserve_slots(comm, SIGNALS[0] + SIGNALS[1] * comm.size)
     if window is None:
         return None
-    return NodeMemory(comm, Signals(comm, ranks, interrupted, one_of_several), window, slot)
+    return NodeMemory(comm, Signals(comm, ranks, interrupted), window, slot)
 
 
 class NodeMemory:
@@ -46,6 +47,8 @@ class NodeMemory:
         self.passing = Passing(self.signals, self._slots)
         self._shared: dict[int, SharedMemory] = {}  # by number; what nothing refers to any more is not in it
         self._made = 0
+        self.sweeps: dict[tuple[int, int], tuple[list[Step], Call]] = {}
+        """Steps of allreduces in shared memory, by address and the number of their call."""
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor, zeroed, in memory that all ranks of the node see, or the rank's own where none can be shared.

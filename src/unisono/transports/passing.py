@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from unisono.call import Call
 from unisono.errors import MismatchError
 from unisono.transports.arithmetic import Array
 from unisono.transports.delivery import sizes_differ
+from unisono.transports.signals import Signals
 from unisono.transports.slots import Slots
-from unisono.transports.windows import Call, Signals
 
 
 class Passing:

@@ -1,4 +1,4 @@
-"""Plays one rank's program: begins rounds, waits for some to end, goes on. What a transfer means is the channel's.
+"""Plays one rank's program: begins rounds, waits for some to end, goes on. What a transfer means is the transport's.
 
 pieces      0     1     2     3  ...         at most `in_flight` pieces at once; each goes through
 lanes      a b   a b   a b   a b             every lane by itself
@@ -8,25 +8,18 @@ rounds     ■□□   ■■□   ■□□
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from unisono.schedules.pieces import Cut
-from unisono.schedules.schedule import Action, Program, Round
+from unisono.schedules.schedule import Program, Round
+from unisono.transports.transport import Move
 
-SPREAD = 1 << 9
-"""No ticket begins before the one so many before it has ended: so channels may use their numbers again."""
-
-
-class Move(NamedTuple):
-    """A transfer of one piece: its chunks have become a stretch of the payload."""
-
-    action: Action
-    peer: int
-    where: slice
+TICKET_SPREAD = 1 << 9
+"""No ticket begins before the one so many before it has ended: so transports may use their numbers again."""
 
 
-class Channel(Protocol):
-    """What carries the moves of one play."""
+class OpenRounds(Protocol):
+    """What carries out the rounds of a play (`rounds.py`)."""
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Begin a round. `ticket` names the piece and the lane, the same on all ranks; its rounds come one by one."""
@@ -35,19 +28,22 @@ class Channel(Protocol):
         """Wait until rounds have ended, with all that they brought in place; their tickets."""
 
 
-def play(program: Program, cut: Cut, channel: Channel, in_flight: int) -> None:
-    """Carry the program out on the payload that `channel` was made for, at most `in_flight` pieces at once."""
+def play(program: Program, cut: Cut, rounds: OpenRounds, in_flight: int, spread: int = TICKET_SPREAD) -> None:
+    """Carry the program out on the payload that `rounds` was made for, at most `in_flight` pieces at once.
+
+    No ticket begins before the one `spread` before it has ended.
+    """
     lanes = len(program.lanes)
     position: dict[int, int] = {}
 
     def advance(ticket: int) -> bool:
         """Begin the ticket's next round that moves anything; False when there is none."""
         piece, lane = divmod(ticket, lanes)
-        rounds = program.lanes[lane]
-        for number in range(position[ticket], len(rounds)):
-            if moves := _moves(rounds[number], cut, piece):
+        turns = program.lanes[lane]
+        for number in range(position[ticket], len(turns)):
+            if moves := _moves(turns[number], cut, piece):
                 position[ticket] = number + 1
-                channel.begin(ticket, moves)
+                rounds.begin(ticket, moves)
                 return True
         del position[ticket]
         return False
@@ -55,13 +51,13 @@ def play(program: Program, cut: Cut, channel: Channel, in_flight: int) -> None:
     ticket, tickets = 0, cut.pieces * lanes
     while position or ticket < tickets:
         while (
-            ticket < tickets and len(position) < in_flight * lanes and ticket - min(position, default=ticket) < SPREAD
+            ticket < tickets and len(position) < in_flight * lanes and ticket - min(position, default=ticket) < spread
         ):
             position[ticket] = 0
             advance(ticket)
             ticket += 1
         if position:
-            for ended in channel.ended():
+            for ended in rounds.ended():
                 advance(ended)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from unisono.mpi import MPI, least
 from unisono.transports.room import LARGEST_SLOT, LEAST_SLOT, SLOTS, SLOTS_SHARE, plan_slot, shortage
-from unisono.transports.windows import Window
+from unisono.transports.window import Window
 
 SHARED = Path("/dev/shm")
 """Where MPI libraries keep windows on Linux."""

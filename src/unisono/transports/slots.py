@@ -11,7 +11,8 @@ import numpy as np
 
 from unisono.transports.arithmetic import Array
 from unisono.transports.room import SLOTS
-from unisono.transports.windows import Signals, Window
+from unisono.transports.signals import Signals
+from unisono.transports.window import Window
 
 
 class Slots:

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from unisono.call import Call
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
 from unisono.transports.arithmetic import Arithmetic, Step, perform
 from unisono.transports.room import SLOTS
+from unisono.transports.signals import Signals
 from unisono.transports.slots import Slots
-from unisono.transports.windows import Call, Signals
 
 ADDRESSES = 64
 """Addresses whose views are kept for one length of `flat`."""
@@ -92,26 +93,18 @@ class Staging:
             if here:
                 perform(arithmetic.copy(part[segments[rank]], slots[rank][segments[rank]]) for rank in others)
 
-    def part_reduce(
-        self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call, owners: int = 0
-    ) -> None:
-        """Reduce all ranks' `payload`; this rank's chunk of the result goes into `shard`, if None where it belongs.
-
-        There is a chunk for each of the first `owners` ranks; 0 means all.
-        """
-        owners = owners or self._size
-        stride = self._slots.nbytes // (owners * itemsize)  # elements of a slot that are there for each chunk
-        whole = cut(len(payload), owners, stride, chunk_major=True)
-        start, _ = bounds(len(payload), owners, self._rank)
+    def part_reduce(self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call) -> None:
+        """Reduce all ranks' `payload`; this rank's chunk of the result goes into `shard`, if None where it belongs."""
+        stride = self._slots.nbytes // (self._size * itemsize)  # elements of a slot that are there for each chunk
+        whole = cut(len(payload), self._size, stride, chunk_major=True)
+        start, _ = bounds(len(payload), self._size, self._rank)
         for piece in range(whole.pieces):
             slots = self._views(arithmetic)
-            for chunk in range(owners):
+            for chunk in range(self._size):
                 if chunk != self._rank:
                     part = payload[whole.region(piece, chunk)]
                     perform([arithmetic.copy(slots[self._rank][chunk * stride : chunk * stride + len(part)], part)])
             self._signals.meet(what)
-            if self._rank >= owners:
-                continue
             where = whole.region(piece, self._rank)
             mine, first = payload[where], self._rank * stride
             sources = [slot[first : first + len(mine)] for slot in slots]

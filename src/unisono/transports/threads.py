@@ -1,4 +1,4 @@
-"""Threads of one process as a channel: any number of ranks in a test, without MPI."""
+"""Threads of one process as a transport: any number of ranks in a test, without MPI."""
 
 from __future__ import annotations
 
@@ -9,87 +9,101 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from unisono.errors import ScheduleError
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
-from unisono.transports.arithmetic import Arithmetic, Array
-from unisono.transports.player import Move, play
-from unisono.transports.rounds import OpenRound, reduce_arrivals
+from unisono.transports.arithmetic import Arithmetic, copy_of, perform
+from unisono.transports.player import play
+from unisono.transports.rounds import Rounds
+from unisono.transports.transport import Done, Move
 
-PATIENCE = 30.0
+STUCK_SECONDS = 30.0
 """Seconds without a message after which a play counts as stuck."""
 
 
 @dataclass
-class Board:
+class Boxes:
     """Where threads leave messages for each other: (from, to, ticket) -> messages, oldest first."""
 
-    boxes: defaultdict[tuple[int, int, int], queue.SimpleQueue[Array]] = field(
+    boxes: defaultdict[tuple[int, int, int], queue.SimpleQueue[Any]] = field(
         default_factory=lambda: defaultdict(queue.SimpleQueue)
     )
 
 
-class ThreadChannel:
-    """Carries moves over a board that all ranks share; `payload` is a flat array."""
+class ThreadTransport:
+    """Carries moves through boxes that all ranks share; `payload` is a flat view."""
 
-    def __init__(self, board: Board, rank: int, payload: Array, arithmetic: Arithmetic) -> None:
-        self._board, self._rank, self._payload, self._arithmetic = board, rank, payload, arithmetic
-        self._rounds: dict[int, OpenRound] = {}
+    copies = False
+
+    def __init__(self, boxes: Boxes, rank: int, payload: Any, arithmetic: Arithmetic) -> None:
+        self._boxes, self._rank, self._payload, self._arithmetic = boxes.boxes, rank, payload, arithmetic
+        self._sent: list[Done] = []
+        self._awaited: list[tuple[int, Move]] = []
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Leave the messages of a round on the board."""
+        """Leave copies of what is sent in the boxes."""
         for move in moves:
             if move.action is Action.SEND:
-                self._board.boxes[self._rank, move.peer, ticket].put(self._payload[move.where].copy())
-        self._rounds[ticket] = OpenRound(moves, [None] * len(moves))
+                self._boxes[self._rank, move.peer, ticket].put(copy_of(self._arithmetic, self._payload[move.where]))
+                self._sent.append(Done(ticket, move.place))
+            else:
+                self._awaited.append((ticket, move))
 
-    def ended(self) -> list[int]:
-        """Wait until rounds have ended, with all that they brought in place; their tickets."""
-        give_up = time.monotonic() + PATIENCE
-        while True:
-            done = [ticket for ticket in self._rounds if self._collect(ticket)]
-            if done:
-                for ticket in done:
-                    self._end(ticket)
-                return done
-            if time.monotonic() > give_up:
-                raise ScheduleError(f"rank {self._rank} waits forever in {self._rounds}")
-            os.sched_yield()
+    def completed(self) -> list[Done]:
+        """Take what has come, for each peer and ticket in the order in which it is awaited."""
+        done, self._sent = self._sent, []
+        still: list[tuple[int, Move]] = []
+        empty: set[tuple[int, int]] = set()
+        for ticket, move in self._awaited:
+            box = self._boxes[move.peer, self._rank, ticket]
+            if (move.peer, ticket) in empty or box.empty():
+                empty.add((move.peer, ticket))
+                still.append((ticket, move))
+                continue
+            arrived = box.get_nowait()
+            if move.action is Action.RECEIVE:
+                perform([self._arithmetic.copy(self._payload[move.where], arrived)])
+                done.append(Done(ticket, move.place))
+            else:
+                done.append(Done(ticket, move.place, arrived))
+        self._awaited = still
+        return done
 
-    def _collect(self, ticket: int) -> bool:
-        """Take what has arrived for a round; whether nothing is missing."""
-        moves, arrivals = self._rounds[ticket]
-        for place, move in enumerate(moves):
-            if move.action is not Action.SEND and arrivals[place] is None:
-                try:
-                    arrivals[place] = self._board.boxes[move.peer, self._rank, ticket].get_nowait()
-                except queue.Empty:
-                    return False
-        return True
-
-    def _end(self, ticket: int) -> None:
-        moves, arrivals = self._rounds.pop(ticket)
-        reduce_arrivals(self._rank, self._payload, self._arithmetic, moves, arrivals)
-        for move, arrived in zip(moves, arrivals, strict=True):
-            if move.action is Action.RECEIVE and arrived is not None:
-                self._payload[move.where] = arrived
+    def release(self, ticket: int, place: int) -> None:
+        """Do nothing: what arrived is a copy."""
 
 
 def play_all(
     programs: Sequence[Program],
     cut: Callable[[int], Cut],
-    payloads: Sequence[Array],
+    payloads: Sequence[Any],
     arithmetic: Arithmetic,
     in_flight: int = 4,
 ) -> None:
     """Play every rank's program on its payload, a thread each. `cut` makes the cut for a number of chunks."""
-    board = Board()
+    boxes = Boxes()
 
     def one(rank: int) -> None:
-        channel = ThreadChannel(board, rank, payloads[rank], arithmetic)
-        play(programs[rank], cut(programs[rank].chunks), channel, in_flight)
+        transport = ThreadTransport(boxes, rank, payloads[rank], arithmetic)
+        rounds = Rounds(rank, payloads[rank], arithmetic, [transport] * len(programs), _waits_of(rank))
+        play(programs[rank], cut(programs[rank].chunks), rounds, in_flight)
 
     with ThreadPoolExecutor(len(programs)) as pool:
         for future in [pool.submit(one, rank) for rank in range(len(programs))]:
             future.result()
+
+
+def _waits_of(rank: int) -> Callable[[Callable[[], list[int]]], list[int]]:
+    """Return a wait that gives the core away between looks, and raises ScheduleError where nothing comes."""
+
+    def wait(look: Callable[[], list[int]]) -> list[int]:
+        give_up = time.monotonic() + STUCK_SECONDS
+        while not (ended := look()):
+            if time.monotonic() > give_up:
+                raise ScheduleError(f"rank {rank} waits forever")
+            os.sched_yield()
+        return ended
+
+    return wait

@@ -1,257 +1,80 @@
-"""MPI shared windows: memory of each rank of a node that all of them see, and how they tell each other it is ready.
+"""Memory that lies in a window as a transport: SEND means "my memory is ready" (posted), ADD and RECEIVE read the
+peer's memory where it lies and say so (taken). No byte is copied on the way.
 
-    rank 0's line   card | card | posted[lane][peer] | taken[lane][peer] | words         a line is written by its rank
-    rank 1's line   card | card | posted[lane][peer] | taken[lane][peer] | words         alone and read by all
-
-A rank that comes to a meeting leaves a card: the number of the call it is in (61 bits of a hash of its words) plus its
-turn (how many meetings it has come to) and the number of what else is compared, in one word, so that one look tells
-all; odd and even turns have a place each.
-
-    turn      5        6        7        8
-    place 0            n6 + 6            n8 + 8     a rank has come to turn 8 when its card of turn 6 has gone;
-    place 1   n5 + 5            n7 + 7              it is in the same call when its card is this rank's own
-
-All cards of a turn are alike once all ranks have gone on, so each rank knows what the others' places held before. A
-card that is the one of two turns ago by chance (1 in 2^61) would be waited for, not taken for another.
-
-Waiting looks at the lines of the others; where each rank has cores it looks a thousand times (some 50 us) before it
-gives the core away between looks; where ranks share cores, or the threads of a rank share one, it gives it away at
-once. `Win.Sync` is the memory barrier that MPI asks for.
+    rank 0   posts chunk 2 ──▶ posted[0 → 1] = 7
+    rank 1   sums it from rank 0's memory ──▶ taken[1 ← 0] = 7      rank 0's SEND has completed
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from unisono.binding import crowded
-from unisono.errors import MismatchError
-from unisono.launch import own_cores
-from unisono.mpi import MPI
-
-LANES = 16
-"""The most lanes of a schedule that may run side by side on a window."""
-
-LOOKS = 1024
-"""Looks at memory between two that let MPI move its messages: a rank on its way here may need this one for that."""
-
-AWAKE, AWAKE_BETWEEN_NODES = 2e-3, 5e-5
-"""Seconds after which a wait sleeps between looks: whoever is so late has something to compute, or to send to nodes."""
-
-NAP = 5e-5
-"""Seconds that it sleeps."""
-
-NAPS = 64
-"""Sleeps between two that let MPI move its messages."""
-
-CALLS = 1 << 61
-"""Numbers that calls may have: two of them, and the turn, are together below 2^63."""
-
-WORDS = 512
-"""Bytes of a line in which a rank says what it was doing when it was not what the others did."""
+from unisono.schedules.schedule import Action
+from unisono.transports.arithmetic import Arithmetic, perform
+from unisono.transports.signals import MAX_LANES, Signals
+from unisono.transports.transport import Done, Move
 
 
-class Window:
-    """`nbytes` of memory on each rank of `comm`, whose ranks share a node. Made and freed by all of them together."""
+class WindowTransport:
+    """Carries the moves of any schedule on memory that lies in a window. One piece at a time; `views` holds, for each
+    rank, its payload as seen from here."""
 
-    def __init__(self, comm: MPI.Intracomm, nbytes: int) -> None:
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each part near the rank that owns it
-        self._window = MPI.Win.Allocate_shared(max(nbytes, 8), 1, info, comm)
-        info.Free()
-        self._window.Lock_all(MPI.MODE_NOCHECK)  # nobody locks anything else, so there is nothing to ask the others
-        comm.Barrier()  # waiting on memory moves no messages: leave only when nobody needs MPI to move any
-        self.nbytes = nbytes
-        self.buffers: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
-        self.own = self.buffers[comm.rank]
-        self.sync = self._window.Sync
+    copies = False
 
-    def free(self) -> None:
-        """Give the memory back. Views on it must not be used any more."""
-        self._window.Unlock_all()
-        self._window.Free()
+    def __init__(self, signals: Signals, views: Sequence[Any], lanes: int, arithmetic: Arithmetic) -> None:
+        assert lanes <= MAX_LANES, f"{lanes} lanes on a window, {MAX_LANES} at most"
+        self._signals, self._views, self._lanes = signals, views, lanes
+        self._arithmetic = arithmetic
+        self._own = views[signals.rank]
+        self._offered: list[tuple[int, Move, int]] = []
+        """SENDs that were not taken yet, and how many their peer has to have taken."""
+        self._awaited: list[tuple[int, Move]] = []
+        self._lent: dict[tuple[int, int], int] = {}  # the peer whose memory a move reads
+        self._lending: set[tuple[int, int]] = set()  # lanes and peers
 
-
-class Call(NamedTuple):
-    """A collective call in words, and as a number below CALLS that ranks compare."""
-
-    words: str
-    number: int
-
-
-def call(words: str) -> Call:
-    """The call that is described by `words`; ranks that say the same words make the same call."""
-    return Call(words, int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") % CALLS)
-
-
-def encode_words(what: Call) -> bytes:
-    """The words of a call in WORDS bytes. Of longer ones the middle is left out, and the call's number said instead."""
-    words = what.words.encode()
-    if len(words) > WORDS:
-        middle = f" ... (call {what.number:016x}) ... ".encode()
-        half = (WORDS - len(middle)) // 2
-        words = words[:half] + middle + words[-half:]
-    return words.ljust(WORDS)
-
-
-def decode_words(encoded: bytes) -> str:
-    """The words that `encode_words` has encoded."""
-    return encoded.decode(errors="replace").strip()
-
-
-class Signals:
-    """How the ranks of a node meet and hand over memory."""
-
-    def __init__(
-        self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None], one_of_several: bool
-    ) -> None:
-        """`ranks` are what the user knows these as; `one_of_several` says that ranks of other nodes wait for this node.
-
-        `interrupted` is called now and then while waiting; it raises to end the wait.
-        """
-        self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        self.ranks, self._interrupted = ranks, interrupted
-        self._awake = AWAKE_BETWEEN_NODES if one_of_several else AWAKE
-        counters = 2 + 2 * LANES * self.size
-        self._window = Window(comm, 8 * counters + WORDS)
-        lines = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
-        self._words = [memoryview(buffer)[8 * counters : 8 * counters + WORDS] for buffer in self._window.buffers]
-        self._lines: list[memoryview] = lines
-        self._own: Any = lines[self.rank]
-        self._others = [line for rank, line in enumerate(lines) if rank != self.rank]
-        self._own[:] = memoryview(bytes(8 * counters)).cast("q")
-        self.turn = 0
-        self._label, self._label_number = "", 0
-        self.waiting: Call | None = None
-        """The call in which this rank has waited for some milliseconds, as long as it does."""
-        own, masks = own_cores(), comm.allgather(own_cores())
-        beside = [mask for mask in masks if mask & own] or masks
-        single = len(own) == 1  # on which this rank's other threads wait
-        self._patience = 5 if single or crowded(beside) or one_of_several else LOOKS
-        self.fence = self._window.sync
-        self.fence()
-        comm.Barrier()
-
-    def label_calls(self, words: str) -> None:
-        """Have `words` compared in each meeting from here on, beside those of the call."""
-        self._label, self._label_number = call(words) if words else ("", 0)
-
-    def meet(self, what: Call) -> None:
-        """Wait until all ranks have come. Raises MismatchError on every rank when they came for different calls."""
-        turn = self.turn = self.turn + 1
-        place, own, fence = turn & 1, self._own, self.fence
-        before = own[place]
-        card = what.number + turn + self._label_number
-        fence()
-        own[place] = card
-        agreed = True
-        for line in self._others:
-            if line[place] != card and self._await(line, place, before, what) != card:
-                agreed = False  # go on: nobody leaves this turn before all have come, so that all find out
-        if not agreed:
-            self._disagree(what)
-        fence()
-
-    def _await(self, line: memoryview, place: int, before: int, what: Call) -> int:
-        """The card of a rank when it is no more the one `before`; it cannot be two turns ahead."""
-        for _ in range(self._patience):
-            if line[place] != before:
-                return int(line[place])
-        self.until(lambda: line[place] != before, what)
-        return int(line[place])
-
-    def until(self, look: Callable[[], bool], what: Call) -> None:
-        """Look until there is what this rank waits for in the call `what`."""
-        looks, start = 0, time.monotonic()
-        while not look():
-            if time.monotonic() - start > self._awake:
-                time.sleep(NAP)
-                looks += LOOKS // NAPS
+    def begin(self, ticket: int, moves: Sequence[Move]) -> None:
+        """Say what is ready."""
+        lane = ticket % self._lanes
+        for move in moves:
+            if move.action is Action.SEND:
+                self._offered.append((ticket, move, self._signals.post(lane, move.peer)))
             else:
-                os.sched_yield()
-                looks += 1
-            if looks >= LOOKS:
-                looks = 0
-                self.waiting = self._labelled(what)
-                self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
-                self._interrupted()
-        self.waiting = None
+                self._awaited.append((ticket, move))
 
-    def _labelled(self, what: Call) -> Call:
-        return Call(what.words + self._label, what.number + self._label_number)
+    def completed(self) -> list[Done]:
+        """Look at what the peers have posted and taken: of each peer and lane the first that is awaited."""
+        done: list[Done] = []
+        waiting: set[tuple[int, int]] = set()
+        awaited, self._awaited = self._awaited, []
+        for ticket, move in awaited:
+            line = ticket % self._lanes, move.peer
+            if line in waiting or line in self._lending or self._signals.posted(*line) <= self._signals.took(*line):
+                waiting.add(line)
+                self._awaited.append((ticket, move))
+            else:
+                done.append(self._take(ticket, move))
+        offered, self._offered = self._offered, []
+        for ticket, move, count in offered:
+            if self._signals.taken(ticket % self._lanes, move.peer) >= count:
+                done.append(Done(ticket, move.place))
+            else:
+                self._offered.append((ticket, move, count))
+        return done
 
-    def _disagree(self, what: Call) -> None:
-        """Every rank comes here, since each differs from at least one other: exchange words, then raise."""
-        place = self.turn & 1
-        cards = [int(line[place]) for line in self._lines]  # which the next meeting but one must find gone
-        self._words[self.rank][:] = encode_words(self._labelled(what))
-        self._meet_anyhow([self._own[place ^ 1]] * self.size, what)
-        calls = [decode_words(bytes(words)) for words in self._words]
-        self._meet_anyhow(cards, what)  # nobody writes other words before all have read these
-        other = next(rank for rank, card in enumerate(cards) if card != cards[self.rank])
-        raise MismatchError(
-            f"rank {self.ranks[self.rank]} called {calls[self.rank]}, "
-            f"but rank {self.ranks[other]} called {calls[other]}: "
-            "every rank of a group must make the same calls in the same order"
-        )
+    def release(self, ticket: int, place: int) -> None:
+        """Tell the peer that its memory was read."""
+        line = ticket % self._lanes, self._lent.pop((ticket, place))
+        self._lending.remove(line)
+        self._signals.take(*line)
 
-    def _meet_anyhow(self, before: Sequence[int], what: Call) -> None:
-        """Meet, whatever the others came for; their cards of two turns ago were those `before`."""
-        self.turn += 1
-        place = self.turn & 1
-        self.fence()
-        self._own[place] = -self.turn
-        for rank, line in enumerate(self._lines):
-            if rank != self.rank:
-                self._await(line, place, before[rank], what)
-        self.fence()
-
-    def end(self) -> None:
-        """Have whatever is done here from now on raise what `interrupted` raises: ranks have given each other up."""
-        self._own = _Ended(self._interrupted)
-
-    def post(self, lane: int, peer: int) -> int:
-        """Say that this rank's memory is ready for `peer`; how many times that was said."""
-        place = 2 + lane * self.size + peer
-        self.fence()
-        self._own[place] += 1
-        return int(self._own[place])
-
-    def take(self, lane: int, peer: int) -> None:
-        """Say that this rank has read what `peer` posted."""
-        self.fence()
-        self._own[2 + (LANES + lane) * self.size + peer] += 1
-
-    def posted(self, lane: int, peer: int) -> int:
-        """How often `peer` said that its memory is ready for this rank."""
-        return int(self._lines[peer][2 + lane * self.size + self.rank])
-
-    def taken(self, lane: int, peer: int) -> int:
-        """How often `peer` said that it has read this rank's memory."""
-        return int(self._lines[peer][2 + (LANES + lane) * self.size + self.rank])
-
-    def took(self, lane: int, peer: int) -> int:
-        """How often this rank has read what `peer` posted."""
-        return int(self._own[2 + (LANES + lane) * self.size + peer])
-
-    def free(self) -> None:
-        """Give the memory back, all ranks together."""
-        for view in (*self._lines, *self._words):
-            view.release()
-        self._window.free()
-
-
-class _Ended:
-    """Stands for a rank's own line when it must not be written any more."""
-
-    def __init__(self, interrupted: Callable[[], None]) -> None:
-        self._interrupted = interrupted
-
-    def __getitem__(self, place: int) -> int:
-        self._interrupted()
-        return 0
-
-    def __setitem__(self, place: int, card: int) -> None:
-        self._interrupted()
+    def _take(self, ticket: int, move: Move) -> Done:
+        self._signals.fence()
+        theirs = self._views[move.peer][move.where]
+        if move.action is Action.ADD:
+            self._lent[ticket, move.place] = move.peer
+            self._lending.add((ticket % self._lanes, move.peer))
+            return Done(ticket, move.place, theirs, lent=True)
+        perform([self._arithmetic.copy(self._own[move.where], theirs)])
+        self._signals.take(ticket % self._lanes, move.peer)
+        return Done(ticket, move.place)

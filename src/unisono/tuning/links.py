@@ -181,7 +181,7 @@ def _summing(world: World) -> float:
 
 def _within(world: World) -> tuple[float, float]:
     """Seconds a meeting of a node's ranks, and a byte that passes between them; nothing where all are alone."""
-    node = world.node_world
+    node = world.node_world()
     seconds = []
     for nbytes in (4, 4 * BLOCK):
         payload = torch.zeros(nbytes // 4)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import tomli_w
 import torch
 
-from unisono.choosing.priced import IN_LEVELS, LIBRARY, candidates
+from unisono.choosing.priced import LIBRARY
 from unisono.choosing.table import COLLECTIVES, SHARED
 from unisono.network import Network, estimate
 from unisono.placement import Placement, place
-from unisono.schedules import find
+from unisono.schedules import candidates, find
 from unisono.schedules.pieces import bounds
 from unisono.tuning.decide import Row, Timing, rows, timing_of, worth_another
 from unisono.tuning.links import measure_links
@@ -129,8 +129,7 @@ def _names(collective: str, placement: Placement) -> list[str]:
     """What is tried."""
     if placement.one_node and collective in SHARED:
         return [LIBRARY, *(["flat"] if collective == "allreduce" else []), "direct"]
-    several = collective == "allreduce" and placement.ranks > len(placement.nodes)
-    return [LIBRARY, *([IN_LEVELS] if several else []), *candidates(collective, placement)]
+    return [LIBRARY, *candidates(collective, placement)]
 
 
 def _promising(names: list[str], collective: str, placement: Placement, network: Network, nbytes: int) -> set[str]:
@@ -140,7 +139,7 @@ def _promising(names: list[str], collective: str, placement: Placement, network:
     prices = {
         name: float(estimate(getattr(find(name, placement), collective), placement, network, nbytes))
         for name in names
-        if name not in (LIBRARY, IN_LEVELS)
+        if name != LIBRARY
     }
     return {name for name, price in prices.items() if price <= 1.3 * min(prices.values())}
 

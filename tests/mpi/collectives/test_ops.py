@@ -14,7 +14,7 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import EXACT, HALF_DTYPES, NUMPY_DTYPES, dtypes_of
 from unisono.world import World
 
-ALGORITHMS = ["auto", "library", "direct", "flat", "ring", "tree", "hierarchical", "hierarchical/library"]
+ALGORITHMS = ["auto", "library", "direct", "flat", "ring", "tree", "hierarchical", "hierarchical/tree"]
 ONE_BY_ONE = {
     "sum": np.add,
     "product": np.multiply,

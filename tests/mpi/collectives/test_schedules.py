@@ -12,10 +12,11 @@ import torch
 from unisono.choosing.pace import LANDING
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import apart
-from unisono.schedules import find, names
+from unisono.schedules import SCHEDULES, find, names
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import DTYPES
-from unisono.transports.wires import WIRES, Wire
+from unisono.wires import WIRES
+from unisono.wires.rounded import Rounded
 from unisono.world import World
 
 ALGORITHMS = ["auto", "library", *names()]
@@ -25,8 +26,9 @@ LENGTHS = [0, 1, 10_007, 1_000_003]
 ALL_DTYPES = ("auto", "library", "flat", "direct", "ring")
 """Played with every dtype. Others differ in who sends what when: one dtype of each kind of arithmetic, tested alone."""
 
-COPIES = [name for name in names() if "hierarchical/" in name or name in ("halving/round-robin", "multicolor/8")]
-"""On one node of at most 8 ranks these are `direct`, `halving` and `multicolor`, played in full: one payload."""
+COPIES = [name for name in names() if SCHEDULES[name.partition("/")[0]].by_node and "/" in name]
+COPIES += ["halving/round-robin", "multicolor/8"]
+"""On one node of at most 8 ranks these are others, which are played in full: one payload."""
 
 ON_ONE_NODE = [(name, length) for name in ALGORITHMS for length in LENGTHS if name not in COPIES or length == 10_007]
 
@@ -194,7 +196,7 @@ def test_all_to_all(world: World, spread: World, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("algorithm", ["auto", *names(), "hierarchical/library"])
+@pytest.mark.parametrize("algorithm", ["auto", *names()])
 def test_wires(spread: World, algorithm: str, wire: str) -> None:
     rows = [torch.randn(4099, generator=torch.Generator().manual_seed(rank)) for rank in range(spread.size)]
     expected = torch.stack(rows).double().sum(dim=0)
@@ -205,7 +207,7 @@ def test_wires(spread: World, algorithm: str, wire: str) -> None:
             assert torch.equal(tensor, torch.stack([row.to(dtype) for row in rows]).sum(dim=0).to(dtype))
             continue
         spread.allreduce(tensor, algorithm, wire)
-        coarse = max(torch.finfo(dtype).eps, torch.finfo(WIRES[wire]).eps)
+        coarse = max(torch.finfo(dtype).eps, torch.finfo(getattr(torch, wire)).eps)
         assert (tensor.double() - expected).abs().max() <= coarse * 4 * (spread.size + 1)
         assert len(set(spread.gather(tensor.view(torch.uint8).numpy().tobytes()))) == 1
     if spread.size > 1:
@@ -215,13 +217,13 @@ def test_wires(spread: World, algorithm: str, wire: str) -> None:
 
 def test_a_wire_carries_half_the_bytes(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    pack = Wire.pack
+    encode = Rounded.encode
 
-    def counted(self: Wire, part: object, parcel: np.ndarray) -> None:
+    def counted(self: Rounded, stretch: np.ndarray, parcel: np.ndarray) -> None:
         sent.append(parcel.nbytes)
-        pack(self, part, parcel)
+        encode(self, stretch, parcel)
 
-    monkeypatch.setattr(Wire, "pack", counted)
+    monkeypatch.setattr(Rounded, "encode", counted)
     spread.allreduce(torch.ones(120_000), "ring", "bfloat16")
     assert sum(sent) == (2 * (spread.size - 1) * 240_000 // spread.size if spread.size > 1 else 0)
 
@@ -308,9 +310,9 @@ def test_across_nodes(spread: World, algorithm: str, length: int) -> None:
 
 
 def test_groups_within_nodes(spread: World) -> None:
-    assert spread.node_world.size == len(range(spread.rank % 2, spread.size, 2))
-    assert spread.node_world.nodes == 1
-    assert spread.node_world.allreduce(torch.tensor([1])).item() == spread.node_world.size
+    assert spread.node_world().size == len(range(spread.rank % 2, spread.size, 2))
+    assert spread.node_world().nodes == 1
+    assert spread.node_world().allreduce(torch.tensor([1])).item() == spread.node_world().size
     assert spread.empty(10, torch.float32).tolist() == [0.0] * 10
 
 

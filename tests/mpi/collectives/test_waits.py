@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.allreduce import Allreduce
+from unisono.collectives.allreduce import allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.exchange import exchange
@@ -30,11 +30,11 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
 
 CALLS: dict[str, Callable[[Group], object]] = {
     "barrier": barrier,
-    "short": lambda group: Allreduce(group)(torch.ones(3)),
-    "long": lambda group: Allreduce(group)(torch.ones(3_000_000)),
-    "ring": lambda group: Allreduce(group)(torch.ones(3_000_000), "ring"),
-    "library, short": lambda group: Allreduce(group)(torch.ones(3), "library"),
-    "library, long": lambda group: Allreduce(group)(torch.ones(300_000), "library"),
+    "short": lambda group: allreduce(group, torch.ones(3)),
+    "long": lambda group: allreduce(group, torch.ones(3_000_000)),
+    "ring": lambda group: allreduce(group, torch.ones(3_000_000), "ring"),
+    "library, short": lambda group: allreduce(group, torch.ones(3), "library"),
+    "library, long": lambda group: allreduce(group, torch.ones(300_000), "library"),
     "broadcast": lambda group: broadcast(group, torch.ones(3_000_000), root=1),
     "all_to_all": lambda group: all_to_all(group, torch.ones(300_000 * group.size)),
     "exchange": lambda group: exchange(

@@ -22,7 +22,7 @@ from unisono.data.memory.room import check_room
 from unisono.data.memory.sliding import Counts, counts
 from unisono.data.pack.batches import Samples
 from unisono.schedules.pieces import bounds
-from unisono.transports.windows import Window
+from unisono.transports.window import Window
 from unisono.world import World
 
 PART = 512 << 10

@@ -15,7 +15,7 @@ from unisono.data.memory.room import check_room
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.schedules.pieces import bounds
-from unisono.transports.windows import Window
+from unisono.transports.window import Window
 from unisono.world import World
 
 
@@ -24,7 +24,7 @@ class Whole:
 
     def __init__(self, index: Index, world: World) -> None:
         """Read the pack, all ranks together. Raises PackError on every rank, as `Partitioned` does."""
-        node = world.node_world
+        node = world.node_world()
         self._holders = at_first(len(index), node.size)
         begins = np.array([bounds(len(index), node.size, member)[0] for member in range(node.size)])
         ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])

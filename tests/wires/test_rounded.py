@@ -5,17 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import TensorError
-from unisono.transports.wires import WIRES, Wire, wire_of
+from unisono.wires import WIRES, wire_of
+from unisono.wires.rounded import Rounded
 
 
 @given(st.lists(st.floats(width=32), max_size=50), st.sampled_from([torch.float16, torch.bfloat16]))
 def test_both_ends_hold_what_was_sent(values: list[float], flight: torch.dtype) -> None:
-    wire = Wire(torch.float32, flight)
+    wire = Rounded(torch.float32, flight)
     held = np.array(values, np.float32)
     rounded = torch.tensor(values, dtype=torch.float32).to(flight).float()
     parcel, taken = np.empty(wire.nbytes(len(values)), np.uint8), np.empty_like(held)
-    wire.pack(held, parcel)
-    wire.unpack(parcel, taken)
+    wire.encode(held, parcel)
+    wire.decode(parcel, taken)
     np.testing.assert_array_equal(held, rounded.numpy())
     np.testing.assert_array_equal(taken, held)
     assert parcel.nbytes == 2 * len(values)

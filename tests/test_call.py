@@ -5,23 +5,31 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.transports.windows import CALLS, WORDS, call, decode_words, encode_words
+from unisono.call import MAX_CALLS, WORDS_BYTES, call, decode_words, encode_words
 
 
 def test_lengths_up_to_a_million_have_numbers_of_their_own() -> None:
     numbers = {call(f"allreduce({length} x float32, direct)").number for length in range(0, 1_000_000, 7)}
     assert len(numbers) == len(range(0, 1_000_000, 7))
-    assert max(numbers) < CALLS
-    assert CALLS >= 1 << 60
+    assert max(numbers) < MAX_CALLS
+    assert MAX_CALLS >= 1 << 60
 
 
-@given(st.text(max_size=40), st.integers(WORDS - 3, 3 * WORDS), st.text(st.characters(codec="ascii"), max_size=40))
+@given(
+    st.text(max_size=40),
+    st.integers(WORDS_BYTES - 3, 3 * WORDS_BYTES),
+    st.text(st.characters(codec="ascii"), max_size=40),
+)
 def test_long_words_that_differ_anywhere_are_told_differently(start: str, length: int, end: str) -> None:
     one, other = (encode_words(call(f"({start}{'x' * length}{middle}{'y' * length}{end})")) for middle in "ab")
-    assert len(one) == len(other) == WORDS
+    assert len(one) == len(other) == WORDS_BYTES
     assert one != other
 
 
-@given(st.text(st.characters(codec="ascii", exclude_characters=" \n\t\r\x0b\x0c\x00\x1c\x1d\x1e\x1f"), max_size=WORDS))
+@given(
+    st.text(
+        st.characters(codec="ascii", exclude_characters=" \n\t\r\x0b\x0c\x00\x1c\x1d\x1e\x1f"), max_size=WORDS_BYTES
+    )
+)
 def test_words_that_fit_come_back(words: str) -> None:
     assert decode_words(encode_words(call(words))) == words

@@ -1,0 +1,39 @@
+"""Collective calls in words, and as numbers that ranks compare: equal words are the same call."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+MAX_CALLS = 1 << 61
+"""Numbers that calls may have: two of them, and the turn, are together below 2^63."""
+
+WORDS_BYTES = 512
+"""Bytes per rank for the description of its call, shown in mismatch errors."""
+
+
+class Call(NamedTuple):
+    """A collective call in words, and as a number below MAX_CALLS that ranks compare."""
+
+    words: str
+    number: int
+
+
+def call(words: str) -> Call:
+    """The call that is described by `words`; ranks that say the same words make the same call."""
+    return Call(words, int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") % MAX_CALLS)
+
+
+def encode_words(what: Call) -> bytes:
+    """Return the words of a call in WORDS_BYTES bytes; of longer ones the call's number stands for the middle."""
+    words = what.words.encode()
+    if len(words) > WORDS_BYTES:
+        middle = f" ... (call {what.number:016x}) ... ".encode()
+        half = (WORDS_BYTES - len(middle)) // 2
+        words = words[:half] + middle + words[-half:]
+    return words.ljust(WORDS_BYTES)
+
+
+def decode_words(encoded: bytes) -> str:
+    """The words that `encode_words` has encoded."""
+    return encoded.decode(errors="replace").strip()

@@ -1,0 +1,194 @@
+"""Makes of a plan a persistent collective: all that can be done before the payload is known, is done once.
+
+plan ── data ──▶ prepare ──▶ start(source, target) ── again and again, on memory at any address
+
+library     the MPI library carries the whole collective out            `library.py`
+windows     the ranks of one node: a fused form, or any schedule on memory that all see
+messages    any schedule, as MPI messages
+mixed       any schedule: within nodes through mailboxes in shared memory, between them as messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from unisono.call import call
+from unisono.choosing.pace import Pace, pace_of
+from unisono.collectives.group import Group
+from unisono.collectives.library import by_library
+from unisono.collectives.plans import Plan
+from unisono.mpi import MPI
+from unisono.schedules.pieces import bounds, cut
+from unisono.schedules.schedule import Action, Algorithm, Program
+from unisono.transports.delivery import Parcel
+from unisono.transports.fused import FUSED, Job, Start, bytes_at, views_in
+from unisono.transports.mailboxes import (
+    MAX_NUMBERED,
+    Mailboxes,
+    MailboxTransport,
+    Seats,
+    numbered_within,
+    plan_seats,
+    span_within,
+)
+from unisono.transports.messages import MessageTransport, until
+from unisono.transports.player import TICKET_SPREAD, play
+from unisono.transports.rounds import Rounds
+from unisono.transports.transport import Transport
+from unisono.transports.windows import WindowTransport
+
+MAX_PREPARED = 256
+"""Prepared collectives that a group keeps."""
+
+
+def prepare(group: Group, plan: Plan) -> Start:
+    """Return what carries the plan out, in the thread that calls it: `start(source, target)`, two addresses.
+
+    What lies there is contiguous, of the plan's dtype, and kept by the caller until the call returns. Prepared by all
+    ranks of the group together the first time; kept for the next.
+    """
+    prepared = group.prepared.get(plan)
+    if prepared is None:
+        if len(group.prepared) == MAX_PREPARED:
+            group.prepared.clear()
+        prepared = group.prepared[plan] = BY_TRANSPORT[plan.transport](group, plan)
+    return prepared
+
+
+def by_windows(group: Group, plan: Plan) -> Start:
+    """Prepare a collective of one node's ranks: in its fused form, where the schedule has one."""
+    memory = group.memory_for(plan.what)
+    job = Job(plan.length, plan.dtype, plan.arithmetic, plan.what)
+    if (fused := FUSED.get((plan.collective, plan.algorithm))) is not None:
+        return fused(memory, job, group.find_shared)
+    by_messages_ = by_messages(group, plan)
+    if plan.collective != "allreduce":
+        return by_messages_
+    program = group.program(group.schedule(plan))
+    pieces = cut(plan.length, program.chunks, plan.length)
+
+    def start(source: int, target: int) -> None:
+        found = group.find_shared(source, plan.nbytes) if plan.nbytes else None
+        if found is None:
+            by_messages_(source, target)
+            return
+        where, shared = found
+        what = call(f"{plan.what.words} in {where}")
+        memory.signals.meet(what)
+        views = views_in(shared, source, job)
+        transport = WindowTransport(memory.signals, views, len(program.lanes), plan.arithmetic)
+        rounds = Rounds(
+            group.rank,
+            views[group.rank],
+            plan.arithmetic,
+            [transport] * group.size,
+            partial(memory.signals.until, what=what),
+        )
+        play(program, pieces, rounds, in_flight=1)
+
+    return start
+
+
+def by_messages(group: Group, plan: Plan) -> Start:
+    """Prepare a schedule that is played by messages."""
+    program = group.program(group.schedule(plan))
+    if plan.collective == "all_to_all":
+        return _parcels(group, plan, program)
+    return _played(group, plan, program, _pace(group, plan, program), None)
+
+
+def by_both(group: Group, plan: Plan) -> Start:
+    """Prepare a schedule that is played by messages between nodes and through mailboxes within them."""
+    mailboxes = group.mailboxes(plan.what)
+    schedule = group.schedule(plan)
+    program = group.program(schedule)
+    pace = _pace(group, plan, program, by_node=True)
+    seats = None if mailboxes is None else seats_of(group, plan, schedule, mailboxes.pool, pace)
+    if mailboxes is None or seats is None:
+        return _played(group, plan, program, _pace(group, plan, program), None)
+    pace = pace._replace(largest=seats.largest, at_once=seats.at_once)
+    return _played(group, plan, program, pace, (mailboxes, seats))
+
+
+def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:
+    """Return how a schedule uses mailboxes, the same on all ranks: by the programs of the largest node."""
+    near = max(group.placement.nodes, key=len)
+    programs = [schedule(rank, group.size) for rank in near[:2]]
+    if any(numbered_within(program, near) > MAX_NUMBERED for program in programs):
+        return None
+    span = max(span_within(program, near) for program in programs)
+    return plan_seats(pool, len(programs[0].lanes), span, plan.dtype.itemsize, pace.largest, pace.at_once)
+
+
+def _pace(group: Group, plan: Plan, program: Program, by_node: bool = False) -> Pace:
+    """Return how a payload goes through a program."""
+    flying = plan.encoding.nbytes(1 << 16) / (1 << 16) if plan.encoding is not None else None
+    return pace_of(program, group.size, plan.length, plan.dtype.itemsize, group.table.network, flying, by_node)
+
+
+def _played(group: Group, plan: Plan, program: Program, pace: Pace, within: tuple[Mailboxes, Seats] | None) -> Start:
+    """Prepare the play of a program by messages, and `within` nodes through mailboxes."""
+    whole = plan.collective not in ("part_reduce", "part_broadcast")
+    pieces = cut(plan.length, program.chunks, pace.largest, chunk_major=not whole)
+    arithmetic, itemsize, near = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
+
+    def carry(address: int, number: int, *kept: object) -> None:
+        memory = MPI.memory.fromaddress(address, plan.nbytes)
+        messages = MessageTransport(group.messages, memory, arithmetic, plan.encoding, number)
+        by_peer: list[Transport] = [messages] * group.size
+        if within is not None:
+            mailboxes = MailboxTransport(within[0], near, within[1], memory, itemsize, arithmetic, number)
+            by_peer = [mailboxes if rank in near else messages for rank in range(group.size)]
+        wait = partial(until, interrupted=group.check, nap=pace.nap)
+        rounds = Rounds(group.rank, arithmetic.view(memory), arithmetic, by_peer, wait)
+        try:
+            play(program, pieces, rounds, pace.at_once, TICKET_SPREAD if within is None else within[1].tickets)
+        except BaseException:
+            group.broken = True  # others may still read this rank's mailbox
+            group.keep(messages, *kept)
+            raise
+
+    begin, end = (itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
+
+    def start(source: int, target: int) -> None:
+        with group.call(plan.what) as number:
+            if plan.collective == "broadcast":
+                group.agree(plan.what)  # nobody waits for the ranks below it in a tree: a difference might go unnoticed
+            if plan.collective != "part_reduce":
+                carry(target, number)
+                return
+            scratch = np.array(bytes_at(source, plan.nbytes))  # what is not the own chunk is lost
+            carry(scratch.ctypes.data, number, scratch)
+            bytes_at(target, end - begin)[:] = scratch[begin:end]
+
+    return start
+
+
+def _parcels(group: Group, plan: Plan, program: Program) -> Start:
+    """Prepare an all_to_all: memory of two places, what goes and what comes."""
+    shape = group.size, plan.nbytes // group.size
+
+    def start(source: int, target: int) -> None:
+        goes, comes = (bytes_at(address, plan.nbytes).reshape(shape) for address in (source, target))
+        comes[group.rank] = goes[group.rank]
+        chunks = [*goes, *comes]
+        with group.call(plan.what) as number:
+            for transfers in (transfers for lane in program.lanes for transfers in lane):
+                parcels: dict[Action, list[Parcel]] = {Action.SEND: [], Action.RECEIVE: []}
+                for action, peer, chunk, _ in transfers:
+                    parcels[action].append(Parcel(peer, chunks[chunk]))
+                group.deliver(parcels[Action.SEND], parcels[Action.RECEIVE], plan.what, number)
+
+    return start
+
+
+BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Start]] = {
+    "library": by_library,
+    "windows": by_windows,
+    "messages": by_messages,
+    "mixed": by_both,
+}
+"""What prepares the plans of each transport."""

@@ -1,0 +1,53 @@
+"""Tables of names that are known before what they name is imported: recipes are checked without loading PyTorch.
+
+WIRES = Registry("wire", {"bfloat16": "unisono.wires.rounded:bfloat16"})
+
+list(WIRES)                ["bfloat16"]          nothing is imported
+WIRES.load("bfloat16")     what the module has   imported now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from unisono.errors import UnisonoError, UsageError
+
+
+class Registry(Mapping[str, str]):
+    """Names of one kind, each with its place, `module:attribute`. One row is all that an entry needs."""
+
+    def __init__(self, kind: str, places: Mapping[str, str]) -> None:
+        self.kind, self._places = kind, dict(places)
+
+    def __getitem__(self, name: str) -> str:
+        return self._places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def check(self, name: str, error: type[UnisonoError] = UsageError) -> None:
+        """Raise `error`, listing the names, for an unknown one."""
+        if name not in self._places:
+            raise error(f"there is no {self.kind} {name!r}; there are {', '.join(self._places)}")
+
+    def load(self, name: str, error: type[UnisonoError] = UsageError) -> Any:
+        """Import what is called `name`. Raises `error`, listing the names, for an unknown one."""
+        self.check(name, error)
+        module, _, attribute = self._places[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, which imports a name from its home when it is first used."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return find

@@ -1,0 +1,27 @@
+"""MPI shared windows: memory of each rank of a node that all of them see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.mpi import MPI
+
+
+class Window:
+    """`nbytes` of memory on each rank of `comm`, whose ranks share a node. Made and freed by all of them together."""
+
+    def __init__(self, comm: MPI.Intracomm, nbytes: int) -> None:
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each part near the rank that owns it
+        self._window = MPI.Win.Allocate_shared(max(nbytes, 8), 1, info, comm)
+        info.Free()
+        self._window.Lock_all(MPI.MODE_NOCHECK)  # nobody locks anything else, so there is nothing to ask the others
+        comm.Barrier()  # waiting on memory moves no messages: leave only when nobody needs MPI to move any
+        self.nbytes = nbytes
+        self.buffers: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
+        self.own = self.buffers[comm.rank]
+        self.sync = self._window.Sync
+
+    def free(self) -> None:
+        """Give the memory back. Views on it must not be used any more."""
+        self._window.Unlock_all()
+        self._window.Free()

@@ -1,0 +1,61 @@
+"""A narrower floating-point format in flight: what is sent is rounded to it, what arrives is widened, then summed.
+
+A rank holds what it has sent: otherwise the owner of a finished sum would keep bits that nobody else has. Sums are made
+in the payload's own format, so a wire of half the bits costs two roundings for `direct` (Theano-MPI section 3.2, ASA16)
+and one for each hop of a ring. float16 has no number above 65,504: larger sums become infinite;
+bfloat16 has float32's range.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from unisono.wires.wire import Array
+
+BLOCK_LENGTH = 1 << 15
+"""Elements that are converted at once. PyTorch would share more out to threads that the backward pass needs."""
+
+
+class Rounded:
+    """A payload of `dtype` in flight as `flight`, which has fewer bits."""
+
+    by_element = True
+
+    def __init__(self, dtype: torch.dtype, flight: torch.dtype) -> None:
+        self.dtype, self.flight = dtype, flight
+
+    def nbytes(self, length: int) -> int:
+        """Return the bytes that a stretch of `length` elements takes in flight."""
+        return length * self.flight.itemsize
+
+    def encode(self, stretch: Array, parcel: Array) -> None:
+        """Round `stretch` in place, and put it into `parcel`."""
+        held, sent = torch.from_numpy(stretch), self._numbers(parcel)
+        for start in range(0, len(held), BLOCK_LENGTH):
+            block = slice(start, start + BLOCK_LENGTH)
+            rounded = sent[block].copy_(held[block])
+            held[block].copy_(rounded)
+
+    def decode(self, parcel: Array, stretch: Array) -> None:
+        """Widen what is in `parcel` into `stretch`."""
+        held, sent = torch.from_numpy(stretch), self._numbers(parcel)
+        for start in range(0, len(held), BLOCK_LENGTH):
+            block = slice(start, start + BLOCK_LENGTH)
+            held[block].copy_(sent[block])
+
+    def _numbers(self, parcel: Array) -> torch.Tensor:
+        same_size = np.dtype(f"int{8 * self.flight.itemsize}")  # PyTorch views no empty bytes as anything wider
+        return torch.from_numpy(parcel.view(same_size)).view(self.flight)
+
+
+def rounded(flight: torch.dtype, dtype: torch.dtype) -> Rounded | None:
+    """Return the wire of `dtype` as `flight`; None for a dtype that is no wider, or not floating point."""
+    return Rounded(dtype, flight) if dtype.is_floating_point and dtype.itemsize > flight.itemsize else None
+
+
+float32 = partial(rounded, torch.float32)
+float16 = partial(rounded, torch.float16)
+bfloat16 = partial(rounded, torch.bfloat16)
