@@ -72,6 +72,13 @@ PARTS = {
         Run("fashion_mnist", f"seed {seed}, 4 x 4 tiles", 2, (f"training.seed={seed}",), "winograd 4x4, 3x3")
         for seed in (0, 1, 2)
     ],
+    "local_sgd": [
+        Run("fashion_mnist", "BSP"),
+        *(
+            Run("fashion_mnist", f"local SGD, every {every}", 2, ("rule.name=local_sgd", f"rule.every={every}"))
+            for every in (4, 16)
+        ),
+    ],
     "growing": [
         Run(
             "fashion_mnist",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,10 +29,10 @@ RATE = 100_000_000
 CONTENDERS = ("none", "funnel", "concurrent", "chain", "auto", "DDP on gloo", "auto, bfloat16")
 
 
-def lab(hosts: int, network: str) -> None:
+def lab(program: str, output: str, hosts: int, network: str) -> None:
     """Slept steps of a network on so many hosts of one switch."""
     options = ["--supernodes=1", f"--hosts={hosts}", f"--rate={RATE // 1_000_000}mbit"]
-    command = [sys.executable, str(HERE / "steps.py"), str(HERE / f"lab_{hosts}.json"), str(RATE), network]
+    command = [sys.executable, str(HERE / program), str(HERE / output), str(RATE), network]
     whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
     subprocess.run(whole, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
 
@@ -43,7 +44,16 @@ def one_node(dtype: str, block: int, *overlaps: str) -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    **{f"lab_{hosts}:{name}": partial(lab, hosts, name) for hosts in (4, 8) for name in NETWORKS},
+    **{
+        f"lab_{hosts}:{name}": partial(lab, "steps.py", f"lab_{hosts}.json", hosts, name)
+        for hosts in (4, 8)
+        for name in NETWORKS
+    },
+    **{
+        f"predictions_{hosts}:{name}": partial(lab, "predictions.py", "predictions.json", hosts, name)
+        for hosts in (4, 8)
+        for name in NETWORKS
+    },
     "one_node_float32": partial(one_node, "float32", 3, "auto", "none", "chain"),
     "one_node_bfloat16": partial(one_node, "bfloat16", 1, "chain"),
 }
@@ -63,6 +73,20 @@ def row(found: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def predictions(rows: list[dict[str, Any]]) -> list[str]:
+    """The table of what was predicted, and how far off it was."""
+    lines = ["## The step as `auto` predicted it", "", "| hosts | network | ratio | setting | step | predicted |"]
+    lines += ["| ---: | --- | ---: | --- | ---: | ---: |"]
+    offs = []
+    for row in sorted(rows, key=lambda row: (row["ranks"], row["network"], row["ratio"])):
+        (overlap, size), off = row["setting"], row["predicted_s"] / row["step_s"] - 1
+        offs.append(abs(off))
+        cells = [row["ranks"], row["network"], f"{row['ratio']:g}", f"{overlap}, {size / (1 << 20):g} MiB"]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{row['step_s']:.3f} s", f"{off:+.1%}"])) + " |")
+    lines += ["", f"Off by {statistics.median(offs):.1%} in the median, {max(offs):.1%} at worst.", ""]
+    return lines
+
+
 def summary() -> str:
     """All results as tables in Markdown."""
     lines = ["# The step: overlaps, bounds and PyTorch's DDP", ""]
@@ -74,6 +98,8 @@ def summary() -> str:
         lines += [f"## {hosts} hosts at {RATE // 1_000_000} Mbit/s, computing slept; seconds of a step", ""]
         lines += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
         lines += [*map(row, rows), ""]
+    if (path := HERE / "predictions.json").exists():
+        lines += predictions(json.loads(path.read_text()))
     lines += ["## AlexNet on one node, 2 ranks, batch 16 a rank; seconds of a step", ""]
     for path in sorted(HERE.glob("one_node_*.json")):
         found = json.loads(path.read_text())

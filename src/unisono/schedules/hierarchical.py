@@ -66,7 +66,8 @@ def hierarchical(placement: Placement, among_nodes: Algorithm, wide: int | None 
         lanes = [_lane(placement, rank, column, lane, inner.chunks) for column in range(wide) for lane in inner.lanes]
         carried = max(sum(span for _, span in _runs(lane, inner.chunks)) for lane in inner.lanes)
         landing = max(inner.landing, (largest - 1) * carried)
-        return Program(wide * inner.chunks, tuple(lanes), landing, wide, inner.landing, inner.steady)
+        far = inner.landing if largest > 1 else None
+        return Program(wide * inner.chunks, tuple(lanes), landing, wide, far, inner.steady)
 
     return algorithm
 
