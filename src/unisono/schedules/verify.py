@@ -144,8 +144,8 @@ def _check_places(rank: int, program: Program, placement: Placement) -> None:
     for moves in (moves for lane in program.lanes for moves in lane):
         from_far = [t.span for t in moves if t.action is Action.ADD and placement.node_of(t.peer) != node]
         if program.landing_far is not None and sum(from_far) > program.landing_far:
-            far = f"{sum(from_far)} chunks land at once from other nodes"
-            raise ScheduleError(f"rank {rank}: {far}, the program says {program.landing_far}")
+            landing = f"{sum(from_far)} chunks land at once from other nodes"
+            raise ScheduleError(f"rank {rank}: {landing}, the program says {program.landing_far}")
     heard = {move.peer for lane in program.lanes for moves in lane for move in moves if move.action is not Action.SEND}
     far = sorted(peer for peer in heard if placement.node_of(peer) != placement.node_of(rank))
     if program.steady and len(far) > 2:
