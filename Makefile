@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: train test check format benchmark conformance examples clean
 
 train: .venv/.run
-	$(BIN)/unisono train recipes/digits.toml
+	$(BIN)/unisono train digits
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not launches"

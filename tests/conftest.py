@@ -117,7 +117,7 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 @pytest.fixture
 def recipe() -> str:
     """The path of the recipe that everybody runs first."""
-    return str(ROOT / "recipes" / "digits.toml")
+    return str(ROOT / "src" / "unisono" / "recipes" / "digits.toml")
 
 
 @pytest.fixture

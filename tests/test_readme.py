@@ -1,5 +1,6 @@
 """What README shows is run."""
 
+import importlib.util
 import re
 import subprocess
 from collections.abc import Callable
@@ -42,3 +43,13 @@ def test_every_link_leads_somewhere() -> None:
         assert page.exists(), target
         titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if section else []
         assert not section or section in [title.lower().replace(" ", "-") for title in titles], target
+
+
+def test_the_table_is_that_of_the_results() -> None:
+    path = Path(__file__).parents[1] / "benchmarks" / "front_page" / "draw.py"
+    spec = importlib.util.spec_from_file_location("front_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    front_page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(front_page)
+    assert "\n".join(front_page.table()) in README

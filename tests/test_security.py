@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 PICKLES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 SERVERS = {"socketserver", "http", "xmlrpc", "asyncio", "multiprocessing.connection", "multiprocessing.managers"}
-LISTENERS = {"witness.py", "torch_backend/rendezvous.py", "transports/shared_memory.py"}
+LISTENERS = {"witness.py", "torch_backend/program.py", "torch_backend/rendezvous.py", "transports/shared_memory.py"}
 """The files that SECURITY.md tells of."""
 
 

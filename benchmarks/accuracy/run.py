@@ -24,7 +24,6 @@ from unisono.launch import cores
 from unisono.training.curves import Curve, draw
 
 HERE = Path(__file__).parent
-RECIPES = HERE.parents[1] / "recipes"
 
 PLAIN = ("compute.precision=float32", "compute.convolutions=library")
 """Float32, and PyTorch's own convolutions."""
@@ -117,7 +116,7 @@ def train(run: Run, packs: Path) -> list[dict[str, Any]]:
 
 def carry_out(run: Run, home: Path, changes: Sequence[str]) -> None:
     """Train it, in this folder."""
-    command = [sys.executable, "-m", "unisono", "train", str(RECIPES / f"{run.recipe}.toml")]
+    command = [sys.executable, "-m", "unisono", "train", run.recipe]
     options = [f"--ranks={run.ranks}", f"--run={home}", *(f"--set={change}" for change in changes)]
     subprocess.run([*command, *options], check=True)
 
@@ -159,7 +158,7 @@ def write_summary() -> None:
         lines += [
             f"## {part}",
             "",
-            "| run | products in | epochs | held out, right | top 5 |",
+            "| run | products in | epochs | test accuracy | top 5 |",
             "| --- | --- | ---: | ---: | ---: |",
         ]
         for label, found in json.loads(path.read_text()).items():

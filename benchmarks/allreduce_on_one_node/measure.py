@@ -75,7 +75,7 @@ def measure(world: unisono.World, nbytes: int) -> dict[str, dict[str, float]]:
     for name, own in times.items():
         spans = [
             (max(end for _, end in ranks) - min(start for start, _ in ranks)) / calls * 1e6
-            for ranks in zip(*world.gather(own), strict=True)
+            for ranks in zip(*world.all_gather_object(own), strict=True)
         ]
         lower, median, upper = statistics.quantiles(spans, n=4)
         results[name] = {"median_us": median, "lower_us": lower, "upper_us": upper}

@@ -73,7 +73,7 @@ def digits(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], di
     run(
         source,
         folder,
-        [*MODULE, "train", str(source.parent / "recipes/digits.toml"), f"--run={folder / 'run'}", *options],
+        [*MODULE, "train", str(next(source.parent.rglob("recipes/digits.toml"))), f"--run={folder / 'run'}", *options],
     )
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     seconds = statistics.median(line["seconds"] for line in lines[LEFT_OUT:])

@@ -40,7 +40,7 @@ def worlds_of(base: World, where: str) -> dict[str, World]:
     else:
         whole = base.split(0)
     part = whole.split(base.rank // 2 if base.size == 4 else 0)
-    return {"whole": whole, "part": part, "twin": whole.twin()}
+    return {"whole": whole, "part": part, "dup": whole.dup()}
 
 
 def play(program: Program, worlds: dict[str, World], base: World, say: Say) -> str:

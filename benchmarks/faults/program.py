@@ -1,6 +1,6 @@
 """Random programs of collective calls with one planted error: a function of the seed, the same on every rank.
 
-    rank 0   whole.allreduce(5 x float32)   twin.barrier()   part.reduce(9 x int8, root 1)
+    rank 0   whole.allreduce(5 x float32)   dup.barrier()   part.reduce(9 x int8, root 1)
     rank 1   whole.allreduce(5 x float32)   part.barrier()   part.reduce(9 x int8, root 1)      planted: another world
 
 Numbers are small, so that every result is exact in every dtype, and what serial code computes is right to the bit.
@@ -16,15 +16,15 @@ import torch
 
 from unisono.world import World
 
-WORLDS = ("whole", "part", "twin")
+WORLDS = ("whole", "part", "dup")
 DTYPES = ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "float16", "bfloat16")
 RANGES = {"sum": (0, 4), "product": (1, 3), "minimum": (0, 99), "maximum": (0, 99)}
 """The numbers of each op: from, and below."""
 
-REDUCING = ("allreduce", "part_reduce", "reduce")
-MOVING = ("part_broadcast", "broadcast", "all_to_all", "exchange")
+REDUCING = ("allreduce", "reduce_scatter", "reduce")
+MOVING = ("all_gather", "broadcast", "all_to_all", "exchange")
 ROOTED = ("reduce", "broadcast")
-CHOSEN = ("allreduce", "part_reduce", "part_broadcast")
+CHOSEN = ("allreduce", "reduce_scatter", "all_gather")
 """Those whose algorithm can be chosen."""
 
 ALGORITHMS = ("auto", "auto", "library", "ring", "direct")
@@ -150,7 +150,7 @@ def carry_out(call: Call, world: World, rank: int, ranks: int) -> bool:
             found = right = mine
         case "exchange":
             receives = [torch.empty_like(pair(call, other, rank)) for other in members]
-            world.exchange([pair(call, rank, other) for other in members], receives)
+            world.all_to_all_v([pair(call, rank, other) for other in members], receives)
             found, right = torch.cat(receives), torch.cat([pair(call, other, rank) for other in members])
         case "all_to_all":
             found = world.all_to_all(numbers(call, rank, length * size))
@@ -162,10 +162,10 @@ def carry_out(call: Call, world: World, rank: int, ranks: int) -> bool:
             found, right = mine, reduced(call, members) if rank == first + call.root else numbers(call, rank, length)
         case "allreduce":
             found, right = world.allreduce(mine, call.algorithm, None, call.op), reduced(call, members)
-        case "part_reduce":
-            found = world.part_reduce(mine, call.algorithm, None, call.op)
+        case "reduce_scatter":
+            found = world.reduce_scatter(mine, call.algorithm, None, call.op)
             right = reduced(call, members)[start:stop]
         case _:
             right = numbers(call, first, length)
-            found = world.part_broadcast(right[start:stop].clone(), torch.zeros_like(right), call.algorithm)
+            found = world.all_gather(right[start:stop].clone(), torch.zeros_like(right), call.algorithm)
     return torch.equal(found, right)

@@ -92,7 +92,7 @@ def command(folder: Path, resume: bool = False) -> list[str]:
     if resume:
         return [*train, "--resume", str(folder)]
     options = [f"--set={key}={value}" for key, value in SETTINGS.items()]
-    return [*train, str(ROOT / "recipes/digits.toml"), f"--ranks={RANKS}", f"--run={folder}", *options]
+    return [*train, "digits", f"--ranks={RANKS}", f"--run={folder}", *options]
 
 
 def steps(folder: Path) -> list[int]:

@@ -67,8 +67,8 @@ def main(output: str, pack: str, folder: str) -> None:
                 waiting += time.perf_counter() - before
                 trainer.step(inputs, labels)
             trainer.wait()
-            seconds[name].append(max(world.gather(time.perf_counter() - begun)) * steps / STEPS)
-            waited[name].append(max(world.gather(waiting)) / (seconds[name][-1] * STEPS / steps))
+            seconds[name].append(max(world.all_gather_object(time.perf_counter() - begun)) * steps / STEPS)
+            waited[name].append(max(world.all_gather_object(waiting)) / (seconds[name][-1] * STEPS / steps))
             del batches
             if world.rank == 0:
                 print(f"{name}: {seconds[name][-1]:.1f} s, waits {waited[name][-1]:.1%}", flush=True)

@@ -43,17 +43,17 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         holders = in_epoch(permutation(len(index), 0, epoch), BATCH, world.size, world.size)
         lengths = index.length[memory.numbers]
         counts = np.bincount(holders[memory.numbers], lengths, minlength=world.size).astype(np.int64)
-        sent = max(world.gather(int(counts.sum() - counts[world.rank])))
+        sent = max(world.all_gather_object(int(counts.sum() - counts[world.rank])))
         world.barrier()
         begun = time.perf_counter()
         shuffle(memory._shelf, holders)
-        ours.append(max(world.gather(time.perf_counter() - begun)))
-        bare.append(max(world.gather(alltoallv(world.comm, counts))))
+        ours.append(max(world.all_gather_object(time.perf_counter() - begun)))
+        bare.append(max(world.all_gather_object(alltoallv(world.comm, counts))))
         order = permutation(len(index), 0, epoch + 1)
         world.barrier()
         begun = time.perf_counter()
         memory.epoch(order, BATCH)
-        whole.append(max(world.gather(time.perf_counter() - begun)))
+        whole.append(max(world.all_gather_object(time.perf_counter() - begun)))
     shelf = memory._shelf
     holders = in_epoch(permutation(len(index), 0, 2 * ROUNDS + 2), BATCH, world.size, world.size)
     base = _private()
@@ -71,8 +71,8 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         "alltoallv_s": statistics.median(bare[1:]),
         "link_s": sent * 8 / float(rate) if float(rate) else None,
         "spread_s": {"shuffle": [min(ours[1:]), max(ours[1:])], "alltoallv": [min(bare[1:]), max(bare[1:])]},
-        "partition_bytes": max(world.gather(shelf.nbytes)),
-        "peak_above_partition_bytes": max(world.gather(extra)),
+        "partition_bytes": max(world.all_gather_object(shelf.nbytes)),
+        "peak_above_partition_bytes": max(world.all_gather_object(extra)),
     }
     if world.rank == 0:
         Path(output).write_text(json.dumps(found, indent=1) + "\n")

@@ -88,7 +88,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
                 step()
             if name in trainers:
                 trainers[name].wait()
-            took[name].append(max(world.gather(time.perf_counter() - start)) / count)
+            took[name].append(max(world.all_gather_object(time.perf_counter() - start)) / count)
     if world.rank == 0:
         medians = {name: statistics.median(each) for name, each in took.items()}
         settings = {name: list(trainer.reducer.setting[:2]) for name, trainer in trainers.items()}

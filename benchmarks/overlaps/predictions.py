@@ -39,7 +39,7 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
     for _ in range(TIMED):
         start = time.perf_counter()
         step()
-        took.append(max(world.gather(time.perf_counter() - start)))
+        took.append(max(world.all_gather_object(time.perf_counter() - start)))
     trainer.wait()
     found = {"network": name, "ratio": ratio, "ranks": world.size, "setting": list(trainer.reducer.setting[:2])}
     found |= {"predicted_s": predicted.step, "seconds": took, "step_s": statistics.median(took), "said": said}

@@ -137,7 +137,7 @@ def exchange_alone(group: World, wire: str | None) -> float:
         group.barrier()
         start = time.perf_counter()
         group.allreduce(tensor, wire=wire)
-        took.append(max(group.gather(time.perf_counter() - start)))
+        took.append(max(group.all_gather_object(time.perf_counter() - start)))
     return statistics.median(took[1:])
 
 
@@ -195,7 +195,7 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
             start = time.perf_counter()
             for _ in range(BLOCK):
                 step()
-            took[contender].append(max(world.gather(time.perf_counter() - start)) / BLOCK)
+            took[contender].append(max(world.all_gather_object(time.perf_counter() - start)) / BLOCK)
             if contender in trainers:
                 trainers[contender].wait()
     found["seconds"] = took
@@ -224,7 +224,7 @@ def trainer_step(trainer: unisono.Trainer) -> Step:
 
 def gloo(world: World) -> dist.ProcessGroup:
     """gloo's group of the same ranks, over the interface that leads to the other nodes."""
-    hosts = world.gather(socket.gethostname())
+    hosts = world.all_gather_object(socket.gethostname())
     others = [host for host in hosts if host != hosts[world.rank]]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(others[0] if others else "127.0.0.1")))
     return dist.new_group(backend="gloo")

@@ -53,7 +53,7 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 def gloo(world: World) -> dist.ProcessGroup:
     """gloo's group of the same ranks, over the interface that leads to the other nodes."""
-    hosts = world.gather(socket.gethostname())
+    hosts = world.all_gather_object(socket.gethostname())
     others = [host for host in hosts if host != hosts[world.rank]]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(others[0] if others else "127.0.0.1")))
     return dist.new_group(backend="gloo")

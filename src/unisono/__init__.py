@@ -7,7 +7,7 @@ or, with PyTorch's own tools:
 
     torch.distributed.init_process_group("unisono")
 
-Names are loaded when they are first used: the command line reads recipes without starting MPI.
+Names are imported when they are first used: the command line reads recipes without starting MPI.
 """
 
 from typing import TYPE_CHECKING

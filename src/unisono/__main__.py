@@ -1,4 +1,4 @@
-"""`python -m unisono` is `unisono`."""
+"""Entry point of `python -m unisono`, the same as `unisono`."""
 
 from unisono.cli import main
 

@@ -1,4 +1,4 @@
-"""Where this machine is found on the network, for libraries that must be told."""
+"""Network address of this machine, for libraries that must be given it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import struct
 from contextlib import suppress
 
 SIOCGIFADDR = 0x8915
-"""Linux: asks for the address of an interface."""
+"""Linux's request for the address of an interface."""
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to a host, or that of its name where no way leads there. Nothing is sent."""
+    """Return this machine's address on the route to a host, or that of its name without a route. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect((host, 9))
@@ -23,7 +23,7 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address; "lo" where none is found."""
+    """Return the network interface that has an address; "lo" where none is found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())

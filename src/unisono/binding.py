@@ -1,4 +1,4 @@
-"""Which cores each rank of a node computes on: those it was given, or a fair share of those that all were given.
+"""Cores of each rank of a node: those that it was given, or a fair share of those that several ranks were given.
 
     4 cores, 2 ranks      rank 0: 0 1      rank 1: 2 3
     2 cores, 4 ranks      nobody is bound; the ranks take turns, and it is said
@@ -6,9 +6,9 @@
     2 sockets of 4 cores, 4 ranks that a launcher has bound two to a socket: each shares its socket with one other
     4 cores of two hardware threads, 0 4, 1 5, 2 6 and 3 7, 2 ranks          rank 0: 0 1 4 5      rank 1: 2 3 6 7
 
-A launcher that has given each rank cores of its own is left alone. Ranks are given whole cores where there are enough,
-of one socket as far as it goes, and compute with one thread on each: its two hardware threads share what multiplies.
-With MANY cores a rank or more, those that compute leave one to the threads that exchange and load.
+Ranks to which a launcher has given cores of their own keep them. Ranks get whole cores where there are enough, of one
+socket as far as possible, and compute with one thread on each: its two hardware threads share the arithmetic units.
+With MANY cores per rank or more, the computing threads leave one core to the threads that exchange and load.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from unisono.launch import cores
 from unisono.schedules.pieces import bounds
 
 MANY = 8
-"""Cores of a rank from which on one is left to communication: it costs an eighth of the computing at most."""
+"""Cores per rank from which on one is left to communication: it costs an eighth of the computing at most."""
 
 TASKS = Path("/proc/self/task")
-"""This process's threads, where the system is Linux."""
+"""Directory of this process's threads, on Linux."""
 
 SYSTEM = Path("/sys/devices/system/cpu")
-"""What Linux says of each core."""
+"""Directory in which Linux describes each core."""
 
 Seats = Mapping[int, tuple[int, int]]
-"""Where what the system calls cores sits: the socket, and the first of the hardware threads of the same real core."""
+"""Location of each logical core: its socket, and the first of the hardware threads of the same physical core."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of its node."""
+    """Share of one rank in the cores of its node."""
 
     cores: tuple[int, ...]
-    """Those it may use."""
+    """Logical cores that the rank may use."""
     threads: int
-    """That compute: one for each real core; one less where there are `MANY` and something is exchanged."""
+    """Number of computing threads: one per physical core; one less where there are `MANY` and data is exchanged."""
     bound: bool
-    """Whether nobody else of the node uses these cores."""
+    """True if no other rank of the node uses these cores."""
 
 
 def shares_of(masks: Sequence[frozenset[int]], alone: bool) -> tuple[Share, ...]:
-    """For each rank of this node its share (`share_cores`); where the system says no masks, as many threads each."""
+    """Return the share of each rank of this node (`share_cores`); equal thread counts if the system gives no masks."""
     every = frozenset[int]().union(*masks)
     if not every:
         return (Share((), max(1, cores() // len(masks)), False),) * len(masks)
@@ -57,7 +57,7 @@ def shares_of(masks: Sequence[frozenset[int]], alone: bool) -> tuple[Share, ...]
 
 
 def share_cores(masks: Sequence[frozenset[int]], seats: Seats, alone: bool = False) -> tuple[Share, ...]:
-    """For each rank of a node its share, given the cores that each of them may use; `alone`: nothing is exchanged.
+    """Return the share of each rank of a node, given the cores that each may use; `alone`: nothing is exchanged.
 
     >>> share_cores([frozenset({0, 1})] * 2, {})
     (Share(cores=(0,), threads=1, bound=True), Share(cores=(1,), threads=1, bound=True))
@@ -68,7 +68,7 @@ def share_cores(masks: Sequence[frozenset[int]], seats: Seats, alone: bool = Fal
 
 
 def _share(masks: Sequence[frozenset[int]], rank: int, seats: Seats, alone: bool) -> Share:
-    """What a rank has of the cores that it may use, which those with the same mask share in their order."""
+    """Return the share of a rank; ranks with the same mask divide its cores in their order."""
     mask = masks[rank]
     real = _real_cores(mask, seats)
     users = [other for other, one in enumerate(masks) if one & mask]
@@ -84,7 +84,7 @@ def _share(masks: Sequence[frozenset[int]], rank: int, seats: Seats, alone: bool
 
 
 def _real_cores(mask: Iterable[int], seats: Seats) -> list[tuple[int, ...]]:
-    """The hardware threads of each real core, those of a socket side by side."""
+    """Return the hardware threads of each physical core, those of a socket side by side."""
     found: dict[tuple[int, int], list[int]] = {}
     for core in sorted(mask):
         found.setdefault(_seat(core, seats), []).append(core)
@@ -96,7 +96,7 @@ def _seat(core: int, seats: Seats) -> tuple[int, int]:
 
 
 def find_seats(cores: Iterable[int], system: Path = SYSTEM) -> Seats:
-    """Where these sit, as far as the system says."""
+    """Return the locations of these cores, as far as the system describes them."""
     seats = {}
     for core in cores:
         folder = system / f"cpu{core}" / "topology"
@@ -111,13 +111,13 @@ def find_seats(cores: Iterable[int], system: Path = SYSTEM) -> Seats:
 
 
 def crowded(masks: Sequence[frozenset[int]]) -> bool:
-    """Whether ranks have fewer cores than they are; where the system does not say masks, all of its cores count."""
+    """Return True if there are more ranks than cores; where the system gives no masks, all of its cores count."""
     every = frozenset[int]().union(*masks)
     return (len(every) or cores()) < len(masks)
 
 
 def bind(share: Share) -> None:
-    """Keep this process, all its threads, on the cores of its share."""
+    """Bind this process, with all its threads, to the cores of its share."""
     if share.bound and share.cores and hasattr(os, "sched_setaffinity"):
         for thread in _threads_here():
             with suppress(ProcessLookupError):  # it has ended since
@@ -125,7 +125,7 @@ def bind(share: Share) -> None:
 
 
 def report(shares: Sequence[Share]) -> str:
-    """What is said of a node at the start of a run.
+    """Return the log line about a node's cores at the start of a run.
 
     >>> report(share_cores([frozenset({0, 1})] * 2, {}))
     'cores: rank 0 on 0, rank 1 on 1'
@@ -148,7 +148,7 @@ def _threads_here() -> Iterable[int]:
 
 
 def _words(cores: Sequence[int]) -> str:
-    """Cores side by side as a stretch: 0 to 3, 8."""
+    """Return cores in words, with neighbours as a range: 0 to 3, 8."""
     stretches: list[list[int]] = []
     for core in cores:
         if stretches and core == stretches[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Collective calls in words, and as numbers that ranks compare: equal words are the same call."""
+"""Collective calls in words, and as numbers that ranks compare: calls with equal words are the same."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import hashlib
 from typing import NamedTuple
 
 MAX_CALLS = 1 << 61
-"""Numbers that calls may have: two of them, and the turn, are together below 2^63."""
+"""Number of distinct call numbers: two of them and the turn together are below 2^63."""
 
 WORDS_BYTES = 512
 """Bytes per rank for the description of its call, shown in mismatch errors."""
 
 
 class Call(NamedTuple):
-    """A collective call in words, and as a number below MAX_CALLS that ranks compare."""
+    """Collective call in words, and as a number below MAX_CALLS that ranks compare."""
 
     words: str
     number: int
 
 
 def call(words: str) -> Call:
-    """The call that is described by `words`; ranks that say the same words make the same call."""
+    """Return the call that is described by `words`; ranks that pass the same words make the same call."""
     return Call(words, int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") % MAX_CALLS)
 
 
 def encode_words(what: Call) -> bytes:
-    """Return the words of a call in WORDS_BYTES bytes; of longer ones the call's number stands for the middle."""
+    """Return the words of a call in WORDS_BYTES bytes; in longer ones the call's number replaces the middle."""
     words = what.words.encode()
     if len(words) > WORDS_BYTES:
         middle = f" ... (call {what.number:016x}) ... ".encode()
@@ -35,5 +35,5 @@ def encode_words(what: Call) -> bytes:
 
 
 def decode_words(encoded: bytes) -> str:
-    """The words that `encode_words` has encoded."""
+    """Return the words that `encode_words` has encoded."""
     return encoded.decode(errors="replace").strip()

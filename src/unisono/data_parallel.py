@@ -1,4 +1,4 @@
-"""Makes a model train in parallel: what a user's own loop calls.
+"""Data-parallel training of a model in a user's own loop.
 
 model = unisono.parallel(model, world)
 for inputs, labels in batches:
@@ -29,12 +29,13 @@ def parallel(
     """Make `model` train in parallel, and return it: the same module, its state_dict unchanged.
 
     All ranks get rank 0's weights and buffers. From then on, when `backward()` ends, every `.grad` holds the average
-    over all ranks. All ranks weigh the same, unless `add_samples` has said how many samples each rank's loss is a mean
-    of. A parameter that no rank's backward pass has come to has no gradient. A rank without a batch calls
-    `synchronize(model)` instead of `backward()`.
+    over all ranks. All ranks have the same weight, unless `add_samples` has set the number of samples over which each
+    rank's loss is a mean. A parameter that no rank's backward pass has reached has no gradient. A rank without a batch
+    calls `synchronize(model)` instead of `backward()`.
 
     A rule on weights (`LocalSGD`) leaves `.grad` this rank's own and averages the weights at the end of
-    `optimizer.step()`, whenever it is time; it needs that optimizer. Raises UsageError without it.
+    `optimizer.step()`, whenever it is due; it needs that optimizer. Raises UsageError without it, and for a model that
+    is parallel already or gives sparse gradients.
     """
     chosen = rule or BSP()
     if chosen.differs and optimizer is None:
@@ -50,7 +51,7 @@ def parallel(
 
 
 def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """Within the block, backward passes of a parallel model add up on this rank alone; the next one after it averages.
+    """Return a context in which backward passes accumulate on this rank alone; the next one after it averages.
 
     Raises UsageError for a model that is not parallel.
     """
@@ -58,19 +59,19 @@ def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 
 def add_samples(model: torch.nn.Module, samples: float) -> None:
-    """Say that this rank's loss is a mean of so many samples: in the next average the rank weighs its share of them.
+    """Add to the samples of this rank's mean loss; its weight in the next average is its share of all samples.
 
-    Called before `backward()`, on every rank or on none; calls add up until the next average. 0 is a rank's empty
-    batch. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
+    Call it before `backward()`, on every rank or on none; calls add up until the next average. 0 is an empty batch of a
+    rank. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
     """
     _reducer_of(model).add_samples(samples)
 
 
 def synchronize(model: torch.nn.Module) -> None:
-    """Average the gradients of a parallel model: what a rank without a batch calls in place of `backward()`.
+    """Average the gradients of a parallel model; a rank without a batch calls this in place of `backward()`.
 
-    The rank gives what it has accumulated under `no_sync`. Where there is nothing, and it has said no samples, it
-    weighs nothing. Raises UsageError for a model that is not parallel.
+    The rank contributes what it has accumulated under `no_sync`. If there is nothing, and it has added no samples, its
+    weight is 0. Raises UsageError for a model that is not parallel.
     """
     _reducer_of(model).synchronize()
 
@@ -83,7 +84,7 @@ def _reducer_of(model: torch.nn.Module) -> Reducer:
 
 
 def attach(model: torch.nn.Module, world: World, rule: BaseRule) -> Reducer:
-    """Give all ranks rank 0's weights and buffers, and have gradients averaged in each backward pass."""
+    """Give all ranks rank 0's weights and buffers, and average gradients in each backward pass; return the reducer."""
     prepare(model)
     compare_models(model, world)
     agree_on_state(model, world)
@@ -91,7 +92,10 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule) -> Reducer:
 
 
 def prepare(model: torch.nn.Module) -> None:
-    """Raise UsageError for a model that cannot be made parallel; one whose parameters have changed since can, again."""
+    """Raise UsageError for a model that cannot be made parallel.
+
+    A parallel model whose parameters have changed since can be made parallel again.
+    """
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
     if any(part is not None for part in parts) or (reducer is not None and not reducer.differs(model)):
@@ -105,7 +109,7 @@ def prepare(model: torch.nn.Module) -> None:
 
 
 def agree_on_state(model: torch.nn.Module, world: World) -> None:
-    """Give all ranks the weights and buffers of rank 0."""
+    """Copy the weights and buffers of rank 0 to all ranks."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             world.broadcast(tensor)

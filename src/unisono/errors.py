@@ -1,4 +1,4 @@
-"""Every error that Unisono raises on purpose.
+"""Errors that Unisono raises on purpose.
 
 UnisonoError
 ├── UsageError            what was asked for cannot be done; the command line answers with one line and exit code 2
@@ -20,63 +20,63 @@ UnisonoError
 
 
 class UnisonoError(Exception):
-    """The root: catch this to catch them all."""
+    """Base class of all errors of Unisono."""
 
 
 class UsageError(UnisonoError):
-    """What was asked for cannot be done as asked; the message says what to change."""
+    """A request that cannot be carried out; the message names what to change."""
 
 
 class RecipeError(UsageError):
-    """A recipe, or a value set on the command line, is not understood."""
+    """A recipe, or a value set on the command line, that is not understood."""
 
 
 class LaunchError(UsageError):
-    """Ranks cannot be started as asked."""
+    """Ranks cannot be started as requested."""
 
 
 class CheckpointError(UsageError):
-    """A run cannot be saved, or not be resumed from what its directory holds."""
+    """A run cannot be saved, or not be resumed from the content of its directory."""
 
 
 class TensorError(UsageError):
-    """The collectives cannot carry this tensor."""
+    """A tensor that the collectives cannot carry."""
 
 
 class TableError(UsageError):
-    """A table of choices cannot be read."""
+    """A table of choices that cannot be read."""
 
 
 class PackError(UsageError):
-    """A data set cannot be packed, a pack cannot be read, or there is no room for it in memory."""
+    """A data set cannot be packed, a pack cannot be read, or memory has no room for it."""
 
 
 class LabError(UsageError):
-    """A cluster on this machine cannot be built as asked."""
+    """A cluster on this machine cannot be built as requested."""
 
 
 class PictureError(UnisonoError):
-    """What should be a picture or a sound cannot be decoded."""
+    """Image or audio data that cannot be decoded."""
 
 
 class ScheduleError(UnisonoError):
-    """A schedule is wrong; the message names the rank, the lane, the round and the transfer."""
+    """A wrong schedule; the message names the rank, the lane, the round and the transfer."""
 
 
 class StepError(UnisonoError):
-    """A step program is wrong; the message names the rank and the task."""
+    """A wrong step program; the message names the rank and the task."""
 
 
 class MismatchError(UnisonoError):
-    """Ranks disagree about the collective they are in; the message names two ranks and both calls."""
+    """Ranks make different collective calls; the message names two ranks and both calls."""
 
 
 class StallError(UnisonoError):
-    """Ranks have not come to a call; the message names the rank, the call, who is missing and where they are."""
+    """Ranks have not come to a call; the message names the rank, the call, the missing ranks and where they are."""
 
 
 class OperationError(UnisonoError):
-    """What the engine was to carry out has failed; the message names the operation in which it began."""
+    """An operation of the engine has failed; the message names the operation that failed first."""
 
 
 class BackendError(UnisonoError, RuntimeError):

@@ -1,4 +1,4 @@
-"""How ranks are started: whether this process already is one, and the command that starts several."""
+"""Launch of ranks: the test whether this process already is one, and the command that starts several."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 from unisono.errors import LaunchError
 
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
-"""Where launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS say how many ranks they started."""
+"""Variables with the number of ranks, of launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS."""
 
 EXTRA = "install one with: pip install 'unisono[mpich]'"
 
 
 def ranks_started(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the launcher started, this process among them; None when no launcher did.
+    """Return the number of ranks that the launcher started, this process included; None where no launcher did.
 
-    Slurm's batch scripts and interactive shells have SLURM_PROCID too, but are no ranks: a step of several tasks is.
+    Slurm's batch scripts and interactive shells have SLURM_PROCID too, but are no ranks: only the tasks of a step with
+    several tasks are.
     """
     for name in SIZE_VARIABLES:
         if name in environment:
@@ -29,14 +30,14 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
 
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
-"""Where the same launchers number a rank."""
+"""Variables in which the same launchers number a rank."""
 
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
-"""Where the same launchers say how many of them are on this node."""
+"""Variables in which the same launchers count the ranks on this node."""
 
 
 def all_here(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has started all ranks on this node, and says so."""
+    """Return True if a launcher says that it has started all ranks on this node."""
     started = ranks_started(environment)
     if started is None:
         return False
@@ -46,17 +47,20 @@ def all_here(environment: Mapping[str, str]) -> bool:
 
 
 def own_cores() -> frozenset[int]:
-    """Those that this process may use; empty where the system does not say."""
+    """Return the cores that this process may use; empty where the system does not list them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(own_cores()) or os.cpu_count() or 1
 
 
 def find_mpiexec() -> Path:
-    """The mpiexec beside this Python, else the first on PATH. Raises LaunchError naming the extra that brings one."""
+    """Return the mpiexec beside this Python, else the first on PATH.
+
+    Raises LaunchError naming the extra that provides one.
+    """
     beside = Path(sys.prefix) / "bin" / "mpiexec"
     if beside.exists():
         return beside
@@ -67,7 +71,7 @@ def find_mpiexec() -> Path:
 
 
 def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str]) -> list[str]:
-    """The command that runs `python -m unisono ARGUMENTS` on `ranks` ranks of this machine."""
+    """Return the command that runs `python -m unisono ARGUMENTS` on `ranks` ranks of this machine."""
     return [str(mpiexec), "-n", str(ranks), sys.executable, "-m", "unisono", *arguments]
 
 
@@ -80,21 +84,23 @@ MEMORY = {
         )
     )
 }
-"""How glibc is to hand out memory. Else what a step keeps for its way back is given to the system and taken anew in
-each: a fifth of a step of ResNet-50 on two cores of a virtual machine (benchmarks/networks: tuned beside kept)."""
+"""Settings of glibc's memory allocation. Without them, memory that a step keeps for its backward pass is returned to
+the system and allocated anew in each step: a fifth of a step of ResNet-50 on two cores of a virtual machine
+(benchmarks/networks: tuned beside kept).
+"""
 
 
 def keep_memory() -> None:
-    """Start this program anew, once, with MEMORY, which glibc reads at its start; what is set already stays."""
+    """Restart this program, once, with MEMORY, which glibc reads at its start; variables that are set already stay."""
     if not MEMORY.keys() <= os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, {**MEMORY, **os.environ})
 
 
 def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[str, str]:
-    """The environment of the ranks: what this process has, and what they cannot find out behind a launcher's pipe.
+    """Return the environment of the ranks: this process's, and the terminal's properties, hidden by a launcher's pipe.
 
-    Memory is kept from step to step, in huge pages, unless the environment says otherwise.
-    Open MPI refuses more ranks than cores, and root; on one machine, asked for by number, both are meant.
+    Memory is kept from step to step, in huge pages, unless the environment says otherwise. Open MPI refuses more ranks
+    than cores, and root; on one machine, with the number of ranks requested, both are intended.
     """
     extra = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""The one place that loads MPI: importing it starts MPI (MPI_Init), with threads allowed everywhere."""
+"""The one module that loads MPI: importing it starts MPI (MPI_Init), with threads allowed everywhere."""
 
 import numpy as np
 
@@ -14,10 +14,10 @@ __all__ = ["MPI", "least"]
 
 
 def least(comm: MPI.Intracomm, value: int) -> int:
-    """Return the least of the values of all ranks of `comm`, who call this together.
+    """Return the least of the values of all ranks of `comm`, which call this together.
 
     `comm.allreduce(value, MPI.MIN)` would do the same, but mpi4py 4 duplicates the communicator for it while it holds
-    Python's lock: two threads of two processes that do so on two communicators wait for each other for ever.
+    Python's lock: two threads of two processes that do so on two communicators deadlock.
     """
     found = np.array([value], np.int64)
     comm.Allreduce(MPI.IN_PLACE, found, MPI.MIN)

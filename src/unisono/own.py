@@ -1,9 +1,9 @@
-"""A function of one's own, which a recipe names as `module:function`.
+"""Functions of the user, which a recipe names as `module:function`.
 
     [model]
     name = "nets:wide"      # nets.py where the recipe is, in the current folder, or wherever else Python looks
 
-Nothing of it is run before it is called.
+None of the module's code is run before the function is called.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from unisono.errors import RecipeError
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name is of the form module:function."""
+    """Return True for a name of the form module:function."""
     return ":" in name
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a table of a recipe names."""
+    """Function that a table of a recipe names."""
 
     table: str
-    """"model" or "rule": its keys `name` and `folder` are named in errors."""
+    """Table of the recipe, "model" or "rule": errors name its keys `name` and `folder`."""
     name: str
     folder: str = ""
     what: str = "a network"
     example: str = "nets:wide"
 
     def check(self) -> None:
-        """Raise RecipeError where there is no such module: it is looked for, and nothing of it is run."""
+        """Raise RecipeError if there is no such module: it is searched for, but none of its code is run."""
         module, _ = self._parts()
         with self._looked_in():
             if importlib.util.find_spec(module.partition(".")[0]) is None:
                 raise self._no_module(module)
 
     def where(self) -> str:
-        """Return what to say of the module and where it lies, as Python finds it; nothing of it is run."""
+        """Return a description of the module and its location, as Python finds it; none of its code is run."""
         module, _ = self._parts()
         with self._looked_in():
             found = importlib.util.find_spec(module.partition(".")[0])
@@ -54,10 +54,10 @@ class Own:
         return f"module {module}, from {origin or 'nowhere'} ({said})"
 
     def call(self, *arguments: object) -> Any:
-        """Return what the function gives.
+        """Return the result of the function.
 
-        `folder` and the current folder are where Python looks first, for the module and for what it imports meanwhile.
-        Raises RecipeError where there is no such module or function.
+        Python searches `folder` and the current folder first, for the module and for its imports meanwhile. Raises
+        RecipeError where there is no such module or function.
         """
         place, word = self._parts()
         with self._looked_in():
@@ -93,7 +93,7 @@ class Own:
 
     @contextmanager
     def _looked_in(self) -> Iterator[None]:
-        """Within the block Python looks there first, and in the current folder."""
+        """Search `folder` and the current folder first for imports within the block."""
         places = [self.folder or str(Path.cwd()), str(Path.cwd())]
         sys.path[:0] = places
         importlib.invalidate_caches()

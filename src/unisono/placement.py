@@ -1,4 +1,4 @@
-"""Who sits where: the ranks of each node and the nodes of each supernode, as a value.
+"""Placement of the ranks: the ranks of each node and the nodes of each supernode, as a value.
 
 4 ranks on 2 nodes, as launchers usually place them:
 
@@ -15,41 +15,41 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of every node. Nodes come in the order of their lowest rank, ranks within a node in theirs."""
+    """Ranks of every node. Nodes are in the order of their lowest rank, the ranks of a node in ascending order."""
 
     nodes: tuple[tuple[int, ...], ...]
     supernodes: tuple[int, ...] = ()
-    """For each node the number of its supernode (the switch it hangs on); empty: all on one."""
+    """Number of the supernode of each node (the switch to which it is connected); empty: all are on one."""
 
     @cached_property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return sum(len(node) for node in self.nodes)
 
     @property
     def one_node(self) -> bool:
-        """Whether all ranks share memory."""
+        """True if all ranks share memory."""
         return len(self.nodes) == 1
 
     @cached_property
     def node_of_rank(self) -> tuple[int, ...]:
-        """For each rank the number of the node that it sits on."""
+        """Number of the node of each rank."""
         places = {rank: number for number, node in enumerate(self.nodes) for rank in node}
         return tuple(places[rank] for rank in range(self.ranks))
 
     def node_of(self, rank: int) -> int:
-        """The number of the node that `rank` sits on."""
+        """Return the number of the node of `rank`."""
         return self.node_of_rank[rank]
 
     def supernode_of(self, rank: int) -> int:
-        """The number of the supernode that `rank` sits in."""
+        """Return the number of the supernode of `rank`."""
         return self.supernodes[self.node_of_rank[rank]] if self.supernodes else 0
 
 
 def place(node_of_rank: Sequence[Hashable], supernode_of_rank: Sequence[Hashable] = ()) -> Placement:
-    """The placement of ranks 0, 1, ..., given for each the name of its node and of its supernode (any hashable value).
+    """Return the placement of ranks 0, 1, ..., given the name (any hashable value) of each one's node and supernode.
 
-    Supernodes are numbered in the order of their lowest rank. Without them all nodes hang on one switch.
+    Supernodes are numbered in the order of their lowest rank. Without them all nodes are on one switch.
 
     >>> place(["a", "b", "a"])
     Placement(nodes=((0, 2), (1,)), supernodes=())
@@ -67,7 +67,7 @@ def place(node_of_rank: Sequence[Hashable], supernode_of_rank: Sequence[Hashable
 
 
 def regular(supernodes: int, nodes: int, ranks: int) -> Placement:
-    """`supernodes` supernodes of `nodes` nodes of `ranks` ranks each, numbered one after another.
+    """Return `supernodes` supernodes of `nodes` nodes of `ranks` ranks each, numbered one after another.
 
     >>> regular(2, 1, 2)
     Placement(nodes=((0, 1), (2, 3)), supernodes=(0, 1))
@@ -77,5 +77,5 @@ def regular(supernodes: int, nodes: int, ranks: int) -> Placement:
 
 
 def apart(ranks: int) -> Placement:
-    """Every rank on a node of its own, all nodes on one switch."""
+    """Return the placement of every rank on a node of its own, with all nodes on one switch."""
     return regular(1, ranks, 1)

@@ -1,4 +1,4 @@
-"""Tables of names that are known before what they name is imported: recipes are checked without loading PyTorch.
+"""Tables of names that are known before their objects are imported: recipes are checked without loading PyTorch.
 
 WIRES = Registry("wire", {"bfloat16": "unisono.wires.rounded:bfloat16"})
 
@@ -16,7 +16,7 @@ from unisono.errors import UnisonoError, UsageError
 
 
 class Registry(Mapping[str, str]):
-    """Names of one kind, each with its place, `module:attribute`. One row is all that an entry needs."""
+    """Names of one kind, each with its location, `module:attribute`. An entry is a single row."""
 
     def __init__(self, kind: str, places: Mapping[str, str]) -> None:
         self.kind, self._places = kind, dict(places)
@@ -31,12 +31,12 @@ class Registry(Mapping[str, str]):
         return len(self._places)
 
     def check(self, name: str, error: type[UnisonoError] = UsageError) -> None:
-        """Raise `error`, listing the names, for an unknown one."""
+        """Raise `error`, listing the known names, for an unknown one."""
         if name not in self._places:
             raise error(f"there is no {self.kind} {name!r}; there are {', '.join(self._places)}")
 
     def load(self, name: str, error: type[UnisonoError] = UsageError) -> Any:
-        """Import what is called `name`. Raises `error`, listing the names, for an unknown one."""
+        """Import and return the object called `name`. Raises `error`, listing the known names, for an unknown one."""
         self.check(name, error)
         module, _, attribute = self._places[name].partition(":")
         return getattr(import_module(module), attribute)

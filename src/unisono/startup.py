@@ -1,12 +1,12 @@
-"""Looks on while ranks are being started: says which one dies, or is stopped, before their witness looks on.
+"""Supervision of ranks that are being started: reports which one dies, or is stopped, before their witness is ready.
 
     unisono train ── starts ──▶ mpiexec ──▶ proxy ──▶ ranks 0, 1, 2 ──▶ witness
           └── looks at their processes ────────────────────┘    until it is there
 
-A rank imports Python packages for seconds before it can speak for itself. Until the witness (`witness.py`) looks on,
-the command that has started the launcher finds the ranks below it in /proc, by the variable that numbers them. A
-launcher ends all ranks when one dies; where it does not, and where a rank stays stopped, they are ended here. What the
-MPI library has left in /dev/shm and /tmp then goes too. Linux only; elsewhere nobody looks.
+A rank imports Python packages for seconds before it can report an error itself. Until the witness (`witness.py`) is
+ready, the command that started the launcher finds the ranks below it in /proc, by the variable that numbers them. A
+launcher ends all ranks when one dies; where it does not, and where a rank stays stopped, they are ended here. The
+MPI library's files in /dev/shm and /tmp are then removed too. Linux only; elsewhere there is no supervision.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from unisono import witness
 from unisono.launch import RANK_VARIABLES
 
 INTERVAL, FIRST_INTERVAL = 0.1, 0.01
-"""Seconds between two looks; until all ranks have been seen."""
+"""Seconds between two polls; the second until all ranks have been seen."""
 
 GRACE = 3.0
 """Seconds that a launcher has to end all ranks after one has died."""
 
 STOPPED = 10.0
-"""Seconds that a rank is stopped before it is told of."""
+"""Seconds after which a stopped rank is reported."""
 
 PROC = Path("/proc")
 
 LEFT_BY_MPICH = (("/dev/shm", "mpich_shm_*"), ("/tmp", "hydra_hwloc_xmlfile_*"))
-"""Where MPICH writes files that its ranks remove once all have joined."""
+"""Places of the files that MPICH writes and its ranks remove once all have joined."""
 
 LAUNCHERS = ("mpiexec", "mpirun", "hydra_pmi_proxy")
 
 
 class Rank(NamedTuple):
-    """A process that is a rank."""
+    """Process that is a rank."""
 
     process: int
     stopped: bool
 
 
 class Seen(NamedTuple):
-    """What is below the launcher at one moment."""
+    """Processes below the launcher at one moment."""
 
     ranks: Mapping[int, Rank]
     witness: bool
@@ -58,7 +58,10 @@ class Seen(NamedTuple):
 
 
 class Startup:
-    """The ranks below one launcher, until their witness looks on. Ends them `limit` seconds after one was stopped."""
+    """Supervision of the ranks below one launcher, until their witness is ready.
+
+    Ends the ranks `limit` seconds after one was stopped.
+    """
 
     def __init__(self, launcher: int, size: int, limit: float) -> None:
         self._launcher, self._size, self._limit = launcher, size, limit
@@ -73,7 +76,7 @@ class Startup:
             self._ended, self._begun = os.pidfd_open(launcher), _started(launcher)
 
     def look(self) -> None:
-        """Look once, after something has happened or an interval has passed; end all ranks where nobody else does."""
+        """Poll once, after an event or an interval; end all ranks where nobody else does."""
         poll = select.poll()
         for descriptor in (self._ended, *(self._watched if self._dead is None else ())):
             poll.register(descriptor, select.POLLIN)
@@ -95,7 +98,7 @@ class Startup:
             self._end_all(seen)
 
     def _follow(self, seen: Seen, now: float) -> None:
-        """Watch the processes that are new, and tell of those that stay stopped."""
+        """Watch new processes, and report those that stay stopped."""
         for process in seen.between - self._between.keys():
             with suppress(ProcessLookupError):
                 self._between[process] = os.pidfd_open(process)
@@ -125,9 +128,10 @@ class Startup:
         return witness.describe(ranks, self._size, self._processes)
 
     def finish(self, asked: bool, code: int, listener: witness.Listener) -> int:
-        """Say who died first, once the launcher has ended with `code`, unless its end was `asked` for; clean up.
+        """Report which rank died first once the launcher has ended with `code`, unless that was `asked` for; clean up.
 
-        `listener` has what the witness says. Returns the exit code: hydra may give 0 where a rank went by os._exit(0).
+        `listener` receives the witness's report. Returns the exit code: hydra may give 0 where a rank ended by
+        os._exit(0).
         """
         if not self.goes_on:
             words = listener.words(GRACE)
@@ -143,13 +147,13 @@ class Startup:
         return code
 
     def _await_the_last(self) -> None:
-        """Wait GRACE at most: the launcher may end before what it has started."""
+        """Wait GRACE seconds at most for the processes of the launcher, which may end before them."""
         until = time.monotonic() + GRACE
         for descriptor in (*self._watched, *self._between.values()):
             select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the supervision."""
         self.goes_on = False
         for descriptor in (self._ended, *self._watched, *self._between.values()):
             os.close(descriptor)
@@ -158,7 +162,7 @@ class Startup:
 
 
 def look_below(launcher: int) -> Seen:
-    """Find the ranks, and their witness, among the processes that a launcher has started."""
+    """Return the ranks, and whether their witness is there, among the processes that a launcher has started."""
     ranks: dict[int, Rank] = {}
     between: set[int] = set()
     waiting = [(launcher, False)]
@@ -179,7 +183,7 @@ def look_below(launcher: int) -> Seen:
 
 
 def rank_of(environment: bytes) -> int | None:
-    """The number that a launcher has given to a process with this environment (as in /proc); None for no rank."""
+    """Return the rank that a launcher has given to a process with this environment (as in /proc); None for no rank."""
     for line in environment.split(b"\0"):
         name, _, value = line.partition(b"=")
         if name.decode(errors="replace") in RANK_VARIABLES:
@@ -192,16 +196,16 @@ def _children(process: int) -> Sequence[int]:
 
 
 def _read(process: int, name: str) -> bytes:
-    """A file of a process; empty where it has ended."""
+    """Return the content of a process's file in /proc; empty where the process has ended."""
     with suppress(OSError):
         return (PROC / str(process) / name).read_bytes()
     return b""
 
 
 def remove_left(begun: float) -> None:
-    """Remove MPICH's files of a launch that has ended: this user's, younger than `begun`, that nobody needs any more.
+    """Remove MPICH's files of a launch that has ended: this user's, younger than `begun`, and no longer in use.
 
-    A launcher that was started after `begun`, and before a file, may have made it, and stays its owner.
+    A file may belong to a launcher that was started after `begun` and before the file; such a file stays.
     """
     mine = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
     others = [
@@ -223,7 +227,7 @@ def _owner(path: Path) -> int | None:
 
 
 def _started(process: int) -> float:
-    """When a process began, in seconds since 1970; 0.0 where it has ended, though nobody has taken note of it yet."""
+    """Return when a process began, in seconds since 1970; 0.0 where it has ended, even if it is not reaped yet."""
     numbers = _read(process, "stat").rpartition(b")")[2].split()
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     runs = bool(numbers) and numbers[0] != b"Z"
@@ -231,7 +235,7 @@ def _started(process: int) -> float:
 
 
 def _held(path: Path, processes: Sequence[int]) -> bool:
-    """True where a process has the file in its memory."""
+    """Return True if a process has mapped the file."""
     return any(os.fsencode(path) in _read(process, "maps") for process in processes)
 
 

@@ -1,4 +1,4 @@
-"""How long a rank waits for others before all end."""
+"""Timeout of a rank that waits for others, after which all ranks end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from unisono.errors import UsageError
 
 TIMEOUT = 600.0
-"""Seconds, where nobody says."""
+"""Default timeout in seconds."""
 
 
 def timeout_of(asked: float | None) -> float:
-    """Return the time-out that is asked for here, else in the environment's UNISONO_TIMEOUT, else TIMEOUT, in seconds.
+    """Return the timeout in seconds: `asked`, else the environment's UNISONO_TIMEOUT, else TIMEOUT.
 
     Raises UsageError where it is no number above 0.
     """

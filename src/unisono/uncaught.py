@@ -1,4 +1,4 @@
-"""What happens to exceptions that nobody catches: those of a rank's work end all ranks, others are told.
+"""Hooks for uncaught exceptions: those of a rank's work end all ranks, others are only reported.
 
 where                               what
 main thread, Unisono's threads      earlier hook, traceback with the rank, all ranks end
@@ -19,13 +19,13 @@ from typing import Any
 from unisono import witness
 
 OWN = "unisono "
-"""How the names of Unisono's own threads begin."""
+"""Prefix of the names of Unisono's own threads."""
 
 
 def install(rank: int, size: int, abort: Callable[[int], object]) -> None:
-    """Have `sys.excepthook` and `threading.excepthook` do so, after what was there before. Once is enough.
+    """Install the hooks as `sys.excepthook` and `threading.excepthook`; they call the earlier ones first.
 
-    `abort` ends all ranks with an exit code.
+    `abort` ends all ranks with an exit code. Further calls do nothing.
     """
     if isinstance(getattr(sys.excepthook, "__self__", None), Hooks):
         return
@@ -34,7 +34,7 @@ def install(rank: int, size: int, abort: Callable[[int], object]) -> None:
 
 
 class Hooks:
-    """The hooks of one process, a rank; its children are none."""
+    """Exception hooks of one process that is a rank; its children are none."""
 
     def __init__(self, rank: int, size: int, abort: Callable[[int], object]) -> None:
         self._rank, self._size, self._abort = rank, size, abort
@@ -42,7 +42,7 @@ class Hooks:
         self._of_main, self._of_thread = sys.excepthook, threading.excepthook
 
     def of_main(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-        """End all ranks, after the traceback."""
+        """End all ranks after printing the traceback; a child made by fork ends alone."""
         if os.getpid() != self._process:
             self._call(self._of_main, kind, error, trace)
             sys.stdout.flush()
@@ -53,7 +53,7 @@ class Hooks:
         self._abort(self._code(kind))
 
     def of_thread(self, args: Any) -> None:
-        """End all ranks where the thread is Unisono's own, else tell the exception with the rank."""
+        """End all ranks where the thread is Unisono's own, else print the exception with the rank."""
         name = args.thread.name if args.thread is not None else "?"
         if os.getpid() != self._process or args.exc_type is SystemExit:
             self._of_thread(args)
@@ -78,7 +78,7 @@ class Hooks:
         return "".join(f"rank {self._rank} of {self._size}{where}: {line}\n" for line in lines)
 
     def _call(self, hook: Callable[..., object], *arguments: object) -> None:
-        """Call an earlier hook; what it raises itself must not keep this rank from ending the others."""
+        """Call an earlier hook; its own exceptions must not keep this rank from ending the others."""
         try:
             hook(*arguments)
         except Exception as error:  # noqa: BLE001 - anybody's code

@@ -1,4 +1,4 @@
-"""Calls that do not keep alive what they call."""
+"""Callables that do not keep their object alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a bound method as long as its object lives; then do nothing."""
+    """Return a function that calls a bound method as long as its object lives, and then does nothing."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any, **named: Any) -> Any:

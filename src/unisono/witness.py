@@ -1,15 +1,14 @@
-"""Says which rank died when one dies without a word: killed, out of memory, gone in a crash.
+"""Report of a rank that dies without an error message: killed, out of memory, or crashed.
 
-A launcher ends all ranks when one dies, and names a process at best. So on each node a small process of its own looks
-on. Ranks that end in order tell it; of the first that does not it says which it was. It ends with the last rank.
+A launcher ends all ranks when one dies, and names a process at best. So each node has a small extra process, the
+witness. Ranks that end in order notify it; it names the first that does not. It ends with the last rank.
 
     rank 0 ── starts ──▶ witness ── looks at the processes of ranks 0, 1, 2, 3
     rank 2    killed         └──▶ "unisono: rank 2 of 4 (process 4711 on node-a) ended without a word ..."
 
-It listens to processes of its own user alone: the kernel says whose each word is.
+It accepts messages from processes of its own user alone: the kernel identifies each sender.
 
-This file is also what that process runs, by itself: it imports nothing of the project. Linux only; elsewhere nothing
-is started.
+That process runs this file by itself: it imports nothing of the project. Linux only; elsewhere nothing is started.
 """
 
 from __future__ import annotations
@@ -25,38 +24,39 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 ALL = "all"
-"""What a rank says when it ends all of them, and says itself why."""
+"""Message of a rank that ends all ranks, and prints the reason itself."""
 
 READY = 5.0
-"""Seconds that the ranks wait at most for the witness to look on: it takes a twentieth of a second."""
+"""Most seconds that the ranks wait for the witness to be ready: it takes a twentieth of a second."""
 
 HANDOVER = 0.25
-"""Seconds for the launcher to pass on what a rank said last: when a rank aborts, it drops what it still holds."""
+"""Seconds for the launcher to pass on a rank's last output: when a rank aborts, it drops what it still holds."""
 
 PROMPT = 1.0
-"""Seconds in which a witness takes a word; one that is stopped, or flooded, holds up nobody for longer."""
+"""Seconds in which a witness accepts a message; one that is stopped, or flooded, delays nobody for longer."""
 
 WORDS = 1000
-"""Words that it takes before it looks at the processes again."""
+"""Messages that the witness reads before it checks the processes again."""
 
 CREDENTIALS = struct.Struct("3i")
-"""What Linux says of a sender: its process, user and group."""
+"""Credentials of a sender from Linux: its process, user and group."""
 
 VARIABLE = "UNISONO_WITNESS"
-"""Where the environment of a rank has its own process number and the address of its witness."""
+"""Environment variable with a rank's own process number and the address of its witness."""
 
 LISTENER = "UNISONO_LISTENER"
-"""Where the environment has the address of the command that has started the launcher."""
+"""Environment variable with the address of the command that started the launcher."""
 
 LONGEST = 4096
-"""Bytes of what a witness has to say, at most."""
+"""Most bytes of a witness's report."""
 
 
 class Listener:
-    """What a witness says, for the command that has started the launcher.
+    """Receiver of the witness's report, in the command that started the launcher.
 
-    A launcher that ends all ranks drops what is still on its way to the terminal. So the witness tells this command,
-    which outlives the launcher, one message at its end; it is empty where nobody died without a word.
+    A launcher that ends all ranks drops output that is still on its way to the terminal. So the witness sends its
+    report to this command, which outlives the launcher: one message at its end, empty where nobody died without a
+    message.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Listener:
             self._line.bind(f"\0{self.address}")
 
     def words(self, seconds: float) -> str:
-        """Return what the witness says within so many seconds; empty for nothing."""
+        """Return the witness's report if it comes within so many seconds, else an empty string."""
         until = time.monotonic() + seconds
         while self.address and select.select([self._line], [], [], max(0.0, until - time.monotonic()))[0]:
             word = hear(self._line)
@@ -76,15 +76,15 @@ class Listener:
         return ""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self.address:
             self._line.close()
 
 
 def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
-    """Start the witness of this node's ranks, whose processes these are, of `size`; the address that it listens at.
+    """Start the witness for these ranks of this node, of `size` in all; return the address at which it listens.
 
-    Empty where this system has none.
+    `processes` are those of the ranks, in their order. Return an empty string where this system has no witness.
     """
     if not hasattr(os, "pidfd_open"):
         return ""
@@ -104,17 +104,17 @@ def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
 
 
 def called() -> bool:
-    """Whether this process has a witness. Its children have none, though they inherit the environment."""
+    """Return True if this process has a witness. Its children have none, though they inherit the environment."""
     return os.environ.get(VARIABLE, "").split(":")[0] == str(os.getpid())
 
 
 def know(address: str) -> None:
-    """Remember where this rank's witness listens."""
+    """Store the address of this rank's witness."""
     os.environ[VARIABLE] = f"{os.getpid()}:{address}"
 
 
 def tell(word: int | str) -> None:
-    """Tell the witness, where there is one, that a rank ends in order, by its number, or that one ends ALL."""
+    """Notify the witness, if there is one, that a rank ends in order, by its number, or that one ends ALL."""
     if called() and (address := os.environ[VARIABLE].partition(":")[2]):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):  # it may be dead itself
             line.settimeout(PROMPT)
@@ -122,7 +122,7 @@ def tell(word: int | str) -> None:
 
 
 def last_words(words: str) -> None:
-    """Say on the terminal why this rank ends all of them now, and give the launcher the time to pass it on."""
+    """Print why this rank ends all ranks now, and give the launcher the time to pass it on."""
     terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
     tell(ALL)
     sys.stdout.flush()
@@ -132,9 +132,9 @@ def last_words(words: str) -> None:
 
 
 def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Callable[[], None] = lambda: None) -> str:
-    """Wait until all processes (by their ranks) have ended; what there is to say of the first that said nothing.
+    """Wait until all processes (by their ranks) have ended; return the report on the first that gave no notice.
 
-    `looks` is called once none of them can end unseen.
+    The report is empty if all did. `looks` is called once none of them can end unseen.
     """
     line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     watched, gone = _open(processes)
@@ -162,7 +162,7 @@ def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Ca
 
 
 def hear(line: socket.socket) -> str | None:
-    """Return the next message that a process of this user has sent; None for another's."""
+    """Return the next message if a process of this user has sent it; None for another's."""
     content, beside, _, _ = line.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
     for level, kind, data in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
@@ -172,7 +172,7 @@ def hear(line: socket.socket) -> str | None:
 
 
 def _open(processes: dict[int, int]) -> tuple[dict[int, int], list[int]]:
-    """A descriptor for each process that is there still, with its rank; and the ranks whose processes are not."""
+    """Return a descriptor for each process that still exists, with its rank; and the ranks whose processes do not."""
     watched, gone = {}, []
     for rank, process in processes.items():
         try:
@@ -183,7 +183,7 @@ def _open(processes: dict[int, int]) -> tuple[dict[int, int], list[int]]:
 
 
 def describe(ranks: Sequence[int], size: int, processes: Mapping[int, int]) -> str:
-    """Return some of `size` ranks in words, with their processes and this host."""
+    """Return a description of some of `size` ranks, with their processes and this host."""
     names = ", ".join(str(rank) for rank in ranks)
     numbers = ", ".join(str(processes[rank]) for rank in ranks)
     many = len(ranks) > 1
@@ -194,7 +194,7 @@ def describe(ranks: Sequence[int], size: int, processes: Mapping[int, int]) -> s
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The witness's process: DESCRIPTOR DESCRIPTOR SIZE RANK:PROCESS ...; it closes the second when it looks on."""
+    """Run the witness, given DESCRIPTOR DESCRIPTOR SIZE RANK:PROCESS ...; it closes the second when it is ready."""
     descriptor, is_ready, size, *pairs = arguments
     processes = {int(rank): int(process) for rank, process in (pair.split(":") for pair in pairs)}
     with socket.socket(fileno=int(descriptor)) as line:
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _tell_listener(words: str) -> bool:
-    """Tell the command that has started the launcher; False where there is none, or it has ended."""
+    """Send the report to the command that started the launcher; return False if there is none, or it has ended."""
     if address := os.environ.get(LISTENER):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):
             line.settimeout(PROMPT)

@@ -1,4 +1,4 @@
-"""The ranks of a run and what they can do together."""
+"""Ranks of a run, and the operations that they carry out together."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from unisono import uncaught, witness
 from unisono.binding import shares_of
 from unisono.call import call
 from unisono.choosing.table import Table, read_table
+from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
-from unisono.collectives.exchange import exchange
 from unisono.collectives.group import Group
-from unisono.collectives.part_broadcast import part_broadcast
-from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
 from unisono.launch import own_cores, ranks_started
@@ -37,25 +37,25 @@ Result = TypeVar("Result")
 
 
 class Resource(Protocol):
-    """Something that is made once for a world, and closed with it."""
+    """Resource that is created once for a world, and closed with it."""
 
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for the work under way, and end."""
 
 
 Made = TypeVar("Made", bound=Resource)
 
-_SPLIT, _TWIN, _ON_ROOT = call("split()"), call("twin()"), call("on_root()")
-_GATHER, _AGREEING, _FREE = call("gather()"), call("agreeing()"), call("free()")
+_SPLIT, _DUP, _CALL_ON_ROOT = call("split()"), call("dup()"), call("call_on_root()")
+_ALL_GATHER_OBJECT, _AGREE_ON_ERRORS, _FREE = call("all_gather_object()"), call("agree_on_errors()"), call("free()")
 
 PATIENCE = 3.0
-"""Seconds within which ranks that fail in the same way are taken to do so."""
+"""Seconds within which all ranks must fail for their failures to count as one."""
 
 
 class World:
-    """A group of ranks: who they are, where they sit, and the collectives among them.
+    """Group of ranks: their numbers, their placement, and the collectives among them.
 
-    It is passed to whatever needs it. All ranks of the group call its collectives, in the same order.
+    A world is passed to the code that needs it. All ranks of the group call its collectives, in the same order.
     """
 
     def __init__(
@@ -63,99 +63,107 @@ class World:
         comm: MPI.Intracomm,
         placement: Placement,
         table: Table,
-        twin: World | None = None,
+        dup: World | None = None,
         watch: Watch | None = None,
         name: str = "world",
         timeout: float = TIMEOUT,
     ) -> None:
-        """A world is watched by the `watch` of the one that it is part of, under a name of its own, or has its own.
+        """Create a world with the `watch` of the world that it is part of, under its own `name`, or with its own watch.
 
-        Its own ends every wait after `timeout` seconds.
+        A watch of its own ends every wait after `timeout` seconds.
         """
-        twin_group = None if twin is None else twin._group
-        self._group: Group = Group(comm, placement, table, twin=twin_group, watch=watch, name=name, timeout=timeout)
+        dup_group = None if dup is None else dup._group
+        self._group: Group = Group(comm, placement, table, dup=dup_group, watch=watch, name=name, timeout=timeout)
         self.name = name
-        """What messages call it."""
+        """Name of the world in messages."""
         self.watch = self._group.watch
-        """What tells of ranks that do not come, in all worlds that are made of this one's ranks; None for one rank."""
+        """Watch that reports missing ranks, in all worlds that are made of this one's ranks; None for one rank."""
         self._parts = 0  # worlds made of this one
-        self._twins: list[World] = []
+        self._dups: list[World] = []
         self._resources: dict[Callable[[World], Resource], Resource] = {}
         self._freed = False
         self._node_world: World | None = None
         self.placement = placement
-        """The ranks of every node, the nodes of every supernode."""
+        """Ranks of every node, and the supernode of every node."""
         self.comm = comm
-        """The MPI communicator of these ranks, for what is not done here."""
+        """MPI communicator of these ranks, for operations that are not provided here."""
         self.table = table
-        """What "auto" chooses by."""
+        """Table by which "auto" chooses."""
         self.rank: int = comm.rank
-        """This rank, 0 to size - 1."""
+        """Number of this rank, 0 to size - 1."""
         self.size: int = comm.size
-        """How many ranks there are."""
+        """Number of ranks."""
         self.node = placement.node_of(self.rank)
-        """The number of the node this rank sits on."""
+        """Number of the node of this rank."""
         self.nodes = len(placement.nodes)
-        """How many nodes there are."""
+        """Number of nodes."""
         self.supernode = placement.supernode_of(self.rank)
-        """The number of the supernode (the nodes under one switch) this rank sits in."""
+        """Number of the supernode (the nodes under one switch) of this rank."""
 
     def allreduce(
         self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
     ) -> torch.Tensor:
         """Reduce `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
 
-        `algorithm` is "auto" (what was measured, or else priced, chooses), "library", or the name of a schedule. `wire`
-        is the form in which messages travel: "float32", "float16" or "bfloat16"; None for the tensor's own. `op` is
-        "sum", "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums are made in float32
-        or wider. Every rank ends with the same bits.
-        Raises TensorError for a dtype, a device or a wire that cannot be carried, UsageError for an unknown algorithm
-        or op, MismatchError when ranks are in different calls.
+        `algorithm` is "auto" (chosen by measurements, or else by predicted cost), "library", or the name of a schedule.
+        `wire` is the number format of the messages: "float32", "float16" or "bfloat16"; None for the tensor's own. `op`
+        is "sum", "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums are computed in
+        float32 or wider. Every rank ends with the same bits.
+        Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm or
+        op, MismatchError when ranks make different calls.
         """
         return allreduce(self._group, tensor, algorithm, wire, op)
 
-    def part_reduce(
+    def reduce_scatter(
         self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
     ) -> torch.Tensor:
-        """Reduce `tensor` over all ranks and return this rank's chunk, flat (reduce-scatter; PCL-DNN 3.4).
+        """Reduce `tensor` over all ranks and return this rank's chunk, flat.
 
-        Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` stays as it is.
+        Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` is not changed. `algorithm`,
+        `wire`, `op` and errors are those of `allreduce`.
         """
-        return part_reduce(self._group, tensor, algorithm, wire, op)
+        return reduce_scatter(self._group, tensor, algorithm, wire, op)
 
-    def part_broadcast(
+    def all_gather(
         self, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
     ) -> torch.Tensor:
-        """Gather every rank's `shard` into everyone's `out`, and return it (all-gather; PCL-DNN 3.4).
+        """Gather every rank's `shard` into `out` on every rank, and return `out`.
 
-        `shard` has the elements that `part_reduce` of a tensor like `out` would give this rank.
+        `shard` has the elements that `reduce_scatter` of a tensor like `out` would give this rank. Any dtype: nothing
+        is reduced. Raises TensorError for a shard that does not fit `out`.
         """
-        return part_broadcast(self._group, shard, out, algorithm, wire)
+        return all_gather(self._group, shard, out, algorithm, wire)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
-        """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
+        """Copy rank `root`'s `tensor` to every rank, in place, and return it: any dtype, shape and stride."""
         return broadcast(self._group, tensor, root, algorithm)
 
     def all_to_all(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
-        """Send chunk d of `tensor`, one of p equal parts, to rank d; return what came, chunk s from rank s."""
+        """Send chunk d of `tensor`, one of p equal parts, to rank d; return the received chunks, chunk s from rank s.
+
+        Any dtype and stride. Raises TensorError where p does not divide the number of elements.
+        """
         return all_to_all(self._group, tensor, algorithm)
 
-    def exchange(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
-        """Send sends[d] to rank d, and fill receives[s] with what rank s sends: any sizes on which both ends agree."""
-        exchange(self._group, sends, receives)
+    def all_to_all_v(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
+        """Send sends[d] to rank d, and fill receives[s] with what rank s sends: any sizes on which both ends agree.
+
+        All tensors have one dtype. Raises TensorError for other arguments, MismatchError where both ends disagree.
+        """
+        all_to_all_v(self._group, sends, receives)
 
     def reduce(self, tensor: torch.Tensor, root: int = 0, op: str = "sum") -> None:
-        """Reduce `tensor` over all ranks into that of rank `root`, in place; on the others it stays as it is."""
+        """Reduce `tensor` over all ranks into rank `root`'s, in place; on the other ranks it is not changed."""
         reduce(self._group, tensor, root, op)
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
+        """Wait until all ranks have reached the barrier."""
         barrier(self._group)
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat, zeroed tensor in memory where an allreduce copies nothing: shared where all ranks are on one node.
+        """Return a flat, zeroed tensor that an allreduce need not copy: in shared memory if all ranks are on one node.
 
-        Called by all ranks with the same arguments. The memory lasts as long as the tensor and what is made of it.
+        Called by all ranks with the same arguments. The memory lasts as long as the tensor and its views.
         """
         return self._group.empty(length, dtype)
 
@@ -163,77 +171,81 @@ class World:
         return f"World(rank={self.rank}, size={self.size}, node={self.node}, nodes={self.nodes})"
 
     def split(self, color: int) -> World:
-        """The world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
+        """Return the world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
         with self._group.library_call(_SPLIT):
             comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
             sites = comm.allgather((self.node, self.supernode))
             placement = place([node for node, _ in sites], [supernode for _, supernode in sites])
             return World(comm, placement, self.table, watch=self.watch, name=self._next_name(f"split {color}"))
 
-    def twin(self) -> World:
-        """A world of the same ranks whose calls meet none of this one's: for a thread of its own.
+    def dup(self) -> World:
+        """Return a world of the same ranks, whose calls are separate from this one's: for a thread of its own.
 
-        It knows the memory that `empty` of this one has given. Made by all ranks together; freed with this one.
+        It knows the memory that `empty` of this world has returned. Created by all ranks together; freed with this
+        world.
         """
-        with self._group.library_call(_TWIN):
-            twin = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("twin"))
-        self._twins.append(twin)
-        return twin
+        with self._group.library_call(_DUP):
+            dup = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("dup"))
+        self._dups.append(dup)
+        return dup
 
     def _next_name(self, kind: str) -> str:
-        """The name of a world that is made of this one: the same on all its ranks, and no other's."""
+        """Return the name of a world that is made of this one: the same on all its ranks, and no other's."""
         self._parts += 1
         return f"{kind} ({self._parts}) of {self.name}"
 
     def node_world(self) -> World:
-        """The world of the ranks on this rank's node; asked for by all ranks together the first time."""
+        """Return the world of the ranks on this rank's node; the first call is made by all ranks together."""
         if self._node_world is None:
             self._node_world = self if self.nodes == 1 else self.split(self.node)
         return self._node_world
 
-    def on_root(self, function: Callable[[], Result]) -> Result:
-        """Call `function` on rank 0 alone; every rank gets what it returns (pickled), or raises what it raised."""
+    def call_on_root(self, function: Callable[[], Result]) -> Result:
+        """Call `function` on rank 0 alone; every rank returns its result (pickled), or raises its error.
+
+        The errors are UnisonoError and OSError.
+        """
         outcome: tuple[Result | None, UnisonoError | OSError | None] = (None, None)
         if self.rank == 0:
             try:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
-        with self._group.library_call(_ON_ROOT):
+        with self._group.library_call(_CALL_ON_ROOT):
             result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
         if failure is not None:
             raise failure
         return result  # type: ignore[return-value]  # None only where `function` returned it
 
-    def on_all(self, function: Callable[[], Result]) -> Result:
-        """Call `function` on every rank, and return what it gives; where it fails on some, all raise the first's error.
+    def call_on_all(self, function: Callable[[], Result]) -> Result:
+        """Call `function` on every rank and return its result; if it fails on some, all raise the first one's error.
 
-        The error is of the same kind and tells the rank; an OSError becomes a UsageError.
+        The error is of the same class and names the rank; an OSError becomes a UsageError.
         """
         result, failure = None, None
         try:
             result = function()
         except (UnisonoError, OSError) as error:
             failure = type(error) if isinstance(error, UnisonoError) else UsageError, str(error)
-        for rank, failed in enumerate(self.gather(failure)):
+        for rank, failed in enumerate(self.all_gather_object(failure)):
             if failed is not None:
                 kind, words = failed
                 raise kind(f"rank {rank}: {words}")
         return result  # type: ignore[return-value]  # None only where `function` returned it
 
-    def gather(self, value: Result) -> list[Result]:
-        """What every rank gives, by rank, on every rank (pickled)."""
-        with self._group.library_call(_GATHER):
+    def all_gather_object(self, value: Result) -> list[Result]:
+        """Return the values of all ranks, by rank, on every rank (pickled)."""
+        with self._group.library_call(_ALL_GATHER_OBJECT):
             return self.comm.allgather(value)
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """Let a UsageError that all ranks raise leave the block on all, told by rank 0 alone.
+    def agree_on_errors(self) -> Iterator[None]:
+        """Let a UsageError that all ranks raise leave the block on all; rank 0 alone reports it.
 
-        When only some ranks raise one, the others may wait for them for ever: then it is told with the rank, and all
-        end with exit code 2.
+        Where only some ranks raise one, the others may wait for them for ever. Then the error is printed with its rank,
+        and all ranks end with exit code 2.
         """
-        with self._group.library_call(_AGREEING):
+        with self._group.library_call(_AGREE_ON_ERRORS):
             agreement = self.comm.Dup()
         try:
             yield
@@ -254,12 +266,12 @@ class World:
         agreement.Free()
 
     def abort(self, code: int = 1, words: str = "") -> None:
-        """End all ranks of the job at once with an exit code that is not 0, after these last words."""
+        """End all ranks of the job at once with an exit code other than 0, after printing `words`."""
         witness.last_words(words)
         self.comm.Abort(code)
 
     def resource(self, make: Callable[[World], Made]) -> Made:
-        """Return what `make` makes of this world: made once, at the first call, by all ranks together.
+        """Return the resource that `make` creates for this world: once, at the first call, by all ranks together.
 
         It is closed before the world is freed.
         """
@@ -268,14 +280,14 @@ class World:
         return self._resources[make]  # type: ignore[return-value]  # it is what `make` has made
 
     def label(self, words: str) -> None:
-        """Have `words` compared between ranks in each call from here on, as a part of it: "" for none."""
+        """Add `words` to each call from here on, as a part of it that ranks compare: "" for none."""
         self._group.label_calls(words)
 
     def free(self) -> None:
-        """Give communicators and memory back, all ranks together; a second time does nothing.
+        """Free communicators and memory, all ranks together; a second call does nothing.
 
         Not needed at the end of a program. Tensors of `empty` stay valid; no other call of the world is. Worlds that
-        were split from this one are then watched no more, unless it has been split from another itself.
+        were split from this one are no longer watched then, unless it has been split from another itself.
         """
         if self._freed:
             return
@@ -284,8 +296,8 @@ class World:
         for resource in reversed(self._resources.values()):
             resource.close()
         self._resources.clear()
-        while self._twins:
-            self._twins.pop().free()
+        while self._dups:
+            self._dups.pop().free()
         if self._node_world is not None and self._node_world is not self:
             self._node_world.free()
         self._group.free()
@@ -296,7 +308,7 @@ class World:
 
 
 class _Freed:
-    """Stands for what a freed world had: any use raises UsageError."""
+    """Placeholder for the attributes of a freed world: any use raises UsageError."""
 
     def __init__(self, world: str) -> None:
         self._words = f"{world} has been freed: make another, by unisono.init() or split(), or free it later"
@@ -309,17 +321,17 @@ class _Freed:
 
 
 def init(table: Path | None = None, timeout: float | None = None) -> World:
-    """The world of all ranks that `mpiexec` or `srun` started; without them, a world of one.
+    """Return the world of all ranks that `mpiexec` or `srun` started; without them, a world of one rank.
 
     `table` is a file that says which schedule serves which size, as `unisono tune` writes it (the format is in
-    `choosing/default.toml`); else the environment's UNISONO_TABLE names one.
-    `timeout` are the seconds after which a rank that waits for others raises StallError; else the environment's
-    UNISONO_TIMEOUT says them, else they are 600.
-    From here on an uncaught exception in the main thread of any rank prints its traceback with the rank and ends all of
-    them (`uncaught.py`), and PyTorch has one thread for each core of the rank's fair share (`binding.py`), unless
+    `choosing/default.toml`); without it, the environment's UNISONO_TABLE names one.
+    `timeout` is the number of seconds after which a rank that waits for others raises StallError; without it, the
+    environment's UNISONO_TIMEOUT, else 600.
+    From here on, an uncaught exception in the main thread of any rank prints its traceback with the rank and ends all
+    ranks (`uncaught.py`). PyTorch has one thread for each core of the rank's fair share (`binding.py`), unless
     OMP_NUM_THREADS says otherwise.
     Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
-    UsageError for a time-out that is no number of seconds above 0.
+    UsageError for a timeout that is no number of seconds above 0.
     """
     world = MPI.COMM_WORLD
     started = ranks_started(os.environ)
@@ -352,7 +364,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
 
 
 def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
-    """The table as rank 0 finds it: all ranks must choose alike."""
+    """Return the table as rank 0 reads it: all ranks must choose alike."""
     outcome: Table | TableError | None = None
     if comm.rank == 0:
         try:
@@ -367,7 +379,7 @@ def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
 
 
 def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
-    """Have somebody look on who says which rank of this node died, when one dies without a word."""
+    """Start a witness for this node, which names the rank that dies without an error message."""
     if comm.size == 1 or witness.called():
         return
     seats = node.gather((comm.rank, os.getpid()), 0)
@@ -380,9 +392,9 @@ def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
 
 
 def _forget_shared_files(node: MPI.Comm) -> None:
-    """Take the names of MPI's own start-up memory out of /dev/shm: all ranks of the node have mapped it.
+    """Unlink MPI's own start-up memory from /dev/shm: all ranks of the node have mapped it.
 
-    MPICH does so only when it ends in peace, so that every killed or aborted job would leave a file behind.
+    MPICH does so only at a regular end, so every killed or aborted job would leave a file behind.
     """
     maps = Path("/proc/self/maps")
     node.Barrier()
@@ -396,9 +408,10 @@ def _forget_shared_files(node: MPI.Comm) -> None:
 
 
 def _forget_launcher_files() -> None:
-    """Take hydra's description of the node's hardware out of /tmp: the ranks have read it when they started.
+    """Remove hydra's description of the node's hardware from /tmp: the ranks have read it when they started.
 
-    Hydra does so at the end, unless it is killed. It is known by its name, its owner and its age: no older than hydra.
+    Hydra removes it at its end, unless it is killed. It is known by its name, its owner and its age: no older than
+    hydra.
     """
     launcher = Path(f"/proc/{os.getppid()}")
     if not launcher.exists() or (launcher / "comm").read_text().strip() != "hydra_pmi_proxy":

@@ -36,9 +36,18 @@ def test_across_nodes_the_cheapest_is_taken_until_something_was_measured(tmp_pat
     assert table.choose("allreduce", apart(8), 100) == Choice("library", "library")
     assert table.choose("allreduce", apart(8), 101) == Choice("pipeline", "messages")
     assert table.choose("allreduce", regular(1, 1, 4), 4) == Choice("flat", "windows")
-    assert table.choose("part_reduce", apart(8), 1 << 20).transport == "messages"
+    assert table.choose("reduce_scatter", apart(8), 1 << 20).transport == "messages"
     assert table.network.uplink_beta == 4e-8
     assert table.supernodes == {"a": 0, "b": 0, "c": 1}
+
+
+def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "table.toml"
+    rows = ("[[part_reduce]]", 'algorithm = "ring"'), ("[[part_broadcast]]", 'algorithm = "direct"')
+    path.write_text("".join(f'{head}\nwhere = "across nodes"\n{algorithm}\n' for head, algorithm in rows))
+    table = read_table(path)
+    assert table.choose("reduce_scatter", apart(8), 100).algorithm == "ring"
+    assert table.choose("all_gather", apart(8), 100).algorithm == "direct"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def test_across_nodes_the_cheapest_is_taken_until_something_was_measured(tmp_pat
             '[[supernode]]\nhosts = ["a"]\n[[supernode]]\nhosts = ["a"]\n[[allreduce]]',
             "supernode 1: host 'a' is in supernode 0 too",
         ),
-        ("[[part_reduce]]", "[[part_reduce]", "Expected"),
+        ("[[reduce_scatter]]", "[[reduce_scatter]", "Expected"),
     ],
 )
 def test_an_edited_table_gets_one_clear_line(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -84,8 +93,8 @@ def test_a_schedule_is_chosen_only_for_what_it_offers(tmp_path: Path) -> None:
     path = tmp_path / "table.toml"
     path.write_text(
         TEXT.replace(
-            '[[part_reduce]]\nwhere = "one node"\nalgorithm = "direct"',
-            '[[part_reduce]]\nwhere = "one node"\nalgorithm = "halving"',
+            '[[reduce_scatter]]\nwhere = "one node"\nalgorithm = "direct"',
+            '[[reduce_scatter]]\nwhere = "one node"\nalgorithm = "halving"',
         )
     )
     with pytest.raises(TableError, match="unknown algorithm 'halving'; there are library, ring, direct"):
@@ -128,7 +137,7 @@ def test_without_a_table_long_payloads_take_little_more_than_the_bound_on_any_ne
     assert simulated(choice.algorithm, real, megabytes << 20, 4) <= 1.15
 
 
-@pytest.mark.parametrize("collective", ["allreduce", "part_reduce", "part_broadcast"])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "all_gather"])
 @pytest.mark.parametrize("ranks", [2, 8, 100])
 def test_without_a_table_short_payloads_go_by_estimated_cost(collective: str, ranks: int) -> None:
     def seconds(name: str) -> float:

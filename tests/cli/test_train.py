@@ -53,7 +53,7 @@ Ended = tuple[subprocess.CompletedProcess[str], Path]
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A short run, made once, and its folder `mine`, which nobody is to change."""
     folder = tmp_path_factory.mktemp("ended")
-    recipe = Path(__file__).parents[2] / "recipes" / "digits.toml"
+    recipe = Path(__file__).parents[2] / "src" / "unisono" / "recipes" / "digits.toml"
     command = [sys.executable, "-m", "unisono", "train", str(recipe), *SHORT, "--run", "mine"]
     environment = launch_environment(os.environ, terminal=False)
     done = run(command, cwd=folder, env=environment)
@@ -303,7 +303,11 @@ class Slow(nn.Sequential):
         return super().forward(inputs)
 def slow(classes, channels): return Slow(nn.Flatten(), nn.Linear(64, classes))
 """)
-    text = (Path(__file__).parents[2] / "recipes/digits.toml").read_text().replace('"small_convnet"', '"nets:slow"')
+    text = (
+        (Path(__file__).parents[2] / "src/unisono/recipes/digits.toml")
+        .read_text()
+        .replace('"small_convnet"', '"nets:slow"')
+    )
     (tmp_path / "mine.toml").write_text(text)
     folder = tmp_path / "mine"
     with long_run(folder, "mine.toml", "--ranks=1") as process:

@@ -41,7 +41,7 @@ def test_a_rank_that_computes_is_named_with_its_line() -> None:
 
 
 def test_what_a_rank_does_that_has_not_come() -> None:
-    assert told(state(6, Wait("twin", 3, "barrier()", 4.0))) == "waits in barrier(), call 3 of twin, at train.py:12"
+    assert told(state(6, Wait("dup", 3, "barrier()", 4.0))) == "waits in barrier(), call 3 of dup, at train.py:12"
     assert told(state(6, ended=True)) == "has ended its program"
     assert told(STOPPED).startswith("is stopped (by SIGSTOP")
     assert told(SILENT) == "gives no sign of life"
@@ -50,15 +50,15 @@ def test_what_a_rank_does_that_has_not_come() -> None:
 
 
 def test_a_wait_in_the_same_world_is_told_first() -> None:
-    waits = Wait("twin", 9, "barrier()", 40.0), Wait("world", 6, "gather()", 1.0)
-    assert told(state(6, *waits)).startswith("waits in gather(), call 6 of world")
+    waits = Wait("dup", 9, "barrier()", 40.0), Wait("world", 6, "all_gather_object()", 1.0)
+    assert told(state(6, *waits)).startswith("waits in all_gather_object(), call 6 of world")
 
 
 def test_who_has_ended_will_never_come() -> None:
     assert is_hopeless(WAIT, state(6, ended=True))
     assert is_hopeless(WAIT, State("", broken=("world",)))
     assert is_hopeless(WAIT, DEAD)
-    assert not any(is_hopeless(WAIT, answer) for answer in (STOPPED, SILENT, state(6), State("", broken=("twin",))))
+    assert not any(is_hopeless(WAIT, answer) for answer in (STOPPED, SILENT, state(6), State("", broken=("dup",))))
 
 
 def test_the_error_says_what_to_do() -> None:

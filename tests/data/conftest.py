@@ -42,9 +42,9 @@ class ThreadWorld:
         self.rank, self.size, self.node, self.nodes = rank, len(board.values), 0, len(board.values)
         self._board, self._boards = board, boards
 
-    on_all = World.on_all
+    call_on_all = World.call_on_all
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         self._board.values[self.rank] = value
         self._board.barrier.wait()
         values = list(self._board.values)
@@ -52,24 +52,24 @@ class ThreadWorld:
         return values
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        come = torch.stack([sent.reshape(self.size, -1)[self.rank] for sent in self.gather(tensor)])
-        self.gather(None)  # nobody changes what another still reads
+        come = torch.stack([sent.reshape(self.size, -1)[self.rank] for sent in self.all_gather_object(tensor)])
+        self.all_gather_object(None)  # nobody changes what another still reads
         return come.reshape(tensor.shape)
 
-    def exchange(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
-        for sent, room in zip(self.gather(sends), receives, strict=True):
+    def all_to_all_v(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
+        for sent, room in zip(self.all_gather_object(sends), receives, strict=True):
             assert sent[self.rank].shape == room.shape, "both ends agree on the size"
             room.copy_(sent[self.rank])
-        self.gather(None)
+        self.all_gather_object(None)
 
     def split(self, color: int) -> ThreadWorld:
-        members = [rank for rank, other in enumerate(self.gather(color)) if other == color]
+        members = [rank for rank, other in enumerate(self.all_gather_object(color)) if other == color]
         board = Board(len(members))
         self._boards.append(board)
-        return ThreadWorld(members.index(self.rank), self.gather(board)[members[0]], self._boards)
+        return ThreadWorld(members.index(self.rank), self.all_gather_object(board)[members[0]], self._boards)
 
     def free(self) -> None:
-        self.gather(None)
+        self.all_gather_object(None)
 
 
 def work_on_ranks(ranks: int, work: Callable[[Any], Result]) -> list[Result]:

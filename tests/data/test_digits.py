@@ -22,7 +22,7 @@ def test_they_are_scikit_learn_s() -> None:
     assert torch.equal(test.labels, torch.from_numpy(labels[::5]))
 
 
-def test_nothing_that_is_held_out_is_trained_on() -> None:
+def test_no_image_of_the_test_set_is_trained_on() -> None:
     data = load()
     train = {image.numpy().tobytes() for image in data.train.inputs}
     assert not train & {image.numpy().tobytes() for image in data.test.inputs}

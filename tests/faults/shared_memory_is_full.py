@@ -36,12 +36,12 @@ def check(world: World) -> None:
         for algorithm in ("auto", "ring", "direct", "hierarchical"):
             result = world.allreduce(every[world.rank].clone(), algorithm)
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-            digests = world.gather(hashlib.sha256(result.numpy().tobytes()).hexdigest())
+            digests = world.all_gather_object(hashlib.sha256(result.numpy().tobytes()).hexdigest())
             assert len(set(digests)) == 1, "the same bits on all ranks"
         start, stop = length * world.rank // world.size, length * (world.rank + 1) // world.size
-        shard = world.part_reduce(every[world.rank])
+        shard = world.reduce_scatter(every[world.rank])
         torch.testing.assert_close(shard, expected[start:stop], rtol=1e-5, atol=1e-5)
-        whole = world.part_broadcast(shard, torch.empty(length))
+        whole = world.all_gather(shard, torch.empty(length))
         torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5)
         rooted = every[world.rank].clone()
         world.reduce(rooted, 1)
@@ -49,7 +49,7 @@ def check(world: World) -> None:
         assert torch.equal(world.broadcast(every[world.rank].clone(), 1), every[1])
         sends = [every[world.rank][: peer + 1] for peer in range(world.size)]
         receives = [torch.empty(world.rank + 1) for _ in range(world.size)]
-        world.exchange(sends, receives)
+        world.all_to_all_v(sends, receives)
         assert all(torch.equal(part, row[: world.rank + 1]) for part, row in zip(receives, every, strict=True))
     world.barrier()
 

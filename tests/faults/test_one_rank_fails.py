@@ -68,7 +68,7 @@ def test_all_killed_at_once() -> None:
 def test_an_error_of_one_rank_is_told_with_the_rank(mpiexec: Run) -> None:
     code = """
 from unisono.errors import RecipeError
-with world.agreeing():
+with world.agree_on_errors():
     if world.rank == 1:
         raise RecipeError("not here")
     while True: world.allreduce(x)

@@ -59,13 +59,13 @@ def flip(path: Path) -> None:
 def test_a_flipped_byte_that_one_rank_reads(unisono: Run, packs: Path) -> None:
     """As a person meets it."""
     flip(packs / "train/stripe-00003.arrow")
-    done = unisono("train", "recipe.toml", "--ranks", "2", "--set", "data.hold=even")
+    done = unisono("train", "recipe.toml", "--ranks", "2", "--set", "data.storage=partitioned")
     one_line(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 
 def test_a_flipped_byte_of_what_ranks_hold_together(on_ranks: Run, packs: Path) -> None:
     flip(packs / "train/stripe-00003.arrow")
-    done = on_ranks("train", "recipe.toml", "--set", "data.hold=whole")
+    done = on_ranks("train", "recipe.toml", "--set", "data.storage=replicated")
     one_line(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 

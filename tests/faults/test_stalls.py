@@ -33,11 +33,11 @@ def run(program: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("world", ["world", "spread"])
-@pytest.mark.parametrize("call", ["allreduce(x)", "gather(1)", "split(0)"])
+@pytest.mark.parametrize("call", ["allreduce(x)", "all_gather_object(1)", "split(0)"])
 def test_a_rank_that_ends_earlier(world: str, call: str) -> None:
-    done = run(f"if world.rank == 0: {world}.{call}\n", 3 if call == "gather(1)" else 2)
+    done = run(f"if world.rank == 0: {world}.{call}\n", 3 if call == "all_gather_object(1)" else 2)
     assert done.returncode != 0
-    assert f"rank 0 of {3 if call == 'gather(1)' else 2} has waited" in done.stderr
+    assert f"rank 0 of {3 if call == 'all_gather_object(1)' else 2} has waited" in done.stderr
     assert "not come: rank 1, which has ended its program" in done.stderr
     assert call.partition("(")[0] in done.stderr
     assert "<string>:11" in done.stderr
@@ -55,7 +55,7 @@ try:
 except StallError as error:
     os.kill(world_pids[1], signal.SIGCONT)
     raise
-""".replace("if world.rank == 1:", "world_pids = world.gather(os.getpid())\nif world.rank == 1:", 1)
+""".replace("if world.rank == 1:", "world_pids = world.all_gather_object(os.getpid())\nif world.rank == 1:", 1)
     )
     assert done.returncode != 0
     assert "s in barrier(), call " in done.stderr
@@ -66,14 +66,14 @@ except StallError as error:
 
 def test_ranks_that_wait_for_each_other_in_two_worlds() -> None:
     done = run("""
-one, two = world.twin(), world.twin()
+one, two = world.dup(), world.dup()
 if world.rank:
     one.barrier()
 else:
     two.barrier()
 """)
     assert done.returncode != 0
-    one, two = (f"barrier(), call 1 of twin ({number}) of world" for number in (1, 2))
+    one, two = (f"barrier(), call 1 of dup ({number}) of world" for number in (1, 2))
     assert f"in {two}, at <string>:16; not come: rank 1, which waits in {one}, at <string>:14" in done.stderr
     assert f"in {one}, at <string>:14; not come: rank 0, which waits in {two}, at <string>:16" in done.stderr
     assert "StallError" in done.stderr

@@ -86,7 +86,7 @@ def packs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             pack(source, folder / part, Way(stripes=3), 1, lambda: None)
         return folder
 
-    return request.config.stash[_WORLD].on_root(make)
+    return request.config.stash[_WORLD].call_on_root(make)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,7 @@ from unisono.world import World
 
 
 def test_who_and_where(world: World) -> None:
-    assert world.gather(world.rank) == list(range(world.size))
+    assert world.all_gather_object(world.rank) == list(range(world.size))
     assert (world.node, world.nodes, world.supernode) == (0, 1, 0)
     assert world.placement.nodes == (tuple(range(world.size)),)
     assert repr(world) == f"World(rank={world.rank}, size={world.size}, node=0, nodes=1)"
@@ -27,7 +27,7 @@ def test_split(world: World) -> None:
 
 def test_what_is_moved_and_reduced(world: World) -> None:
     receives = [torch.zeros(rank + 1) for rank in range(world.size)]
-    world.exchange([torch.full((world.rank + 1,), float(rank)) for rank in range(world.size)], receives)
+    world.all_to_all_v([torch.full((world.rank + 1,), float(rank)) for rank in range(world.size)], receives)
     assert [part.tolist() for part in receives] == [[float(world.rank)] * (rank + 1) for rank in range(world.size)]
     tensor = torch.tensor([world.rank])
     world.reduce(tensor, world.size - 1, "maximum")
@@ -37,7 +37,7 @@ def test_what_is_moved_and_reduced(world: World) -> None:
 
 
 def test_what_the_root_does_all_get(world: World) -> None:
-    assert world.on_root(lambda: {"rank": world.rank}) == {"rank": 0}
+    assert world.call_on_root(lambda: {"rank": world.rank}) == {"rank": 0}
 
 
 def test_what_the_root_fails_at_all_raise(world: World) -> None:
@@ -45,14 +45,14 @@ def test_what_the_root_fails_at_all_raise(world: World) -> None:
         raise CheckpointError(f"on {world.rank}")
 
     with pytest.raises(CheckpointError, match="on 0"):
-        world.on_root(fail)
+        world.call_on_root(fail)
     with pytest.raises(OSError, match="No such file"):
-        world.on_root(Path("/nowhere/at/all").read_text)
+        world.call_on_root(Path("/nowhere/at/all").read_text)
 
 
 def test_what_each_rank_does_each_has(world: World) -> None:
-    assert world.on_all(lambda: {"rank": world.rank}) == {"rank": world.rank}
-    assert world.on_all(lambda: None) is None
+    assert world.call_on_all(lambda: {"rank": world.rank}) == {"rank": world.rank}
+    assert world.call_on_all(lambda: None) is None
 
 
 def test_what_one_rank_fails_at_all_raise(world: World) -> None:
@@ -64,8 +64,8 @@ def test_what_one_rank_fails_at_all_raise(world: World) -> None:
         return world.rank
 
     with pytest.raises(PackError, match=f"^rank {last}: no room$"):
-        world.on_all(fail)
-    assert world.on_all(lambda: world.rank) == world.rank, "all have come out of it"
+        world.call_on_all(fail)
+    assert world.call_on_all(lambda: world.rank) == world.rank, "all have come out of it"
 
 
 def test_where_several_fail_all_raise_what_the_first_of_them_raised(world: World) -> None:
@@ -76,9 +76,9 @@ def test_where_several_fail_all_raise_what_the_first_of_them_raised(world: World
             raise (PackError if world.rank == first else CheckpointError)(f"on {world.rank}")
 
     with pytest.raises(PackError, match=f"^rank {first}: on {first}$"):
-        world.on_all(fail)
+        world.call_on_all(fail)
     with pytest.raises(UsageError, match=r"^rank 0: .*No such file") as caught:
-        world.on_all(Path("/nowhere/at/all").read_text)
+        world.call_on_all(Path("/nowhere/at/all").read_text)
     assert caught.type is UsageError
 
 
@@ -100,7 +100,7 @@ def test_each_rank_has_its_share_of_threads(world: World) -> None:
     sizes = [real // world.size + (number < real % world.size) for number in range(world.size)]
     expected = [max(1, size - (size >= MANY and world.size > 1)) for size in sizes]
     if "OMP_NUM_THREADS" not in os.environ:  # and all may use the same cores here
-        assert sorted(world.gather(torch.get_num_threads())) == sorted(expected)
+        assert sorted(world.all_gather_object(torch.get_num_threads())) == sorted(expected)
 
 
 def test_ranks_that_have_unlike_numbers_of_cores_meet(world: World) -> None:

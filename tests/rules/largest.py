@@ -16,7 +16,7 @@ SHARE = 0.05
 def exchange_largest(replica: Replica, task: Task, world: Any) -> None:
     sums = replica.sums(task.key)
     largest = sums.abs().topk(max(1, int(len(sums) * SHARE))).indices
-    everyone = world.gather((largest, sums[largest]))
+    everyone = world.all_gather_object((largest, sums[largest]))
     sums.zero_()
     for indices, values in everyone:
         sums.index_add_(0, indices, values)

@@ -69,8 +69,8 @@ def test_what_is_offered() -> None:
     offers = {goal: {name for name, offered in OFFERED if offered is goal} for goal in Goal}
     assert offers == {
         Goal.ALLREDUCE: set(names()),
-        Goal.PART_REDUCE: {"ring", "direct"},
-        Goal.PART_BROADCAST: {"ring", "direct"},
+        Goal.REDUCE_SCATTER: {"ring", "direct"},
+        Goal.ALL_GATHER: {"ring", "direct"},
         Goal.BROADCAST: {"tree", "pipeline"},
         Goal.ALL_TO_ALL: {"direct"},
     }

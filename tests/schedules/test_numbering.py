@@ -1,5 +1,5 @@
 from unisono.placement import apart, place, regular
-from unisono.schedules.direct import direct, part_reduce
+from unisono.schedules.direct import direct, reduce_scatter
 from unisono.schedules.numbering import neighbours, renumber, round_robin
 from unisono.schedules.verify import Goal, verify
 
@@ -13,5 +13,5 @@ def test_orders() -> None:
 
 def test_a_renumbered_algorithm_reaches_the_same_goal() -> None:
     verify(renumber(direct, (2, 0, 3, 1)), 4)
-    verify(renumber(part_reduce, (2, 0, 3, 1), chunks_too=True), 4, Goal.PART_REDUCE)
+    verify(renumber(reduce_scatter, (2, 0, 3, 1), chunks_too=True), 4, Goal.REDUCE_SCATTER)
     assert renumber(direct, range(4)) is direct

@@ -82,7 +82,7 @@ def test_a_chunk_of_two_lanes() -> None:
 
 
 def test_parts_need_a_chunk_for_each_rank() -> None:
-    refused(find("flat", apart(4)).allreduce, "needs 4 chunks", ranks=4, goal=Goal.PART_REDUCE)
+    refused(find("flat", apart(4)).allreduce, "needs 4 chunks", ranks=4, goal=Goal.REDUCE_SCATTER)
 
 
 def test_ranks_that_differ_in_shape() -> None:

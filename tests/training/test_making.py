@@ -24,7 +24,7 @@ HERE = machine(processor().name)
 class Alone:
     """A world of one rank."""
 
-    def on_root(self, function: Callable[[], Any]) -> Any:
+    def call_on_root(self, function: Callable[[], Any]) -> Any:
         return function()
 
 

@@ -19,7 +19,7 @@ from unisono.training.recipe import (
     to_dict,
 )
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"
 
 
@@ -38,7 +38,7 @@ def test_every_recipe_is_understood(path: Path) -> None:
     assert recipe.training.batch >= recipe.ranks
     made = "unisono pack" in path.read_text()
     assert made == bool(recipe.data.pack), "it says how its pack is made"
-    assert f"unisono train recipes/{path.name}" in path.read_text()
+    assert f"unisono train {path.stem}" in path.read_text()
 
 
 def test_a_recipe_survives_toml(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("rule.overlp=chain", "unknown key rule.overlp; did you mean rule.overlap?"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
-        ("data.hold=odd", "data.hold = 'odd'; it is one of even, whole"),
+        ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated"),
         ("data.groups=0", "data.groups = 0, but it has to be at least 1"),
         ("data.size=-1", "data.size = -1, but it has to be at least 0"),
         ("data.size=32.5", "data.size = 32.5 is not a whole number"),
@@ -126,7 +126,11 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         ([], 65, "65 ranks share batches of 64 samples"),
         (["training.batch=1438"], 1, "digits has 1437 samples"),
         (["data.name=mnist"], 1, "data.name = 'mnist'; there are digits"),
-        (["data.hold=whole", "data.groups=2"], 2, 'data.groups = 2, but with data.hold = "whole" each node has a copy'),
+        (
+            ["data.storage=replicated", "data.groups=2"],
+            2,
+            'data.groups = 2, but with data.storage = "replicated" each node has a copy',
+        ),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),
         (["model.name=nowhere:"], 1, "a network of your own is named module:function"),
@@ -199,3 +203,6 @@ def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
     (tmp_path / "old.toml").write_text('[exchange]\nembedding = "funnel"\nwire = "float16"\n')
     recipe = read_recipe(tmp_path / "old.toml")
     assert (recipe.rule.overlap, recipe.exchange.wire) == ("funnel", "float16")
+    (tmp_path / "old.toml").write_text('[data]\nhold = "whole"\nsize = 32\n')
+    recipe = read_recipe(tmp_path / "old.toml")
+    assert (recipe.data.storage, recipe.data.size) == ("replicated", 32)

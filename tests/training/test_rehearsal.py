@@ -20,7 +20,7 @@ class Others:
     def __init__(self, measured: dict[str, dict[str, float]]) -> None:
         self._measured = measured
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         return [value, self._measured]
 
 

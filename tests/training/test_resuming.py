@@ -55,7 +55,7 @@ class Alone:
 
     rank = 0
 
-    def on_root(self, function: Callable[[], Any]) -> Any:
+    def call_on_root(self, function: Callable[[], Any]) -> Any:
         return function()
 
 

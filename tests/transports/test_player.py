@@ -37,13 +37,13 @@ def test_allreduce(name: str, ranks: int, length: int) -> None:
             np.testing.assert_array_equal(payload, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if find(name, apart(2)).part_reduce])
+@pytest.mark.parametrize("name", [name for name in names() if find(name, apart(2)).reduce_scatter])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_halves(name: str, ranks: int) -> None:
     length, family = 1009, find(name, apart(ranks))
     payloads = contributions(length, ranks, np.dtype(np.float32))
     expected = np.sum(payloads, axis=0)
-    for algorithm in (family.part_reduce, family.part_broadcast):
+    for algorithm in (family.reduce_scatter, family.all_gather):
         programs = [algorithm(rank, ranks) for rank in range(ranks)]
         parts = lambda chunks: cut(length, chunks, 100, chunk_major=True)  # noqa: E731
         play_all(programs, parts, payloads, arithmetic_of(torch.float32))

@@ -1,1 +1,1 @@
-"""Measures what is here beside its peers and its bounds, in one run, interleaved."""
+"""Benchmarks of Unisono beside its peers and its bounds, in one run, interleaved."""

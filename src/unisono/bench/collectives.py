@@ -1,4 +1,4 @@
-"""Every algorithm, the MPI library, gloo and the bound, at every size, on the ranks it is given."""
+"""Times the allreduce of every algorithm, the MPI library, gloo and the bound, at every size, on a world's ranks."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from unisono.tuning.trials import times
 from unisono.world import World
 
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
-"""Bytes."""
+"""Payloads in bytes."""
 
 FEWEST, MOST = 3, 31
-"""Trials of each contender."""
+"""Fewest and most trials of each contender."""
 
 BUDGET = 8.0
-"""Seconds for a size, beyond the fewest trials of each."""
+"""Seconds of trials for a size, beyond the fewest trials of each contender."""
 
 AUTO, LIBRARY, GLOO, COPY = "auto", "MPI library", "gloo", "copy"
-"""Contenders beside the algorithms; `copy` is the bound on one node."""
+"""Contenders in addition to the algorithms; `copy` is the bound on one node."""
 
 ON_TENSOR = "MPI library, tensor"
-"""The library on a tensor's memory, as who has tensors calls it; the other is given an array made beforehand."""
+"""The library on a tensor's memory, as programs with tensors call it; LIBRARY uses an array made beforehand."""
 
 SHORT = 64 << 10
-"""Bytes up to which that makes a difference."""
+"""Bytes up to which a tensor's overhead matters, so that ON_TENSOR is timed too."""
 
 WIRES = ("bfloat16", "float16")
 
@@ -50,10 +50,11 @@ def measure(
     rate: float | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Time the allreduce of float32 tensors, in place, all ranks together.
+    """Time the allreduce of float32 tensors, in place, all ranks together. Return the results as data for JSON.
 
-    `algorithms` are those that are timed; None for all that are worth it. `rate` is what a node's link carries, bits a
-    second, if that is known; else what was measured is taken for the bound. Sizes are in bytes.
+    `sizes` are in bytes. `algorithms` are the ones to time; None for all that are worth it. `rate` is the speed of a
+    node's link in bits per second, if known; otherwise the bound uses the table's measured speed. `say` gets a line for
+    each size.
     """
     chosen = list(algorithms) if algorithms is not None else _algorithms(world)
     found: dict[str, Any] = {
@@ -87,7 +88,7 @@ def measure(
 
 
 def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str, Callable[[], object]]:
-    """What is timed: each call sums zeros over all ranks, in place."""
+    """Return the calls to time, by name: each sums zeros over all ranks, in place."""
     count = nbytes // 4
     here, gloo, library = torch.zeros(count), torch.zeros(count), np.zeros(count, np.float32)
     calls: dict[str, Callable[[], object]] = {
@@ -113,7 +114,7 @@ def _algorithms(world: World) -> list[str]:
 
 
 def _simulated(world: World, name: str, nbytes: int) -> float | None:
-    """What was predicted for a schedule by messages, in microseconds."""
+    """Return the predicted time of a schedule by messages, in microseconds; None where there is no prediction."""
     if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, ON_TENSOR, GLOO):
         return None
     try:
@@ -129,7 +130,7 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
 
 @contextmanager
 def _gloo(world: World) -> Iterator[None]:
-    """gloo between the same ranks, over the interface by which the other nodes reach rank 0."""
+    """Start gloo between the same ranks, over the interface by which other nodes reach rank 0; stop it at the end."""
     store, address = store_of(world)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(address)))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)

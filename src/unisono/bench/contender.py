@@ -1,4 +1,4 @@
-"""One way of making a network's training steps, in a process of its own: it has its own environment and memory.
+"""One way of making a network's training steps, in a process with its own environment and memory.
 
     stock      float32, channels first, as a model is that nobody has changed
     tuned      channels last, bfloat16 by autocast where the processor is made for it: what a careful user would write
@@ -6,11 +6,11 @@
     ours       in that environment, products in the same number format, channels last, each convolution by its best way;
                response norms stay in that format, which autocast computes in float32
 
-A step is forward, loss, backward and SGD with momentum, on random pictures. All start with the same weights.
+A step is forward, loss, backward and SGD with momentum, on random images. All start with the same weights.
 
-Started as  python -m unisono.bench.contender NETWORK CONTENDER BATCH.  The first line that comes has what is measured
-of ways; each further one asks for a step. The answer is a line of JSON: what the step took, and the most memory that
-the process had in it. At the end it says what it has measured of ways.
+Started as  python -m unisono.bench.contender NETWORK CONTENDER BATCH.  The first input line holds the timings of ways
+known so far; each further line requests a step. The answer is a line of JSON: the step's seconds, and the peak memory
+of the process in it. When the input ends, it prints the timings of ways that it has measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from unisono.training.loss import classification_loss
 STOCK, TUNED, KEPT, OURS = "stock", "tuned", "kept", "ours"
 CONTENDERS = (STOCK, TUNED, KEPT, OURS)
 KEEPING = (KEPT, OURS)
-"""Those whose memory is kept from step to step."""
+"""Contenders whose memory is kept from step to step."""
 
 SHAPES = {
     "overfeat_fast": (3, 231, 231),
@@ -47,13 +47,13 @@ SHAPES = {
     **{f"resnet{layers}": (3, 32, 32) for layers in CIFAR_LAYERS},
     "cd_dnn": (440,),
 }
-"""Of a sample, where it is not a picture of 224 x 224."""
+"""Shape of a sample, for networks that do not take images of 224 x 224."""
 
 CLASSES = 1000
 
 
 def shape_of(name: str, batch: int, size: int = 0) -> tuple[int, ...]:
-    """The shape of a network's inputs, as its paper has them, or `size` pixels across."""
+    """Return the shape of a network's inputs, as in its paper, or with images of `size` x `size` pixels."""
     shape = SHAPES.get(name, (3, 224, 224))
     return (batch, *shape) if not size or len(shape) == 1 else (batch, shape[0], size, size)
 
@@ -71,7 +71,7 @@ class Contender:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
 
     def step(self) -> float:
-        """Make a step; its seconds."""
+        """Make a step. Return its seconds."""
         begun = time.perf_counter()
         with self.within():
             loss = classification_loss(self.model(self.inputs), self.labels)
@@ -82,7 +82,7 @@ class Contender:
 
 
 def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Contender:
-    """A network as one of the contenders has it."""
+    """Return a network as one of the contenders runs it."""
     torch.manual_seed(0)
     shape = shape_of(name, batch)
     model = make_network(name, "", CLASSES, shape[1])
@@ -100,7 +100,7 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
 
 
 def serve(name: str, contender: str, batch: int) -> None:
-    """Make a step for each line on standard input but the first, and answer on standard output."""
+    """Make a step for each line on standard input except the first, and answer on standard output."""
     plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
     one = make(name, contender, batch, plan)
     for number, _ in enumerate(sys.stdin):
@@ -113,12 +113,12 @@ def serve(name: str, contender: str, batch: int) -> None:
 
 
 def forget_peak() -> None:
-    """From here on `peak_bytes` counts anew (Linux: proc_pid_clear_refs)."""
+    """Reset the peak that `peak_bytes` returns (Linux: proc_pid_clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had at once."""
+    """Return the peak resident memory of this process, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "Linux tells it"
     return 1024 * int(found[1])

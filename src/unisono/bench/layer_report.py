@@ -19,7 +19,7 @@ SHORT = {Pass.FORWARD.value: "forward", Pass.INPUT.value: "inputs'", Pass.WEIGHT
 
 
 def as_data(rows: Sequence[Row], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
-    """All that was measured, for JSON: seconds, operations, bytes."""
+    """Return all measurements as data for JSON: seconds, operations, bytes."""
     return {
         **about,
         "peak": asdict(peak),
@@ -36,7 +36,7 @@ def as_data(rows: Sequence[Row], peak: Peak, about: Mapping[str, Any]) -> dict[s
 
 
 def medians(rows: Sequence[Row], peak: Peak) -> dict[str, float]:
-    """For each pass the median convolution's share of its bound."""
+    """Return, for each pass, the share of the bound that the median convolution reaches."""
     found = {}
     for which in Pass:
         shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.which == which.value]
@@ -46,7 +46,7 @@ def medians(rows: Sequence[Row], peak: Peak) -> dict[str, float]:
 
 
 def as_table(rows: Sequence[Row], peak: Peak) -> Table:
-    """A line for each pass of each layer, and the sums of each kind."""
+    """Return a table with a line for each pass of each layer."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("layer", "kind", "pass"):
         table.add_column(name, no_wrap=True)
@@ -61,7 +61,7 @@ def as_table(rows: Sequence[Row], peak: Peak) -> Table:
 
 
 def sums(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Seconds of each kind of layer and of each pass, the longest first."""
+    """Return the seconds of each kind of layer and pass, the longest first."""
     found: dict[str, float] = {}
     for row in rows:
         name = f"{row.kind}, {SHORT[row.which]}"
@@ -70,7 +70,7 @@ def sums(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 
 def plot(rows: Sequence[Row], peak: Peak, title: str, path: Path) -> None:
-    """Draw a bar for each layer and pass: its milliseconds, and its bound within."""
+    """Draw a bar for each layer and pass: its milliseconds, with its bound inside."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
 
     names = list(dict.fromkeys(row.layer for row in rows))

@@ -2,12 +2,12 @@
 
     model ─ shapes, without computing ─▶ layers ─ each pass by itself, on random numbers ─▶ rows
 
-Layers of the same sizes are measured once. A bound is the longer of what its operations take at the measured peak of
-products, and of what its inputs, outputs and weight take at the measured rate of memory. A way that needs fewer
-operations than it stands for can be faster than the bound of products; they are counted as a plain sum makes them.
+Layers of the same sizes are measured once. A bound is the longer of two times: that of the operations at the measured
+peak of products, and that of inputs, outputs and weight at the measured rate of memory. Operations are counted as in a
+plain sum, so a way that needs fewer can be faster than the bound of products.
 
-Layers are modules without modules in them. What a network calls between them (`torch.cat`, the sum of a short cut) is
-not seen; of a convolution and a wide layer it is the product, without its bias and the rounding of its weight.
+Layers are modules without submodules. Calls between them (`torch.cat`, the sum of a residual) are not measured. Of a
+convolution and a wide layer only the product is, without its bias and the rounding of its weight.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from unisono.compute.precision import products_in
 from unisono.errors import UsageError
 
 TIMED = 3
-"""Times each pass is timed."""
+"""Timed repetitions of each pass."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a model, and what it reads and writes."""
+    """A layer of a model, with the shapes of its inputs and outputs."""
 
     name: str
     module: nn.Module
@@ -52,22 +52,22 @@ class Row:
 
     layer: str
     kind: str
-    """The module's class."""
+    """Name of the module's class."""
     which: str
     seconds: float
     operations: int
-    """0 for what only reads and writes."""
+    """Additions and multiplications; 0 for layers that only read and write."""
     least_bytes: int
     way: str
-    """Of a convolution."""
+    """Name of the way that computes a convolution; empty for other layers."""
 
     def share_of_bound(self, peak: Peak) -> float:
-        """The bound over the time: 1 at the bound."""
+        """Return the bound over the time: 1 at the bound."""
         return peak.least_seconds(self.operations, self.least_bytes) / self.seconds
 
 
 def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
-    """The layers that compute something of inputs of this shape, in the order in which they do.
+    """Return the layers that compute something for inputs of this shape, in the order in which they run.
 
     Raises UsageError where the model refuses such inputs.
     """
@@ -95,9 +95,9 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
 def measure_layers(
     layers: list[Layer], plan: ConvolutionPlan, dtype: torch.dtype, say: Callable[[str], None]
 ) -> list[Row]:
-    """Time the passes of each layer, its products in `dtype`; the first layer's inputs need no gradient.
+    """Time the passes of each layer, with products in `dtype`; the first layer's inputs need no gradient.
 
-    Raises UsageError for a layer that cannot be computed so.
+    Raises UsageError for a layer that cannot be computed in `dtype`.
     """
     rows: list[Row] = []
     known: dict[Any, list[Row]] = {}
@@ -189,7 +189,7 @@ def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def median_of(work: Callable[[], object]) -> float:
-    """Median seconds of something, after it was done once."""
+    """Return the median seconds of `work`, after one untimed call."""
     work()
     seconds = []
     for _ in range(TIMED):

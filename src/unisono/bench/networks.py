@@ -1,6 +1,6 @@
-"""Training steps of the seeds' networks: pictures a second and memory, ours beside stock PyTorch (swCaffe's table 3).
+"""Training steps of the papers' networks: images a second and memory, ours beside stock PyTorch (swCaffe's table 3).
 
-Each contender (`contender.py`) is a process of its own; they make their steps by turns, while the others wait.
+Each contender (`contender.py`) is a separate process; they make their steps in turn, while the others wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.errors import UsageError
 from unisono.launch import MEMORY
 
 UNCOUNTED = 5
-"""First steps, in which ways are tried and memory is taken, until what is freed fits what is asked for."""
+"""First steps, which are not counted: ways are tried and memory is taken, until freed blocks fit new requests."""
 
 
 class Started:
@@ -47,12 +47,12 @@ class Started:
             self._process.kill()
 
     def step(self) -> dict[str, float]:
-        """Have it make a step: `seconds`, and `peak_bytes` of its memory."""
+        """Request a step. Return its `seconds`, and `peak_bytes` of the process's memory."""
         self._say("")
         return self._answer()
 
     def plan(self) -> dict[str, Any]:
-        """The ways that it has measured; this is its end."""
+        """End the process. Return the timings of ways that it has measured."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._answer()
@@ -75,9 +75,9 @@ class Started:
 def measure_networks(
     names: Sequence[str], batch: int, steps: int, plan: ConvolutionPlan, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """For each network and contender the seconds of `steps` steps, and the most memory in one.
+    """Return the seconds of `steps` steps and the peak memory of a step, for each network and contender.
 
-    Some steps before are not counted. What is measured of ways is put into `plan`.
+    The first UNCOUNTED steps are not counted. Timings of ways are added to `plan`.
     """
     found = []
     for name in names:
@@ -101,7 +101,7 @@ def measure_networks(
 
 
 def as_markdown(found: Sequence[dict[str, Any]]) -> str:
-    """Pictures a second of each contender, median and range, what ours is beside the others, and their memory."""
+    """Return a table: images a second of each contender, median and range, ratios of ours to the others, and memory."""
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
     head = ["network", "batch", *CONTENDERS, *beside, *memory]

@@ -1,11 +1,11 @@
-"""What the processor reaches at large, measured here and now: the bounds that layers are held beside.
+"""Peak speed of the processor on large work, measured here: the bounds that layers are compared with.
 
 products   the best of large matrix products, one square and one tall, and a       operations a second
            convolution of the library's, which goes by blocks that fit the caches
 memory     a copy of more than the caches hold                                     bytes a second, read and written
 
-A layer can be above them a little: its numbers may lie in the cache, or the clock be higher in that moment; and what is
-written in place needs no line of memory read for it.
+A layer can exceed them a little: its numbers may lie in the cache, or the clock may be higher at that moment. Writes in
+place read no line of memory first.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ import torch
 from torch.nn import functional
 
 PRODUCTS = ((2048, 2048, 2048), (16384, 512, 512))
-"""Rows, sums, columns."""
+"""Sizes of the products: rows, terms of each sum, columns."""
 
 CONVOLVED = (8, 64, 56)
-"""Samples, channels, pixels across of the 3 x 3 convolution."""
+"""Samples, channels, height and width in pixels of the 3 x 3 convolution."""
 
 COPIED = 256 << 20
-"""Bytes that are copied."""
+"""Bytes of the copy."""
 
 ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What a large product and a large copy reach."""
+    """Speed of a large product and of a large copy."""
 
     operations_per_second: float
     bytes_per_second: float
 
     def least_seconds(self, operations: float, least_bytes: float) -> float:
-        """The bound of something that computes and moves so much."""
+        """Return the least seconds for so many operations and bytes moved."""
         return max(operations / self.operations_per_second, least_bytes / self.bytes_per_second)
 
     def by_memory(self, operations: float, least_bytes: float) -> bool:
-        """Whether the memory is the bound."""
+        """Return True where memory is the bound."""
         return least_bytes / self.bytes_per_second > operations / self.operations_per_second
 
 
 def measure_peak(dtype: torch.dtype) -> Peak:
-    """The peak of products in `dtype`, and of copies."""
+    """Return the peak of products in `dtype`, and of copies."""
     products = max(*(_product(*sizes, dtype) for sizes in PRODUCTS), _convolution(*CONVOLVED, dtype))
     source = torch.ones(COPIED // 4)
     target = torch.empty_like(source)
@@ -54,14 +54,14 @@ def measure_peak(dtype: torch.dtype) -> Peak:
 
 
 def _product(rows: int, between: int, columns: int, dtype: torch.dtype) -> float:
-    """Operations a second, the second matrix turned, as a layer's weight is."""
+    """Return operations a second of a product; the second matrix is transposed, as a layer's weight is."""
     left, right = torch.randn(rows, between).to(dtype), torch.randn(columns, between).to(dtype)
     product = torch.empty(rows, columns, dtype=dtype)
     return 2 * rows * between * columns / fastest(lambda: torch.mm(left, right.t(), out=product))
 
 
 def _convolution(samples: int, channels: int, size: int, dtype: torch.dtype) -> float:
-    """Operations a second."""
+    """Return operations a second of the library's 3 x 3 convolution."""
     inputs, weight = (
         torch.randn(samples, channels, size, size).to(dtype),
         torch.randn(channels, channels, 3, 3).to(dtype),
@@ -73,7 +73,7 @@ def _convolution(samples: int, channels: int, size: int, dtype: torch.dtype) -> 
 
 
 def fastest(work: Callable[[], object]) -> float:
-    """The least seconds of several attempts."""
+    """Return the least seconds of several attempts."""
     seconds = []
     for _ in range(1 + ATTEMPTS):
         begun = time.perf_counter()

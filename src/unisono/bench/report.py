@@ -1,4 +1,4 @@
-"""What the benchmark of the collectives has found, as a table and as a plot."""
+"""Results of the benchmark of collectives, as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from unisono.bench.collectives import AUTO, COPY, GLOO, LIBRARY
 
 BORDER = 256 << 10
-"""Bytes up to which a payload is short in the plot."""
+"""Bytes up to which a payload counts as short in the plot."""
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """A Markdown table: milliseconds of each contender by size, and what `auto` is beside its peers and the bound."""
+    """Return a Markdown table: milliseconds of each contender by size, and ratios of `auto` to peers and bound."""
     names = list(found["sizes"][0]["contenders"])
     lines = [
         f"{found['ranks']} ranks on {found['nodes']} nodes in {found['supernodes']} supernodes, {found['library']}; "
@@ -33,7 +33,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def simulated(found: Mapping[str, Any], smallest: int = 1 << 20) -> list[tuple[str, int, float]]:
-    """(algorithm, bytes, simulated / measured) for payloads of `smallest` bytes or more."""
+    """Return (algorithm, bytes, simulated / measured) for payloads of `smallest` bytes or more."""
     return [
         (name, row["bytes"], entry["simulated_us"] / entry["median_us"])
         for row in found["sizes"]
@@ -44,7 +44,7 @@ def simulated(found: Mapping[str, Any], smallest: int = 1 << 20) -> list[tuple[s
 
 
 def bound_of(row: Mapping[str, Any]) -> float | None:
-    """Microseconds that a size takes at least: by the links, or on one node by the memory."""
+    """Return the least microseconds for a size: by the links, or on one node by the memory; None where unknown."""
     if row["bound_us"] is not None:
         return float(row["bound_us"])
     copy = row["contenders"].get(COPY)
@@ -52,7 +52,7 @@ def bound_of(row: Mapping[str, Any]) -> float | None:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Draw milliseconds of the short payloads, and time over the bound of the long ones; the ending says the format."""
+    """Draw milliseconds of short payloads, and time over the bound of long ones; the file's suffix sets the format."""
     from matplotlib import colormaps  # noqa: PLC0415 - only who draws needs it
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -89,6 +89,6 @@ def _long(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _height(row: Mapping[str, Any], name: str, end: str, bounded: bool) -> float:
-    """Milliseconds, or times the bound."""
+    """Return milliseconds, or a multiple of the bound."""
     took = float(row["contenders"][name][end])
     return took / (bound_of(row) or 1.0) if bounded else took / 1e3

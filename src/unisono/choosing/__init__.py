@@ -1,1 +1,1 @@
-"""Which schedule serves which size: by a table in a file that a person can read and edit, or by price."""
+"""Choice of a schedule by payload size: from a readable and editable table in a file, or by predicted time."""

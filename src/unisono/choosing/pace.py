@@ -1,9 +1,9 @@
-"""How a payload goes over the network: in pieces of what size, how many at once, and how often a rank looks.
+"""Pace of a payload over the network: size of a piece, number of pieces under way, and polling interval of a rank.
 
     steady: always the same one or two    ▶ rank ▶      a connection does not flood itself: longer pieces, many at once
     others: from here, then from there   ▶▶▶ rank       together they can flood the switch: short pieces, few at once
 
-A piece costs a rank the same whatever its size, and looking costs too: both are taken from the network's training.
+Each piece costs a rank processor time, regardless of its size, and so does polling: time that the training lacks.
 In the lab (8 hosts on 200 Mbit/s, 2 cores for all), halving with twice as many pieces at once took six times as long.
 """
 
@@ -15,40 +15,40 @@ from unisono.network import Network
 from unisono.schedules.schedule import Program
 
 PIECE_SECONDS = 2.5e-3
-"""What a piece takes on a link: small ones keep links busy between rounds."""
+"""Target for the seconds that a piece takes on a link: small pieces keep links busy between rounds."""
 
 PIECES = 16 << 10, 512 << 10
-"""Bytes of the smallest and the largest piece."""
+"""Sizes of the smallest and the largest piece in bytes."""
 
 UNMEASURED_PIECE = 256 << 10
-"""Bytes of the largest piece where nothing was measured: longer ones keep slow links waiting; fast ones lose little."""
+"""Largest piece in bytes on an unmeasured network: longer ones keep slow links waiting; fast links lose little."""
 
 TURNS = 64
-"""A long payload's pieces may be larger, as long as there are so many: the last one goes alone."""
+"""Number of pieces that a long payload keeps when its pieces are made larger: the last one travels alone."""
 
 AT_ONCE = 8, 16
-"""Pieces that go through a schedule at once, and where the schedule is steady."""
+"""Pieces under way at once in a schedule, and in a steady schedule."""
 
 LANDING = 32 << 20
-"""Bytes that may land at a rank at once, to be reduced: all the memory that an exchange takes."""
+"""Bytes that a rank may receive at once to be reduced: all buffer memory of a collective."""
 
 NAPS = 1e-4, 2e-3
-"""Seconds that a rank sleeps between two looks at most: the longer for what takes twice as long on a link."""
+"""Range of the longest sleep between polls in seconds; in a steady schedule, half the time of a chunk on a link."""
 
 
 class Pace(NamedTuple):
-    """How a payload goes."""
+    """Pace of a payload through a schedule."""
 
     largest: int
-    """Elements of a piece's largest chunk."""
+    """Number of elements of a piece's largest chunk."""
     at_once: int
-    """Pieces under way at once."""
+    """Number of pieces under way at once."""
     nap: float
-    """Seconds between two looks, at most."""
+    """Largest number of seconds between two polls."""
 
 
 def piece_of(network: Network) -> int:
-    """Bytes of a piece by what a link carries in PIECE_SECONDS, within PIECES."""
+    """Return the size of a piece in bytes: the bytes that a link carries in PIECE_SECONDS, within PIECES."""
     return max(PIECES[0], min(_largest(network), int(PIECE_SECONDS / network.beta)))
 
 
@@ -65,9 +65,9 @@ def pace_of(
     in_flight: float | None = None,
     by_node: bool = False,
 ) -> Pace:
-    """The pace of `length` elements of `itemsize` bytes, or `in_flight` bytes on the way, through a program.
+    """Return the pace of `length` elements of `itemsize` bytes, or `in_flight` bytes when encoded, in a program.
 
-    The same for all ranks of a schedule. `by_node` says that what comes from the own node does not land.
+    The pace is equal on all ranks of a schedule. `by_node`: data from the own node needs no landing buffer.
     """
     chunks = program.landing_far if by_node and program.landing_far is not None else program.landing
     lanes = max(1, len(program.lanes) // program.columns)

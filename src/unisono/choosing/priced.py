@@ -1,4 +1,4 @@
-"""Chooses a schedule where no table says which: by its cost on a network, and without traps on an unknown one."""
+"""Choice of a schedule without a table: by its predicted time, and a safe one on an unmeasured network."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from unisono.schedules.schedule import Algorithm
 LIBRARY = "library"
 ROUND_ROBIN = "halving/round-robin"
 
-RINGS = ("allreduce", "part_reduce", "part_broadcast")
-"""Collectives that have a ring."""
+RINGS = ("allreduce", "reduce_scatter", "all_gather")
+"""Collectives that the schedule `ring` offers."""
 
 LONG = 32 << 10
-"""Bytes for each rank from which on a payload is long: a link of 10 Gbit/s then takes longer for a chunk than a message
-takes to arrive, and the rounds of a ring cost less than what another schedule loses where uplinks are over-subscribed.
+"""Bytes per rank from which a payload is long. A link of 10 Gbit/s then takes longer for a chunk than the latency of a
+message, and the rounds of a ring cost less than another schedule loses on over-subscribed uplinks.
 """
 
 
 ONE_LEADER = 64 << 10
-"""Bytes of a column up to which one rank of a node speaks for all, where nothing was measured: prices count what one
-rank does, and not that the ranks of a node may share its processor."""
+"""Largest column in bytes for which one rank of a node communicates for all, if no table decides. Prices count the work
+of one rank; they do not count that the ranks of a node may share its processor."""
 
 
 class Choice(NamedTuple):
-    """What carries out a collective: "library", or a schedule on a transport."""
+    """Choice for a collective: "library", or a schedule and its transport."""
 
     algorithm: str
     transport: str
 
 
 def choose_by_price(collective: str, placement: Placement, network: Network, nbytes: int) -> Choice:
-    """The cheapest candidate for payloads of about that many bytes: sizes are rounded up to a power of two.
+    """Return the cheapest candidate for payloads of `nbytes` bytes, rounded up to a power of two.
 
-    On a network of which nothing is known, long payloads are summed along a ring, which is good on any.
+    On an unmeasured network, long payloads are summed along a ring, which is good on any network.
     """
     if not network.measured and nbytes >= LONG * placement.ranks and collective in RINGS:
         several = collective == "allreduce" and placement.ranks > len(placement.nodes)
@@ -47,7 +47,7 @@ def choose_by_price(collective: str, placement: Placement, network: Network, nby
 
 
 def is_trap(algorithm: str, placement: Placement) -> bool:
-    """Whether a schedule that may have served other ranks well is a bad choice for these, on any network."""
+    """Return True if a schedule is a bad choice for this placement on any network, even if it was good for another."""
     levels, _, _ = algorithm.partition(ROUND_ROBIN)
     return algorithm.endswith(ROUND_ROBIN) and bool(placement.supernodes) and not deals_evenly(placement, bool(levels))
 

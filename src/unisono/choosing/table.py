@@ -1,4 +1,4 @@
-"""Reads a table of choices and looks a choice up. The format is described at the head of `default.toml`."""
+"""Tables of choices: reading and look-up. The head of `default.toml` describes the format."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from unisono.network import Network, NetworkError
 from unisono.placement import Placement, apart
 from unisono.schedules import find, names
 
-COLLECTIVES = ("allreduce", "part_reduce", "part_broadcast", "broadcast", "all_to_all")
-SHARED = ("allreduce", "part_reduce", "part_broadcast", "all_to_all")
-"""Those that go through shared memory where all ranks are on one node."""
+COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+RENAMED = {"part_reduce": "reduce_scatter", "part_broadcast": "all_gather"}
+"""Names of collectives in older tables, and their present names."""
+
+SHARED = ("allreduce", "reduce_scatter", "all_gather", "all_to_all")
+"""Collectives that go through shared memory if all ranks are on one node."""
 
 PLACES = ("one node", "across nodes")
 TRANSPORTS = ("windows", "messages")
@@ -29,7 +32,7 @@ DEFAULT = Path(__file__).with_name("default.toml")
 
 
 class Rows(NamedTuple):
-    """The choices of one collective in one place: choice i serves up to limits[i] bytes, the last one the rest."""
+    """Choices of one collective in one place: choice i is for up to limits[i] bytes, the last one for the rest."""
 
     limits: tuple[int, ...]
     choices: tuple[Choice, ...]
@@ -37,17 +40,17 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows for each (collective, place); what was measured about the network, and which hosts share a switch."""
+    """Rows for each (collective, place), the measured network, and the hosts that share a switch."""
 
     rows: Mapping[tuple[str, str], Rows]
     network: Network = DEFAULT_NETWORK
     supernodes: Mapping[str, int] = field(default_factory=dict)
-    """For each host the number of its supernode; empty where that is not known, or all hang on one switch."""
+    """Number of the supernode of each host; empty if unknown, or if all hosts are on one switch."""
 
     def choose(self, collective: str, placement: Placement, nbytes: int) -> Choice:
-        """What carries out the collective for a payload of `nbytes`: by the rows, or where there are none by price.
+        """Return the choice for a payload of `nbytes` bytes: from the rows, or without rows by predicted time.
 
-        Rows that were tuned for other numbers of nodes may name what is a trap for these: then by price too.
+        Rows that were tuned for other numbers of nodes may name a bad one (`is_trap`); then also by predicted time.
         """
         rows = self.rows.get((collective, "one node" if placement.one_node else "across nodes"))
         choice = None if rows is None else rows.choices[bisect_left(rows.limits, nbytes)]
@@ -57,9 +60,9 @@ class Table:
 
 
 def read_table(path: Path | None = None) -> Table:
-    """The default table, with the rows of a file in place of its own where the file has any.
+    """Return the default table, with its rows replaced by those that the file at `path` has.
 
-    Raises TableError naming the file, the row and what is wrong with it.
+    Raises TableError naming the file, the row and the error in it.
     """
     default = _read(DEFAULT)
     if path is None:
@@ -77,7 +80,8 @@ def _read(path: Path) -> Table:
 
 
 def parse_table(content: dict[str, Any], source: str) -> Table:
-    """The table that a parsed TOML file holds; `source` names it in errors."""
+    """Return the table of a parsed TOML file; `source` names the file in errors."""
+    content = {RENAMED.get(name, name): value for name, value in content.items()}
     for name in content:
         if name not in (*COLLECTIVES, "network", "supernode"):
             raise TableError(f"{source}: unknown collective {name!r}; there are {', '.join(COLLECTIVES)}")

@@ -1,4 +1,4 @@
-"""The command line: one file a command."""
+"""The command line: one file for each command."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unisono.cli.ending import INTERRUPTED, Ending
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
+from unisono.cli.run import run
 from unisono.cli.train import train
 from unisono.cli.tune import tune
 from unisono.errors import UsageError
@@ -34,6 +35,7 @@ app.command()(layers)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)
+app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run)
 
 
 def _tell_version(asked: bool) -> None:
@@ -48,11 +50,11 @@ def _commands(
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it and end.")
     ] = False,
 ) -> None:
-    """A callback makes commands of the functions even where there is one alone."""
+    """Make the functions commands, even where there is only one: Typer needs a callback for that."""
 
 
 def main() -> None:
-    """Run a command; what was asked wrongly gets one line and exit code 2."""
+    """Run a command. A usage error prints one line and exits with code 2."""
     ending = Ending()
     try:
         code = app(standalone_mode=False)

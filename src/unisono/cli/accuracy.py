@@ -1,4 +1,4 @@
-"""`unisono accuracy`: what runs have reached, drawn against time and epochs."""
+"""`unisono accuracy`: test accuracy of runs, drawn against time and epochs."""
 
 from __future__ import annotations
 

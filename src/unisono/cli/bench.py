@@ -1,4 +1,4 @@
-"""`unisono bench`: what is here, beside its peers."""
+"""`unisono bench`: benchmarks of Unisono beside its peers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def networks(
     batch: Annotated[int, typer.Option(help="Pictures of a step.")] = 32,
     steps: Annotated[int, typer.Option(help="Steps that are timed of each.")] = 3,
 ) -> None:
-    """Time training steps of the seeds' networks: pictures a second, ours beside stock PyTorch."""
+    """Time training steps of the papers' networks: images a second, ours beside stock PyTorch."""
     from unisono.models.own import check_name
 
     if batch < 1 or steps < 1:

@@ -1,4 +1,4 @@
-"""`unisono data`: what can be said of packed data."""
+"""`unisono data`: statistics of packed data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="What can be said of packed data.")
 
 @app.callback()
 def _commands() -> None:
-    """A callback makes commands of the functions even where there is one alone."""
+    """Make the functions commands, even where there is only one: Typer needs a callback for that."""
 
 
 @app.command()
@@ -21,7 +21,7 @@ def quality(
     epoch: Annotated[int, typer.Option(min=0, help="The epoch whose order is looked at.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="The seed of the run.")] = 0,
 ) -> None:
-    """How good the shuffle is: the order in which an epoch sees the samples, beside true permutations of them."""
+    """Show the quality of the shuffle: an epoch's order of samples, beside true permutations."""
     import numpy as np
     from rich.console import Console
     from rich.markup import escape

@@ -1,4 +1,4 @@
-"""`unisono draw`: a schedule, or a training step, as a picture."""
+"""`unisono draw`: a picture of a schedule or of a training step."""
 
 from __future__ import annotations
 

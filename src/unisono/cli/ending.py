@@ -1,4 +1,4 @@
-"""The end of a rank: MPI ends first, while the witness still looks on.
+"""The end of a rank: MPI is finalized first, while the witness still watches.
 
 as Python does it     tell the witness ─ MPI_Finalize: a death here has no name
 here                  MPI_Finalize ─ tell the witness
@@ -15,12 +15,15 @@ from unisono import witness
 from unisono.launch import RANK_VARIABLES, ranks_started
 
 INTERRUPTED = 130
-"""Exit code after SIGINT; Typer returns it."""
+"""Exit code after SIGINT, as Typer returns it."""
 
 
 class Ending:
-    """Ends this process where it is one of several ranks. Made before anything else is to be called at its exit: where
-    MPI has begun already, the process is another program's, which ends it."""
+    """Ends this process if it is one of several ranks.
+
+    Make it before anything else registers at exit. If MPI has begun already, the process belongs to another program,
+    which ends it.
+    """
 
     def __init__(self) -> None:
         self._size = ranks_started(os.environ) or 1
@@ -30,7 +33,7 @@ class Ending:
             atexit.register(self._finish)  # the first that is registered is called last
 
     def exit(self, code: int) -> None:
-        """Exit with a code, all ranks together."""
+        """Exit with a code. All ranks call it together."""
         if self._size > 1 and code == INTERRUPTED:
             self.interrupt()
         if self._ours:
@@ -41,11 +44,11 @@ class Ending:
         sys.exit(code)
 
     def interrupt(self) -> None:
-        """End all ranks where this one is interrupted: at a common end MPI would wait for the others for ever."""
+        """End all ranks when this one is interrupted: in a common end, MPI would wait for the others for ever."""
         self._leave("was interrupted (SIGINT)", INTERRUPTED)
 
     def terminate(self) -> None:
-        """End all ranks where this one gets SIGTERM while it ends: what it had to save is saved."""
+        """End all ranks when this one gets SIGTERM while it ends: everything was saved by then."""
         self._leave("got SIGTERM while it ended, after all was saved", 128 + signal.SIGTERM)
 
     def _leave(self, what: str, code: int) -> None:
@@ -57,7 +60,7 @@ class Ending:
         os._exit(code)
 
     def _finish(self) -> None:
-        """End MPI: called when what was made after this object has done what it does at the exit."""
+        """Finalize MPI, after the exit handlers that were registered later than this object."""
         mpi = sys.modules.get("unisono.mpi")
         if self._code is None or mpi is None or not mpi.MPI.Is_initialized() or mpi.MPI.Is_finalized():
             return  # an uncaught exception, or a command without ranks: as Python does

@@ -1,4 +1,4 @@
-"""`unisono lab`: a command on a cluster of network namespaces on this machine."""
+"""`unisono lab`: runs a command on a cluster of network namespaces on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lab(
     ranks_per_host: Annotated[int, typer.Option(help="How many ranks each host runs.")] = 1,
     mpiexec: Annotated[Path | None, typer.Option(help="The launcher; else the one beside this Python.")] = None,
 ) -> None:
-    """Run a command on a cluster made of this machine: hosts are network namespaces, links are shaped. Needs root."""
+    """Run a command on a simulated cluster: hosts are network namespaces, links are shaped. Needs root."""
     from unisono.lab.cluster import run
     from unisono.lab.plan import Lab, parse_rate
 

@@ -1,4 +1,4 @@
-"""`unisono layers`: what each layer of a network takes, and what it could take at best."""
+"""`unisono layers`: the time of each layer of a network, and its lower bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.launch import keep_memory
 from unisono.models.own import check_name
 
 WIDTH = 140
-"""Columns of the table where it is not a terminal that shows it."""
+"""Columns of the table when the output is not a terminal."""
 
 
 def layers(
@@ -29,7 +29,7 @@ def layers(
     plan: Annotated[Path | None, typer.Option(help="Take up this plan of convolutions, and write it.")] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16; auto: what the processor is made for.")] = "auto",
 ) -> None:
-    """Time each layer's three passes by themselves, by their best way, beside the bounds measured here."""
+    """Time each layer's three passes separately, each by its best way, beside the bounds measured here."""
     if batch < 1:
         raise UsageError(f"--batch {batch}: a batch has at least 1 sample")
     check_name(model)

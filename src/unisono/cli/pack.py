@@ -1,4 +1,4 @@
-"""`unisono pack`: makes a pack of a data set, or tells what a pack holds."""
+"""`unisono pack`: makes a pack of a data set, or describes a pack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.errors import UsageError
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TOLD = 10
-"""Left out samples that are told one by one."""
+"""Number of skipped samples that are listed one by one."""
 
 
 def pack(
@@ -37,7 +37,7 @@ def pack(
 ) -> None:
     """Pack a data set into few big files that train from memory; they open in pyarrow, pandas, polars and datasets.
 
-    Run again after it was stopped, it goes on. What is broken or empty is left out and told, and the exit code is 1.
+    Run it again to resume after a stop. Broken and empty samples are skipped and listed; the exit code is then 1.
     """
     if describe is not None:
         if source is not None:
@@ -56,7 +56,7 @@ def pack(
 
 
 def _pack(source: Path, out: Path, way: object) -> int:
-    """Pack all parts of a source; how many samples were left out."""
+    """Pack all parts of a source. Return the number of skipped samples."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -72,7 +72,7 @@ def _pack(source: Path, out: Path, way: object) -> int:
         folder = out / name if name else out
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(str(folder), total=len(part))
-            index = pack(part, folder, way, cores(), lambda: progress.advance(task))  # noqa: B023  called within the turn
+            index = pack(part, folder, way, cores(), lambda: progress.advance(task))  # noqa: B023  called in the turn
         skipped = index.about.skipped
         left_out += len(skipped)
         console.print(
@@ -88,7 +88,7 @@ def _pack(source: Path, out: Path, way: object) -> int:
 
 
 def nbytes_of(text: str) -> int:
-    """Bytes from words like 256MB or 1GiB. Raises UsageError."""
+    """Return the bytes in words like 256MB or 1GiB. Raises UsageError."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(found[2].upper()) if found else None
     if not found or unit is None or int(found[1]) * unit < 1:

@@ -1,4 +1,4 @@
-"""What the commands that measure on ranks have in common: how they become ranks, and where they may write."""
+"""Common parts of the commands that measure on ranks: joining a world, and writing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def join(what: str) -> World:
-    """The world of the ranks that a launcher has started; bad input is told by one rank. `what` is the command."""
+    """Return the world of the ranks that a launcher has started; one rank reports bad input. `what` is the command."""
     from unisono.mpi import MPI
     from unisono.world import init
 
@@ -23,14 +23,14 @@ def join(what: str) -> World:
         if MPI.COMM_WORLD.rank:
             raise SystemExit(2) from error
         raise
-    with world.agreeing():
+    with world.agree_on_errors():
         if world.size == 1:
             raise UsageError(f"one rank has nobody to exchange with; start several: mpiexec -n 4 unisono {what}")
     return world
 
 
 def write(world: World, path: Path, carry_out: Callable[[], object]) -> None:
-    """Write something into `path`, on rank 0. Raises UsageError where that cannot be."""
+    """Write something into `path`, on rank 0. Raises UsageError, on all ranks, where that fails."""
 
     def attempt() -> None:
         try:
@@ -38,5 +38,5 @@ def write(world: World, path: Path, carry_out: Callable[[], object]) -> None:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
-    with world.agreeing():
-        world.on_root(attempt)
+    with world.agree_on_errors():
+        world.call_on_root(attempt)

@@ -1,4 +1,4 @@
-"""`unisono train`: starts the ranks, or is one of them."""
+"""`unisono train`: starts the ranks, or runs as one of them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from unisono.launch import find_mpiexec, keep_memory, launch_command, launch_env
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
+from unisono.training.named import find_recipe
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
 from unisono.witness import LISTENER, Listener
 
@@ -28,11 +29,13 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that ask a run to end."""
 
 PATIENCE = 3.0
-"""Seconds in which mpiexec ends after a terminal's Ctrl-C."""
+"""Seconds that mpiexec has to end after a terminal's Ctrl-C."""
 
 
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="The recipe, a TOML file. Not needed with --resume.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="The recipe: a TOML file, or a name such as digits. Not needed with --resume.")
+    ] = None,
     ranks: Annotated[int | None, typer.Option(help="How many ranks to start; else the recipe says.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: training.epochs=3")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
@@ -41,10 +44,10 @@ def train(
         Path | None, typer.Option(help="Write what each thread of each rank did, when: a trace for ui.perfetto.dev.")
     ] = None,
 ) -> None:
-    """Train what a recipe describes, under mpiexec; inside mpiexec or srun, as one of their ranks.
+    """Train as a recipe describes, under mpiexec; inside mpiexec or srun, run as one of their ranks.
 
     SIGUSR1, to this command or to any rank, saves a checkpoint at the end of the step. SIGTERM saves one and ends the
-    run with exit code 143, to be gone on with by --resume; a second SIGTERM ends it at once.
+    run with exit code 143; --resume continues it. A second SIGTERM ends the run at once.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
     changes = changes or []
@@ -71,16 +74,16 @@ def train(
 
 
 def _recipe(path: Path | None, changes: list[str], resume: Path | None, run: Path | None) -> tuple[Recipe, list[str]]:
-    """What to run, and what to say about it. A run that is resumed keeps its own recipe."""
+    """Return the recipe to run, and lines to report. A resumed run keeps its own recipe."""
     if resume is None:
         if path is None:
             raise UsageError("which recipe? unisono train RECIPE.toml, or --resume RUN")
-        return read_recipe(path, changes), []
+        return read_recipe(find_recipe(path), changes), []
     if run is not None:
         raise UsageError("--run names the folder of a new run; a resumed one stays in its own")
     wanted = run_directory.recipe_of(resume, changes)
     notes = []
-    if path is not None and (keys := differences(read_recipe(path, changes), wanted)):
+    if path is not None and (keys := differences(read_recipe(find_recipe(path), changes), wanted)):
         notes.append(f"the run's own recipe is used; {path} differs from it in {', '.join(keys)}")
     return wanted, notes
 
@@ -91,9 +94,9 @@ def _say(notes: list[str]) -> None:
 
 
 def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> int:
-    """Run this command on `ranks` ranks; the exit code. Signals that come here alone are passed on to the ranks.
+    """Run this command on `ranks` ranks. Return the exit code. Signals sent to this process alone are passed on.
 
-    A rank that is stopped while they are being started is waited for so long as `timeouts.py` says.
+    `timeout`, in seconds as `timeouts.py` defines it, limits the wait for a rank that is stopped during the start.
     """
     command, limit = launch_command(find_mpiexec(), ranks, arguments), timeout_of(timeout)
     environment = launch_environment(os.environ, sys.stdout.isatty())
@@ -121,7 +124,7 @@ def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> in
 
 
 def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startup) -> int:
-    """Wait for mpiexec's end. A terminal's Ctrl-C goes to it too; one that came here alone is passed on."""
+    """Wait for mpiexec to end. It gets a terminal's Ctrl-C as well; a SIGINT sent only to this process is passed on."""
     until = math.inf
     while True:
         try:
@@ -141,10 +144,10 @@ def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startu
 
 
 def exit_code(code: int, received: Sequence[int]) -> int:
-    """The exit code to give, where mpiexec gave `code` and these signals came here.
+    """Return the exit code, given mpiexec's `code` and the signals that this process received.
 
-    0 and 2 are what the ranks said: they were done before, or something could not be done, as a checkpoint. Else it is
-    the signal's that ended them, however mpiexec tells that.
+    0 and 2 come from the ranks: they had finished before, or something failed, such as a checkpoint. Otherwise the code
+    is that of the signal that ended them, however mpiexec reports it.
     """
     ending = [number for number in received if number in ENDING]
     if ending and code not in (0, 2):
@@ -157,7 +160,7 @@ def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None, timeline: 
     from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
-    with world.agreeing():
+    with world.agree_on_errors():
         code = carry_out(recipe, world, run, resume, timeline)
     world.barrier()  # a rank that is stopped here is still waited for, and named; a launcher ends the others after it
     if code:

@@ -1,4 +1,4 @@
-"""`unisono tune`: measures, and writes the table that `auto` chooses by."""
+"""`unisono tune`: measures the links and writes the table that `auto` chooses by."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def tune(
     ranks: Annotated[int | None, typer.Option(help="Ranks to start on this machine, if no launcher did.")] = None,
     largest: Annotated[int, typer.Option(help="The largest payload to time, in bytes.")] = 256 << 20,
 ) -> None:
-    """Measure the links of the ranks given, time the candidates, and write the table of choices.
+    """Measure the links between the ranks, time the candidates, and write the table of choices.
 
-    Run it as your program will run: mpiexec -n 8 -ppn 1 -hosts a,b,... unisono tune. Then name the table in
+    Start it as you will start your program: mpiexec -n 8 -ppn 1 -hosts a,b,... unisono tune. Then name the table in
     UNISONO_TABLE, or in unisono.init(table=...).
     """
     if largest < 4:

@@ -1,61 +1,55 @@
-"""All-gather of sizes that differ: what each rank has goes to all. `part_broadcast` is the one of equal chunks.
+"""All-gather: every rank receives the chunks of all ranks. PCL-DNN (section 3.4) calls it part_broadcast.
 
-3 ranks, of lengths 1, 3 and 2:
+4 ranks, each with a chunk of its own:
 
-    rank 0   a            parts of every rank   a | b b b | c c
-    rank 1   b b b
-    rank 2   c c
+    rank 0   A                A B C D
+    rank 1     B       ──▶    A B C D
+    rank 2       C            A B C D
+    rank 3         D          A B C D
 
-Rounds: 1. Each rank receives all but its own bytes, and sends its own p-1 times; on one node it puts them once where
-all see them.
+Bytes sent by each rank: at least n(p-1)/p. The schedule determines the number of rounds. `all_gather_v` takes chunks of
+different sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from unisono.call import call
-from unisono.collectives.checks import Checks, check_memory, check_parts
+from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
-from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import carrier_of, flat_of, nbytes_of, room_for, settle
+from unisono.collectives.prepare import prepare
 from unisono.errors import TensorError
-from unisono.transports.delivery import Parcel
+from unisono.schedules.pieces import bounds
+from unisono.wires import wire_of
 
 
-def all_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Fill parts[r] with rank r's `tensor`, on every rank, which all know how long it is. Any shape and stride.
+def all_gather(
+    group: Group, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
+) -> torch.Tensor:
+    """Gather the `shard` of every rank into `out` on every rank, and return `out`.
 
-    Raises TensorError for parts that are not one for each rank of the tensor's dtype, or an own part that is not as
-    long as the tensor; MismatchError on every rank when ranks differ about the lengths.
+    `shard` has as many elements as `reduce_scatter` of a tensor like `out` gives this rank. It may be that part of
+    `out` itself. Any dtype: nothing is reduced. Raises TensorError for a shard that does not fit `out`.
     """
+    start, stop = bounds(out.numel(), group.size, group.rank)
     with Checks(group, "all_gather"):
-        check_gather(group, tensor, parts)
-    lengths = ", ".join(str(part.numel()) for part in parts)
-    what = call(f"all_gather({lengths} x {name_of(tensor.dtype)})")
-    rooms = [room_for(part) for part in parts]
-    contents = [bytes_of(room) for room in rooms]
-    content = content_of(tensor)
-    if content.data_ptr() != rooms[group.rank].data_ptr():
-        contents[group.rank][:] = bytes_of(content)
-    if group.size > 1 and group.compares_by_memory(what):
-        group.memory_for(what).passing.share(contents, what)
-    else:
-        with group.call(what) as number:
-            others = [rank for rank in range(group.size) if rank != group.rank]
-            sends = (Parcel(rank, contents[group.rank]) for rank in others)
-            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), what, number)
-    settle(parts, rooms)
-
-
-def check_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Raise TensorError for parts that cannot take what all ranks have. The own part may be `tensor` itself."""
-    nbytes_of(tensor)
-    check_parts(group, parts, tensor.dtype, "all_gather")
-    if parts[group.rank].numel() != tensor.numel():
-        raise TensorError(
-            f"rank {group.rank}: all_gather of {tensor.numel()} elements with an own part of "
-            f"{parts[group.rank].numel()}; make them equally long"
-        )
-    check_memory(group, "all_gather", parts, [tensor], own=[(group.rank, 0)])
+        if shard.numel() != stop - start or shard.dtype != out.dtype:
+            raise TensorError(
+                f"rank {group.rank}: a shard of {shard.numel()} x {shard.dtype} does not fit out, {out.numel()} x "
+                f"{out.dtype} over {group.size} ranks; this rank's shard has {stop - start} elements"
+            )
+        check_output(group, out, "all_gather")
+        check_chunk(group, "all_gather", shard, out, start)
+        nbytes_of(shard)
+        carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
+        nbytes_of(out)
+        plan = group.plan("all_gather", algorithm, out, wire, op=None, carrier=carrier)
+    room = room_for(out)
+    flat, part = room.detach().view(-1).view(carrier), flat_of(shard).view(carrier)
+    if part.data_ptr() != flat[start:stop].data_ptr():
+        flat[start:stop].copy_(part)
+    if group.size > 1:
+        group.start(prepare(group, plan), flat[start:stop], flat)
+    settle([out], [room])
+    return out

@@ -1,4 +1,4 @@
-"""All-to-all: every rank gives each other rank a chunk of its own.
+"""All-to-all: every rank sends each other rank a different chunk.
 
 3 ranks; ab is the chunk that rank a has for rank b:
 
@@ -6,7 +6,7 @@
     rank 1   10 11 12   ──▶   01 11 21
     rank 2   20 21 22         02 12 22
 
-Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. `exchange` is the one of sizes that differ.
+Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. `all_to_all_v` takes parts of different sizes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unisono.errors import TensorError
 def all_to_all(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Send chunk d of `tensor` to rank d, and return what came, chunk s from rank s: in `out`, or in a new tensor.
+    """Send chunk d of `tensor` to rank d; return the received chunks, chunk s from rank s, in `out` or a new tensor.
 
-    A chunk is one of p equal parts of the flattened tensor. Any dtype, any stride; `out` has the same dtype and number
-    of elements, and shares no memory with `tensor`. Raises TensorError where p does not divide the number of elements,
-    or `out` does not fit.
+    A chunk is one of p equal parts of the flattened tensor. Any dtype and stride. `out` has the same dtype and number
+    of elements as `tensor`, and shares no memory with it. Raises TensorError if p does not divide the number of
+    elements, or if `out` does not fit.
     """
     with Checks(group, "all_to_all"):
         nbytes = nbytes_of(tensor)

@@ -1,4 +1,4 @@
-"""Allreduce: every rank ends with the sum, or another reduction, of what all ranks had.
+"""Allreduce: every rank ends with the sum, or another reduction, of all ranks' tensors.
 
 4 ranks:
 
@@ -7,8 +7,8 @@
     rank 2   3         10
     rank 3   4         10
 
-Rounds and bytes are those of the schedule that carries it out (`unisono draw` shows them); n bytes on p ranks cost each
-rank at least 2n(p-1)/p bytes sent.
+The schedule determines rounds and bytes (`unisono draw` shows them). For n bytes on p ranks, each rank sends at least
+2n(p-1)/p bytes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from unisono.collectives.payload import content_of, nbytes_of, plain
 from unisono.collectives.prepare import prepare
 
 MAX_READY = 256
-"""Prepared allreduces that are found without planning."""
+"""Largest number of prepared allreduces that are found without planning."""
 
 
 def allreduce(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
 ) -> torch.Tensor:
-    """Reduce `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
+    """Reduce `tensor` over all ranks in place, and return it. Any shape and stride, the same on every rank.
 
-    `algorithm` is "auto" (what was measured, or else priced, chooses), "library", or the name of a schedule. `wire`
-    is the form in which a schedule's messages travel: "float32", "float16" or "bfloat16"; None for the tensor's own.
-    Shared memory and the library carry tensors as they are. `op` is "sum", "product", "minimum", "maximum", or for
+    `algorithm` is "auto" (chosen by measurement, or else by predicted time), "library", or the name of a schedule.
+    `wire` is the encoding of a schedule's messages: "float32", "float16" or "bfloat16"; None for the tensor's dtype.
+    Shared memory and the library carry tensors unencoded. `op` is "sum", "product", "minimum", "maximum", or for
     integers and bool "and", "or", "xor". Sums are made in float32 or wider. Every rank ends with the same bits.
-    Raises TensorError for a dtype, a device or a wire that cannot be carried, UsageError for an unknown algorithm
+    Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm
     or op, MismatchError when ranks are in different calls.
     """
     ready = group.ready.get((tensor.numel(), algorithm, wire, op))

@@ -1,4 +1,4 @@
-"""Barrier: no rank leaves before the last has come."""
+"""Barrier: no rank leaves before the last has entered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BARRIER = call("barrier()")
 
 
 def barrier(group: Group) -> None:
-    """Wait until all ranks have come."""
+    """Wait until all ranks have entered the barrier."""
     if group.size == 1:
         return
     group.meet(_BARRIER)

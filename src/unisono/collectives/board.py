@@ -1,11 +1,11 @@
-"""Memory in which the ranks of a node tell each other what they do, when one of them asks.
+"""Shared memory in which the ranks of a node publish their states, when one of them asks.
 
     rank 0's line   asked | version | state         a line is written by the watch of its rank alone and read by all
     rank 1's line   asked | version | state
 
-Nobody writes while nobody asks: a look at all lines tells. No call here goes into the MPI library, which may hold this
-process's other threads. A tenth of a second or more lies between what one rank writes and another reads, and Python's
-own locks between any two looks of a thread: no other fence is needed.
+No rank writes until one asks; a rank reads all lines to detect a request. Nothing here calls the MPI library, which may
+block this process's other threads. A tenth of a second or more passes between a write by one rank and the read by
+another, and Python takes locks between any two reads of a thread: no other fence is needed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from unisono.mpi import MPI
 from unisono.transports.window import Window
 
 STATE = 32 << 10
-"""Bytes of a state at most; of a longer one the numbers of the worlds are left out."""
+"""Largest size of a state in bytes; a longer one is written without the numbers of its worlds."""
 
 ASKED, VERSION, LENGTH, HEAD = 0, 1, 2, 3
 
 
 class Board:
-    """Made and freed by all ranks of `comm` together; `node` has those of this rank's node."""
+    """Lines of shared memory; all ranks of `comm` make and free it together. `node` lists the ranks of this node."""
 
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int]) -> None:
         self._comm: MPI.Intracomm = comm.Split(min(node), comm.rank)  # type: ignore[assignment]
@@ -51,7 +51,7 @@ class Board:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody has asked since this was looked at."""
+        """True if a rank has asked since this property was last read."""
         asked = sum(head[ASKED] for head in self._heads)
         news, self._answered = asked != self._answered, asked
         return news
@@ -67,7 +67,7 @@ class Board:
         self._own[VERSION] += 1
 
     def read(self) -> dict[int, Answer]:
-        """Read what the ranks have answered since they were asked; of those that have not, how their process is."""
+        """Return each rank's answer since it was asked, or the state of its process where it has not answered."""
         return {rank: self._read(place, rank) for place, rank in enumerate(self.ranks)}
 
     def _read(self, place: int, rank: int) -> Answer:
@@ -83,7 +83,7 @@ class Board:
         return process_state(self._processes[place])
 
     def free(self) -> None:
-        """Give the memory back, all ranks together."""
+        """Free the memory; called by all ranks together."""
         for view in (*self._heads, *self._states):
             view.release()
         self._window.free()
@@ -91,11 +91,11 @@ class Board:
 
 
 LEAST = 4
-"""Waits that are kept of a state that is too long."""
+"""Waits that are kept when a state is too long."""
 
 
 def process_state(process: int) -> str:
-    """STOPPED, DEAD, or SILENT where a process of this node lives, or the system does not say."""
+    """Return STOPPED or DEAD for a process of this node; SILENT if it lives, or if its state cannot be read."""
     if not Path("/proc/self/stat").exists():
         return SILENT
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Broadcast: every rank ends with what one of them had."""
+"""Broadcast: every rank ends with a copy of the root's tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.collectives.prepare import prepare
 
 
 def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
-    """Give every rank what rank `root` holds in `tensor`, in place, and return it: any dtype, shape and stride."""
+    """Copy rank `root`'s `tensor` into `tensor` on every rank, and return it. Any dtype, shape and stride."""
     with Checks(group, "broadcast"):
         check_root(group, root, "broadcast")
         if group.rank != root:

@@ -1,4 +1,4 @@
-"""The calls of one world as this rank makes them: what it is in, what it was in, and what has ended the world."""
+"""The calls of one world on this rank: the current call, recent calls, and the error that ended the world."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unisono.errors import UnisonoError
 from unisono.transports.signals import Signals
 
 REMEMBERED = 256
-"""Calls that a rank remembers."""
+"""Number of recent calls that a rank remembers."""
 
 
 class Busy(NamedTuple):
-    """A call that a rank is in, and may wait in."""
+    """A call that a rank is in and may wait in."""
 
     number: int
     words: str
@@ -24,46 +24,46 @@ class Busy(NamedTuple):
 
 
 class Progress:
-    """How long a rank has been in one call, and what was done about it."""
+    """Time that a rank has spent in one call, and the actions already taken on it."""
 
     def __init__(self) -> None:
         self.begin(0)
 
     def begin(self, number: int) -> None:
-        """Begin to count for another call."""
+        """Start counting for another call."""
         self.number, self._since = number, time.monotonic()
         self.compared = self.told = self.reported = False
         self.asked: float | None = None
-        """When all ranks were asked, while their answers are awaited."""
+        """Time at which all ranks were asked; None unless their answers are awaited."""
 
     @property
     def seconds(self) -> float:
-        """Seconds in this call."""
+        """Seconds spent in this call."""
         return time.monotonic() - self._since
 
 
 class Calls:
     """The calls of a world.
 
-    A world whose ranks share a node counts its meetings (`signals`), and beside them what is done without; one across
-    nodes counts its calls. `ranks` are the members' numbers in the job.
+    A world within one node counts its barriers (`signals`) and the calls made without one; a world across nodes counts
+    its calls. `ranks` are the members' ranks in the job.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], ends: bool) -> None:
         self.name, self.ranks = name, ranks
         self.ends = ends
-        """Whether a wait may be ended by the time-out of the job; else the program has its own."""
+        """True if the time-out of the job may end a wait; False if the program has its own."""
         self.number = 0
-        """The last call that was begun."""
+        """Number of the last call that was begun."""
         self.busy, self.in_library = False, False
         self.signals: Signals | None = None
         self.failure: tuple[type[UnisonoError], str] | None = None
-        """What has ended the world for good."""
+        """Error that has ended the world, as its class and its message; None while the world is usable."""
         self._words = [""] * REMEMBERED  # of call n at place n % REMEMBERED
 
     @contextmanager
     def over(self, words: str, in_library: bool = False) -> Iterator[int]:
-        """A call, or a part of one; gives a number that ranks in the same call have in common."""
+        """Enter a call, or a part of one; yield a number that is equal on all ranks in the same call."""
         outer = self.begin(words, in_library)
         try:
             yield zlib.crc32(words.encode(), self.number)
@@ -71,7 +71,7 @@ class Calls:
             self.end(outer)
 
     def begin(self, words: str, in_library: bool) -> tuple[bool, bool]:
-        """Begin a call, or a part of one; return what `end` wants. For short calls the time that this takes counts."""
+        """Begin a call, or a part of one; return the argument for `end`. Kept fast, because short calls notice it."""
         if self.failure:
             self.check()
         outer = self.busy, self.in_library
@@ -83,34 +83,34 @@ class Calls:
         return outer
 
     def end(self, outer: tuple[bool, bool]) -> None:
-        """End what `begin` began."""
+        """End the call, or the part, that `begin` began."""
         self.busy, self.in_library = outer
 
     def check(self) -> None:
-        """Raise what has ended the world."""
+        """Raise the error that has ended the world, if any."""
         if self.failure is not None:
             kind, words = self.failure
             raise kind(words)
 
     def fail(self, kind: type[UnisonoError], words: str) -> None:
-        """End the world for good: waits and later calls raise."""
+        """End the world: waits and all later calls raise this error."""
         self.failure = self.failure or (kind, words)
         if self.signals is not None:
             self.signals.end()
 
     def words(self, number: int) -> str:
-        """The call of that number, in words; empty when it was long ago, or is to come."""
+        """Return the description of a call by its number; empty if it is forgotten or not yet begun."""
         return self._words[number % REMEMBERED] if self.number - REMEMBERED < number <= self.number else ""
 
     @property
     def position(self) -> int:
-        """How many calls and meetings this rank has come to: the same on all ranks that have come equally far."""
+        """Number of calls and barriers that this rank has entered: equal on ranks at the same point of the program."""
         signals = self.signals
         return self.number + (0 if signals is None else signals.turn)
 
     @property
     def current(self) -> Busy | None:
-        """The call that this rank is in, if it may wait there."""
+        """The call that this rank is in, if it may wait there; else None."""
         position, signals = self.position, self.signals
         if self.busy:
             return Busy(position, self.words(self.number), self.in_library)

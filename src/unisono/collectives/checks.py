@@ -1,10 +1,10 @@
-"""What is checked before a collective begins, with errors that name the rank and the remedy.
+"""Argument checks before a collective begins; the errors name the rank and the remedy.
 
     rank 0   all_gather(4 x float32)                waits ─┐
     rank 1   all_gather: two outputs share memory   comes ─┴▶ rank 0: MismatchError with rank 1's words
                                                               rank 1: TensorError
 
-A rank that refuses its arguments still comes to the call: else the others would wait for it.
+A rank that refuses its arguments still enters the call; otherwise the other ranks would wait for it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from unisono.errors import TensorError, UnisonoError, UsageError
 
 
 class Checks:
-    """The block in which a collective checks its arguments: before anything is sent, and nowhere else.
+    """Context in which a collective checks its arguments, before anything is sent. No checks are made elsewhere.
 
-    An error that leaves the block is told to the other ranks, which are in the same call or will come to it.
+    An error that leaves the block is reported to the other ranks, which are in the same call or will enter it.
     """
 
     def __init__(self, group: Group, collective: str) -> None:
         self._group, self._collective = group, collective
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Begin the checks."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Come to the call as a rank that refuses it, if it does."""
+        """Enter the call as a rank that refuses it, if a check has raised UsageError."""
         if not isinstance(error, UsageError) or self._group.size == 1:
             return
         group, collective = self._group, self._collective
@@ -50,13 +50,13 @@ class Checks:
 
 
 def check_root(group: Group, root: int, collective: str) -> None:
-    """Raise UsageError for a root that is no rank of the group."""
+    """Raise UsageError for a root that is not a rank of the group."""
     if not 0 <= root < group.size:
         raise UsageError(f"rank {group.rank}: {collective} with root {root}; the group has ranks 0 to {group.size - 1}")
 
 
 def check_parts(group: Group, parts: Sequence[torch.Tensor], dtype: torch.dtype, collective: str) -> None:
-    """Raise TensorError unless there is a part for each rank, all of `dtype` and in plain CPU memory."""
+    """Raise TensorError unless there is one part per rank, all of `dtype` and in plain CPU memory."""
     others = {part.dtype for part in parts} - {dtype}
     if len(parts) != group.size or others:
         raise TensorError(
@@ -68,7 +68,7 @@ def check_parts(group: Group, parts: Sequence[torch.Tensor], dtype: torch.dtype,
 
 
 def check_output(group: Group, output: torch.Tensor, collective: str) -> None:
-    """Raise TensorError for an output in which several elements lie in the same memory."""
+    """Raise TensorError for an output in which several elements share memory."""
     if not output.is_contiguous() and not writable(output):
         raise TensorError(
             f"rank {group.rank}: {collective} into a tensor of shape {tuple(output.shape)} and strides "
@@ -86,7 +86,7 @@ def check_memory(
 ) -> None:
     """Raise TensorError where an output shares memory with itself, with another output, or with an input.
 
-    `own` has pairs of an output and an input, by their places, that may share memory where it is `allowed`.
+    `own` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
     """
     for output in outputs:
         check_output(group, output, collective)
@@ -98,7 +98,7 @@ def check_memory(
 
 
 def check_chunk(group: Group, collective: str, chunk: torch.Tensor, whole: torch.Tensor, start: int) -> None:
-    """Raise TensorError where a chunk shares memory with the whole without being its elements from `start` on."""
+    """Raise TensorError if a chunk shares memory with `whole` but is not its elements from `start` on."""
     if shared(chunk, whole) and not is_chunk(chunk, whole, start):
         raise TensorError(
             f"rank {group.rank}: {collective}: input and output share memory, but not in place: then this rank's chunk "

@@ -1,4 +1,4 @@
-"""Gather: what each rank has goes to the root.
+"""Gather: the root receives the tensors of all ranks.
 
 3 ranks, root 0; of lengths 1, 2 and 1:
 
@@ -6,7 +6,7 @@
     rank 1   b b
     rank 2   c
 
-Rounds: 1. The root receives all but its own bytes, and nobody can do with fewer; each other rank sends its own.
+Rounds: 1. The root receives the bytes of all other ranks, which is the minimum; each other rank sends its own.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Sequence
 import torch
 
 from unisono.call import call
+from unisono.collectives.all_to_all_v import carry
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
-from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
 from unisono.collectives.payload import content_of, name_of, nbytes_of, room_for, settle
 
 
 def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
-    """Fill the root's parts[r] with rank r's `tensor`; `parts` is looked at on the root alone. Any shape and stride.
+    """Fill parts[r] on the root with the `tensor` of rank r. Only the root reads `parts`. Any shape and stride.
     The root's own part may be its `tensor`.
 
-    Raises UsageError for a root that is no rank, TensorError for parts that are not one for each rank of the tensor's
-    dtype, MismatchError when a part has another length than what comes: naming both, on every rank.
+    Raises UsageError for a root that is not a rank, TensorError unless there is one part per rank, all of the tensor's
+    dtype, and MismatchError on every rank, naming both lengths, when a part does not fit the tensor sent to it.
     """
     at_root = (parts or ()) if group.rank == root else ()
     with Checks(group, "gather"):

@@ -1,4 +1,4 @@
-"""What the collectives of one group of ranks share: communicators, shared memory, and the plans made so far.
+"""State that the collectives of one group of ranks share: communicators, shared memory, and the plans made so far.
 
 one node        signals, slots and windows      made at the first call
 several nodes   messages; mailboxes within the nodes that have several ranks, made at first use
@@ -34,7 +34,7 @@ from unisono.transports.shared_memory import SharedMemory
 
 
 class Group:
-    """A group of ranks. Every method that moves data is called by all of them, in the same order."""
+    """A group of ranks. All of them call every method that moves data, in the same order."""
 
     def __init__(
         self,
@@ -43,23 +43,23 @@ class Group:
         table: Table,
         ranks: Sequence[int] | None = None,
         interrupted: Callable[[], None] | None = None,
-        twin: Group | None = None,
+        dup: Group | None = None,
         watch: Watch | None = None,
         name: str = "world",
         timeout: float = TIMEOUT,
     ) -> None:
-        """`ranks` are what the user knows these as; `twin` is a group of the same ranks whose windows are known too.
+        """`ranks` are the ranks' numbers in messages; `dup` is a group of the same ranks whose windows are used too.
 
-        `interrupted` is called now and then in every wait, in whatever thread waits. It may raise to end the wait; then
-        all that is left to do with the group is to `abandon` it.
+        `interrupted` is called regularly in every wait, in the thread that waits. It may raise to end the wait; the
+        group can then only be abandoned (`abandon`).
 
-        `watch` is the job's, in which this group has a `name` of its own; without one the group has its own, which ends
-        waits after `timeout` seconds.
+        `watch` is the watch of the job, in which this group is registered as `name`. Without one, the group makes its
+        own, which ends waits after `timeout` seconds.
         """
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self.interrupted, self._twin = interrupted, twin
+        self.interrupted, self._dup = interrupted, dup
         self._by_memory = self.one_node
         self._owns_watch = watch is None and comm.size > 1
         self.watch: Watch | None = watch
@@ -67,12 +67,12 @@ class Group:
             self.watch = Watch(comm, self.node_ranks, timeout)
         self.calls: Calls = self._new_calls(name)
         self.broken = False
-        """Whether a wait was ended, or ranks of several nodes differed: no collective call is to be made any more."""
+        """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
         self._pending = False
         self.label = ""
-        """What is compared beside the words of each call."""
+        """Text that is compared in addition to the description of each call."""
         self.messages = comm.Dup()
-        """For a schedule's messages, so that they meet no others."""
+        """Communicator for the messages of schedules, which then never match others."""
         self._talk = comm.Dup()
         for channel in (comm, self.messages, self._talk):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # exceptions here, whatever was set
@@ -81,9 +81,9 @@ class Group:
         self._use(Plans(self.rank, placement, table))
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
         self.prepared: dict[Plan, Start] = {}
-        """What was prepared, by its plan."""
+        """Prepared collectives by plan."""
         self.ready: dict[tuple[int, str, str | None, str], tuple[torch.dtype, Start]] = {}
-        """Allreduces by length, algorithm, wire and op, each of one dtype."""
+        """Prepared allreduces by length, algorithm, wire and op, each for one dtype."""
 
     def _new_calls(self, name: str) -> Calls:
         ends = self.interrupted is None
@@ -95,24 +95,24 @@ class Group:
 
     @property
     def node_memory(self) -> NodeMemory:
-        """What the ranks of the one node share, once a call was planned, where their calls are compared by memory."""
+        """Memory that the ranks of the one node share. Exists after the first call, if it compares calls by memory."""
         assert self._memory is not None, "messages carry what is not compared by memory"
         return self._memory
 
     def memory_for(self, what: Call) -> NodeMemory:
-        """Return what the ranks of the one node share; made in the first call, `what`, by all ranks together."""
+        """Return the memory shared by the ranks of the one node; all make it together in the first call, `what`."""
         self._settle(what)
         return self.node_memory
 
     def compares_by_memory(self, what: Call) -> bool:
-        """Whether ranks compare the call `what` in shared memory, made in the first call; else the watch does."""
+        """Return True if shared memory, made in the first call, compares the call `what`; else the watch does."""
         self._settle(what)
         return self._by_memory
 
     def _settle(self, what: Call) -> None:
-        """Make, in the first call of all ranks, what those of one node share; without room for it, messages carry all.
+        """Make the shared memory of one node in the first call of all ranks. Without room, all data goes by messages.
 
-        The ranks then count as nodes of their own.
+        Each rank then counts as a node of its own.
         """
         if self._settled:
             return
@@ -135,12 +135,12 @@ class Group:
         self.program, self.schedule = plans.program, plans.schedule
 
     def _plan_first(self, *asked: Any, **named: Any) -> Plan:
-        """The plan of the first call: what cannot be planned raises before this rank waits for others."""
+        """Return the plan of the first call. Planning errors are raised before this rank waits for others."""
         self._settle(self._plans.plan(*asked, **named).what)
         return self._plans.plan(*asked, **named)
 
     def label_calls(self, words: str) -> None:
-        """Have `words` compared in each call from here on, as a part of it: it tells apart what else is alike."""
+        """Compare `words` too in each later call, as a part of it: they distinguish calls that are otherwise alike."""
         self.label = words
         if self._memory is not None:
             self._memory.signals.label_calls(words)
@@ -149,17 +149,17 @@ class Group:
         return call(what.words + self.label) if self.label else what
 
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
-        """The shared memory in which the bytes from `address` lie, and where it is, in words; None elsewhere."""
+        """Return the place, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
         found = None if self._memory is None else self._memory.find(address, nbytes)
         if found is not None:
             return f"window {found.number} from byte {address - found.start}", found
-        in_twin = None if self._twin is None else self._twin.find_shared(address, nbytes)
-        return None if in_twin is None else (f"the twin's {in_twin[0]}", in_twin[1])
+        in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
+        return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
 
     def mailboxes(self, what: Call) -> Mailboxes | None:
-        """Return the mailboxes of this rank's node, made in the first call, `what`, by all ranks of all nodes together.
+        """Return the mailboxes of this node. All ranks of all nodes make them together in the first call, `what`.
 
-        None on all ranks where one has no room for them.
+        None on all ranks if any rank has no room for them.
         """
         if not self._mailboxes:
             with self.calls.over(what.words):
@@ -170,15 +170,15 @@ class Group:
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
-        """The ranks of this rank's node."""
+        """Ranks of this rank's node."""
         return self.placement.nodes[self.placement.node_of(self.rank)]
 
     def _come_together(self) -> None:
-        """Wait until all have come, before the library makes what all make together: that wait cannot be ended."""
+        """Wait for all ranks before a collective allocation by the library, whose own wait cannot be ended."""
         self.finish(self._talk.Ibarrier())
 
     def check(self) -> None:
-        """Raise what ends a wait: ranks were found to differ, or `interrupted` raises. Called now and then in each."""
+        """Raise if a wait must end: ranks made different calls, or `interrupted` raises. Called regularly in waits."""
         try:
             self.calls.check()
             if self.interrupted is not None:
@@ -188,20 +188,20 @@ class Group:
             raise
 
     def keep(self, *pending: object) -> None:
-        """Keep what messages are still under way to, with a communicator, as nobody waits for them any more."""
+        """Keep buffers of pending messages alive with a communicator, because nobody waits for these messages now."""
         self._pending = True
         self.messages.Set_attr(MPI.Comm.Create_keyval(), pending)
 
     def keep_with_pending(self, *tensors: torch.Tensor) -> None:
-        """Keep tensors to which messages may still be under way: a call on them was ended."""
+        """Keep tensors alive that may have pending messages, because a call on them was ended."""
         if self._pending:
             self.keep(*tensors)
 
     @contextmanager
     def call(self, what: Call, in_library: bool = False) -> Iterator[int]:
-        """A collective call: on one node all ranks are made sure to be in it, across nodes it is watched over.
+        """Enter a collective call. On one node, all ranks compare it first; across nodes, the watch observes it.
 
-        Gives a number that ranks in the same call have in common. An error that ranks differ is told to all of them.
+        Yields a number that is equal on all ranks in the same call. A MismatchError is reported to all ranks.
         """
         if self.size == 1:
             yield 0
@@ -222,21 +222,21 @@ class Group:
 
     @contextmanager
     def library_call(self, what: Call) -> Iterator[None]:
-        """A call that the MPI library carries out, once all ranks are known to be in it."""
+        """Enter a call that the MPI library carries out, once all ranks are known to be in it."""
         with self.call(what):
             self.agree(what)
             with self.calls.over(what.words + self.label, in_library=True):
                 yield
 
     def meet(self, what: Call) -> None:
-        """Wait until all ranks have come to the call `what`."""
+        """Wait until all ranks have entered the call `what`."""
         with self.call(what):
             self.agree(what)
 
     def agree(self, what: Call) -> None:
-        """Across nodes, make sure that all ranks are in the same call before the MPI library carries it out.
+        """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
 
-        On one node `call` has done so. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
+        On one node `call` has checked it. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
         """
         if self._by_memory or self.size == 1:
             return
@@ -248,7 +248,7 @@ class Group:
             self.disagree(what)
 
     def disagree(self, what: Call) -> None:
-        """Raise MismatchError, when all ranks know that they differ."""
+        """Raise MismatchError with two different calls, once all ranks know that they differ."""
         mine = np.frombuffer(encode_words(self._labelled(what)), np.uint8)
         said = np.empty((self.size, WORDS_BYTES), np.uint8)
         self.finish(self._talk.Iallgather(mine, said), mine, said)  # what did not match may still be under way
@@ -257,7 +257,7 @@ class Group:
         raise MismatchError(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], words))
 
     def finish(self, request: MPI.Request, *buffers: object) -> None:
-        """Wait for what the library has begun on these buffers."""
+        """Wait for an operation of the library on these buffers."""
         try:
             wait(request, self.check)
         except BaseException:
@@ -265,7 +265,7 @@ class Group:
             raise
 
     def start(self, prepared: Start, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Carry out what was prepared on contiguous tensors."""
+        """Carry out a prepared collective on contiguous tensors."""
         try:
             prepared(source.data_ptr(), target.data_ptr())
         except BaseException:
@@ -273,7 +273,7 @@ class Group:
             raise
 
     def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], what: Call, number: int) -> None:
-        """Send and receive parcels of any sizes as messages, in the call `what`. `number` is what `call` gave."""
+        """Send and receive parcels of any sizes as messages, in the call `what`. `number` was yielded by `call`."""
         piece = piece_of(self.table.network)
         delivery = Delivery(self.messages, self.ranks, number, piece, self.check, what.words)
         try:
@@ -283,7 +283,7 @@ class Group:
             raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat, zeroed tensor in shared memory where all ranks share a node, in the rank's own memory elsewhere."""
+        """Return a flat, zeroed tensor: in shared memory if all ranks share a node, else in the rank's own memory."""
         if not self.one_node or self.size == 1:
             return torch.zeros(length, dtype=dtype)
         what = call(f"empty({length} x {name_of(dtype)})")
@@ -294,7 +294,7 @@ class Group:
         return self._memory.empty(length, dtype)
 
     def free(self) -> None:
-        """Give communicators and shared memory back, all ranks together; nothing where the group is broken."""
+        """Free communicators and shared memory; called by all ranks together. A broken group is abandoned instead."""
         if self.broken or self.calls.failure is not None:
             self.abandon()
             return
@@ -312,7 +312,7 @@ class Group:
         self._talk.Free()
 
     def abandon(self) -> None:
-        """Leave for good, without the other ranks: memory and communicators stay, but nothing runs here any more."""
+        """Leave without the other ranks: memory and communicators stay allocated, but nothing runs here any more."""
         self.broken = True
         if self._owns_watch and self.watch is not None:
             self.watch.stop()

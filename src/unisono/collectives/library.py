@@ -1,14 +1,14 @@
-"""Collectives by the MPI library itself, with a check across nodes that all ranks are in the same call.
+"""Collectives of the MPI library, with a check across nodes that all ranks are in the same call.
 
-An allreduce of some kilobytes carries the check along, in one exchange:
+An allreduce (sum) of up to 64 KiB carries the check along, in one exchange:
 
     mine      |  f   f'  f"  | payload ...  | 0 0 ...         f, f', f": 60 bits of the call's, in small numbers
     sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
 
-If one rank is in another call, no rank finds p times its own number. The parcel is of one of a few lengths, so that
-most ranks that differ exchange as many bytes; of the others the library itself says that a message was truncated, or
-they wait and are found by the watch. One number with its check, of 30 bits, has 16 bytes, which travel faster than 20
-here: only calls of one number can meet it. A longer payload is preceded by an exchange of 16 bytes.
+If one rank is in another call, no rank finds p times its own number. The parcel has one of a few lengths, so that most
+ranks in different calls exchange equally many bytes. Otherwise the library reports a truncated message, or the ranks
+wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
+20 here, and only other calls of one number can match it. An exchange of 16 bytes precedes all other calls.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
 from unisono.transports.fused import Start
 
 PARCELS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
-"""Bytes of payload for which there is room beside the check."""
+"""Sizes of a parcel's payload in bytes, without the check."""
 
 BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
-"""Bits of each number of the fingerprint: summed over MOST_RANKS they are exact."""
+"""Bits in each number of the fingerprint: sums over MOST_RANKS are exact."""
 
 MOST_RANKS = 1 << 14
 
 FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
-"""How many numbers of a dtype carry 30 bits: beside one number of payload, of which there are few calls."""
+"""Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
 
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
-"""The integers of as many bits."""
+"""Integer dtypes of the same width."""
 
 ADDRESSES = 64
-"""Addresses whose views are kept for one length."""
+"""Number of addresses whose views are kept for one length."""
 
 
 OPS = {
@@ -59,14 +59,14 @@ OPS = {
 }
 
 BOOL_OPS = {**OPS, "sum": MPI.BOR, "product": MPI.BAND}
-"""The ops of bools, which MPI sees as bytes that are 0 or 1."""
+"""Ops for bool tensors, which MPI sees as bytes of 0 or 1."""
 
 
 def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatype, MPI.Op]:
-    """What stands for a contiguous tensor in the library: the tensor itself where the library can reduce it as it is.
+    """Return a tensor that the library can reduce in place of a contiguous `tensor` (if possible itself), type and op.
 
-    The half types, which MPI may not know, become float32. For minimum and maximum floating-point numbers become
-    integers: of a NaN and a number MPI may take either, and another one on another rank.
+    float16 and bfloat16, which MPI may not know, become float32. For minimum and maximum, floating-point numbers become
+    integers: between a NaN and a number, MPI may choose either, and differently on each rank.
     """
     numbers = tensor.float() if tensor.dtype in HALF_DTYPES else tensor
     if tensor.is_floating_point() and op in ("minimum", "maximum"):
@@ -77,7 +77,7 @@ def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatyp
 
 
 def restore(numbers: torch.Tensor, into: torch.Tensor) -> None:
-    """Put what the library has made of `numbers_of` a tensor into one of that tensor's dtype and the same length."""
+    """Convert a reduced `numbers_of(tensor)` back, into a tensor of the original dtype and the same length."""
     if into.is_floating_point() and not numbers.is_floating_point():
         numbers = _turn(numbers)
         numbers = numbers.view(next(dtype for dtype, integer in INTEGERS.items() if integer is numbers.dtype))
@@ -86,7 +86,7 @@ def restore(numbers: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def _turn(bits: torch.Tensor) -> torch.Tensor:
-    """Floating-point numbers' bits as integers in the order of the numbers, or such integers as bits."""
+    """Convert bits of floating-point numbers to integers of the same order, or such integers back to bits."""
     width = 8 * bits.dtype.itemsize
     return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))
 
@@ -110,7 +110,7 @@ def _allreduce(group: Group, plan: Plan) -> Start:
     return start
 
 
-def _part_reduce(group: Group, plan: Plan) -> Start:
+def _reduce_scatter(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
 
@@ -129,7 +129,7 @@ def _part_reduce(group: Group, plan: Plan) -> Start:
     return start
 
 
-def _part_broadcast(group: Group, plan: Plan) -> Start:
+def _all_gather(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
 
@@ -162,29 +162,29 @@ def _all_to_all(group: Group, plan: Plan) -> Start:
 
 _CALLS: Mapping[str, Callable[[Group, Plan], Start]] = {
     "allreduce": _allreduce,
-    "part_reduce": _part_reduce,
-    "part_broadcast": _part_broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
     "broadcast": _broadcast,
     "all_to_all": _all_to_all,
 }
-"""The collectives that the library carries out as a whole."""
+"""Functions that prepare the collectives of the library, by name."""
 
 
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the elements from an address on, which somebody else keeps."""
+    """Return a tensor over memory at an address, which the caller keeps alive."""
     if length == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
 
 
 def _carries_check(group: Group, plan: Plan) -> bool:
-    """Return whether the payload is short enough, of a fit dtype, and goes across nodes."""
+    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
     fit = plan.dtype in FIELDS and 0 < plan.nbytes <= PARCELS[-1]
     return fit and not group.compares_by_memory(plan.what) and group.size <= MOST_RANKS
 
 
 def _short_allreduce(group: Group, length: int, dtype: torch.dtype, what: Call) -> Start:
-    """Prepare the sum of `length` elements in place, whose check travels along."""
+    """Prepare the sum of `length` elements in place, with the check in the same message."""
     nbytes = length * dtype.itemsize
     room = nbytes if length == 1 else next(parcel for parcel in PARCELS if parcel >= nbytes)
     check = _check_of(what, dtype, length)
@@ -228,13 +228,13 @@ def _short_allreduce(group: Group, length: int, dtype: torch.dtype, what: Call) 
 
 
 def _check_of(what: Call, dtype: torch.dtype, length: int) -> Any:
-    """The call's number in front of a payload of that length: half of it where the payload is a single number."""
+    """Return the check for a payload of that length: 60 bits of the call's number, 30 for a single element."""
     fields = FIELDS[dtype] if length == 1 else 2 * FIELDS[dtype]
     return np.array(fingerprint(what, fields, BITS[dtype]), NUMPY_DTYPES[dtype])
 
 
 def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
-    """An allreduce whose wait is ours, so that it can be ended."""
+    """Return a non-blocking allreduce with our own wait, which can be ended."""
 
     def allreduce(mine: Any, buffer: Any) -> None:
         group.finish(group.comm.Iallreduce(mine, buffer), buffer)
@@ -243,5 +243,5 @@ def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
 
 
 def fingerprint(what: Call, fields: int, bits: int) -> list[int]:
-    """The lowest bits of the call's number, in `fields` numbers of `bits` bits; none of them 0."""
+    """Return the lowest bits of the call's number as `fields` numbers of `bits` bits, each plus 1 so that none is 0."""
     return [(what.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in range(fields)]

@@ -1,7 +1,7 @@
-"""Messages by which the watches of different nodes ask and answer each other. None is sent while nobody waits for long.
+"""Messages between the watches of different nodes: requests and answers. None is sent while no rank waits for long.
 
-A thread of its own sends and receives: the MPI library may hold it up as long as another thread of the process waits
-there, and the watch has to go on.
+A separate thread sends and receives. The MPI library may block it while another thread of the process waits in the
+library, and the watch must not be blocked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from unisono.collectives.states import State
 from unisono.mpi import MPI
 
 LISTEN = 0.2
-"""Seconds between two looks for news."""
+"""Seconds between two checks for messages."""
 
 
 class Note(NamedTuple):
-    """A rank waits in a call of a world; or, with a verdict, two ranks differ. `rank` is the one in that world."""
+    """Message that a rank waits in a call of a world; with a verdict, that two ranks differ. `rank`: in that world."""
 
     world: str
     rank: int
@@ -30,13 +30,13 @@ class Note(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A rank asks for the state of another."""
+    """Request for the state of another rank."""
 
     rank: int
 
 
 class Reply(NamedTuple):
-    """What it is told."""
+    """Answer to a Question: the state of a rank."""
 
     rank: int
     state: State
@@ -45,8 +45,8 @@ class Reply(NamedTuple):
 class Notes:
     """Notes on a communicator that nothing else uses.
 
-    `hear` is given each note that comes, `state` gives the own state; `held` says that this thread should not call the
-    library now.
+    `hear` is called with each received note. `state` returns the own state. `held` returns True while this thread
+    should not call the library.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class Notes:
         self._sending: list[MPI.Request] = []
         self._stop = threading.Event()
         self.replies: dict[int, tuple[float, State]] = {}
-        """By rank when it has replied last, and what."""
+        """Time and state of the last reply, by rank."""
         self._thread = threading.Thread(target=self._run, name="unisono notes", daemon=True)
         self._thread.start()
 
     def send(self, note: Note | Question, ranks: Iterable[int]) -> None:
-        """Send a note to some ranks."""
+        """Queue a note to some ranks; the thread sends it."""
         self._outbox.extend((note, rank) for rank in ranks if rank != self._comm.rank)
 
     def stop(self) -> None:
-        """Send what has been said, and end the thread: no word comes from here any more."""
+        """End the thread and send the queued notes. Nothing is sent afterwards."""
         self._stop.set()
         self._thread.join()
         self._send()
 
     def drain(self, everyone: MPI.Request) -> None:
-        """Throw away what comes until all ranks have ended their threads."""
+        """Discard incoming notes until all ranks have ended their threads."""
         while not everyone.Test():
             self._receive()
         self._receive()

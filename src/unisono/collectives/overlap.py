@@ -1,4 +1,4 @@
-"""Memory that tensors share, found before a collective writes: else it would read what it has overwritten.
+"""Detection of memory that tensors share, before a collective writes: it might read memory it has overwritten.
 
     input     | a0 | a1 | a2 |
     output         | .. |            rank 1's own chunk of the input: in place, as NCCL documents it
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 WORK = 1 << 16
-"""Steps of NumPy's search for an element that two strided tensors share; beyond them they are taken to share one."""
+"""Step limit of NumPy's search for an element that two strided tensors share; beyond it they count as sharing."""
 
 
 class _Elements:
-    """A tensor's elements in the form that NumPy asks for: only their addresses count."""
+    """Array interface of a tensor's elements for NumPy: only their addresses count."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()
@@ -34,7 +34,7 @@ class _Elements:
 
 
 class _Span(NamedTuple):
-    """The bytes from a tensor's first element to its last."""
+    """Range of bytes from a tensor's first element to its last."""
 
     start: int
     stop: int
@@ -43,7 +43,7 @@ class _Span(NamedTuple):
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte and of the one after the last; (0, 0) for an empty tensor."""
+    """Return the address of the first byte and of the byte after the last; (0, 0) for an empty tensor."""
     if tensor.is_contiguous():
         start, nbytes = tensor.data_ptr(), tensor.nbytes
         return (start, start + nbytes) if nbytes else (0, 0)
@@ -54,7 +54,7 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def writable(tensor: torch.Tensor) -> bool:
-    """Tell if each element has memory of its own, which those of an expanded tensor have not."""
+    """Return True if no two elements share memory; those of an expanded tensor do."""
     if tensor.is_contiguous() or tensor.numel() < 2:
         return True
     lines = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
@@ -72,7 +72,7 @@ def writable(tensor: torch.Tensor) -> bool:
 
 
 def shared(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell if some element of one tensor lies in the memory of the other."""
+    """Return True if some element of one tensor lies in the memory of the other."""
     (start, stop), (low, high) = extent(one), extent(other)
     if stop <= low or high <= start:
         return False
@@ -85,7 +85,7 @@ def shared(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell if two tensors are the same elements, in the same order, in the same memory."""
+    """Return True if two tensors are the same elements, in the same order, in the same memory."""
     if one.data_ptr() != other.data_ptr() or one.is_conj() != other.is_conj() or one.is_neg() != other.is_neg():
         return False
     if one.is_contiguous() and other.is_contiguous():
@@ -94,7 +94,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_chunk(chunk: torch.Tensor, whole: torch.Tensor, start: int) -> bool:
-    """Tell if `chunk` is the elements of `whole` from `start` on."""
+    """Return True if `chunk` is the elements of `whole` from `start` on."""
     if not (chunk.is_contiguous() and whole.is_contiguous()) or chunk.is_neg() or whole.is_neg():
         return False
     if chunk.is_conj() or whole.is_conj():
@@ -108,9 +108,9 @@ def find_overlap(
     own: Collection[tuple[int, int]] = (),
     allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same,
 ) -> str:
-    """Return in words which two tensors share memory where at least one is written; empty if none do.
+    """Return a description of two tensors that share memory, at least one of them an output; empty if none do.
 
-    `own` has pairs of an output and an input, by their places, that may share memory where it is `allowed`.
+    `own` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
     """
     ends = sorted(map(extent, (*outputs, *inputs)))
     if all(one[1] <= other[0] for one, other in pairwise(ends)):

@@ -1,4 +1,4 @@
-"""Tensors as MPI sees them: their memory, and the type that stands for their elements."""
+"""Tensors for MPI: their memory, and the MPI type of their elements."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ MPI_TYPES = {
 }
 
 CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""What stands in for dtypes of that many bytes where nothing is reduced."""
+"""Dtype that replaces any dtype of that many bytes when nothing is reduced."""
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's elements. Raises TensorError for one that is not in plain CPU memory."""
+    """Return the size of a tensor in bytes. Raises TensorError for one that is not in plain CPU memory."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TensorError(f"cannot carry a {tensor.layout} tensor on {tensor.device}; move it to the CPU, dense, first")
     return int(tensor.nbytes)
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.memory:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
 class _Memory:
-    """A tensor's memory in the form that NumPy asks for; an array of it keeps the tensor."""
+    """Array interface of a tensor's memory for NumPy; an array made from it keeps the tensor alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -52,44 +52,44 @@ class _Memory:
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous tensor as a flat array of bytes, which keeps the tensor."""
+    """Return the memory of a contiguous tensor as a flat array of bytes, which keeps the tensor alive."""
     return np.asarray(_Memory(tensor))
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements one after another: the tensor's own memory if they lie so there, else a copy."""
+    """Return a flat tensor of the elements: a view of the tensor's memory if it is plain, else a copy."""
     return content_of(tensor).detach().view(-1)
 
 
 def plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its elements one after another, as they are."""
+    """Return True if a tensor is contiguous, without a pending conjugation or negation."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def content_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor to send: itself if it is plain, else a copy that is."""
+    """Return a tensor to send: itself if it is plain, else a plain copy."""
     return tensor if plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
-    """Where what comes for a tensor lands: itself if it is plain, else one that is; `settle` then brings it home."""
+    """Return a tensor to receive into: itself if it is plain, else a plain one; `settle` then copies it back."""
     return tensor if plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def settle(tensors: Iterable[torch.Tensor], rooms: Iterable[torch.Tensor]) -> None:
-    """Copy what has landed elsewhere to where it belongs."""
+    """Copy each room from `room_for` into its tensor, where they differ."""
     for tensor, room in zip(tensors, rooms, strict=True):
         if room is not tensor:
             tensor.detach().copy_(room)
 
 
 def carrier_of(tensor: torch.Tensor) -> torch.dtype:
-    """A dtype of the same size that every transport knows, for tensors that are only moved."""
+    """Return a dtype of the same size that every transport supports, for tensors that are only moved."""
     if tensor.dtype.itemsize not in CARRIERS:
         raise TensorError(f"cannot carry a tensor of {tensor.dtype}: its elements have {tensor.dtype.itemsize} bytes")
     return CARRIERS[tensor.dtype.itemsize]
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The name of a dtype as people say it."""
+    """Return the name of a dtype without the prefix "torch."."""
     return str(dtype).removeprefix("torch.")

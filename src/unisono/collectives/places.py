@@ -1,4 +1,4 @@
-"""Where a program is: the file and the line of its main thread that is neither ours, nor PyTorch's, nor Python's."""
+"""Position of a program: the file and the line of its main thread outside of unisono, PyTorch and Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTALLED = tuple(
 
 
 def where() -> str:
-    """Return FILE:LINE of the main thread; of what is within a library when nothing else is there."""
+    """Return FILE:LINE of the main thread in the program; in a library if no frame is in the program."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     innermost = frame
     while frame is not None:
@@ -28,7 +28,7 @@ def where() -> str:
 
 
 def is_in(function: Callable[..., object]) -> bool:
-    """Return whether the main thread does nothing but carry `function` out."""
+    """Return True if `function` is the outermost frame of the main thread."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
@@ -36,5 +36,5 @@ def is_in(function: Callable[..., object]) -> bool:
 
 
 def is_program(file: str) -> bool:
-    """Return whether a file is part of the program that is run, and of no library."""
+    """Return True if a file belongs to the program that is run, not to a library."""
     return not file.startswith((OWN, *INSTALLED, "<frozen"))

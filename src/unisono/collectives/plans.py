@@ -1,4 +1,4 @@
-"""Plans: what carries out each collective of a group, as data. `prepare.py` makes of a plan what can be started."""
+"""Plans: data that say how each collective of a group is carried out. `prepare.py` turns a plan into a callable."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from unisono.wires.wire import Wire
 AUTO = "auto"
 
 MAX_PLANS = 4096
-"""Plans that are kept."""
+"""Largest number of plans that are kept."""
 
 
 class Plan(NamedTuple):
-    """All that decides how a collective is carried out: ranks with equal plans do the same."""
+    """Everything that determines how a collective is carried out: ranks with equal plans do the same."""
 
     collective: str
     algorithm: str
-    """The name of a schedule, or "library"."""
+    """Name of a schedule, or "library"."""
     transport: str
     """"library"; "windows" (the ranks of one node); "messages"; or "mixed": windows within nodes, messages between."""
     length: int
-    """Elements of the whole payload."""
+    """Number of elements of the whole payload."""
     dtype: torch.dtype
-    """Of the payload; where nothing is reduced, one that stands in for it."""
+    """Dtype of the payload; if nothing is reduced, one that replaces it."""
     wire: str | None
     op: str | None
-    """None where nothing is reduced."""
+    """Name of the reduction; None if nothing is reduced."""
     root: int
     what: Call
-    """The call in words, which ranks compare."""
+    """Description of the call, which ranks compare."""
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How the payload is seen, copied and reduced."""
+        """Arithmetic by which the payload is viewed, copied and reduced."""
         return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)
 
     @property
     def encoding(self) -> Wire | None:
-        """How the payload travels between nodes; None where it does as it is."""
+        """Encoding of the payload between nodes; None if it is sent unencoded."""
         return wire_of(self.wire, self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the whole payload."""
+        """Size of the whole payload in bytes."""
         return self.length * self.dtype.itemsize
 
 
 class Plans:
-    """The plans, schedules and programs of one rank of a group."""
+    """Cache of the plans, schedules and programs of one rank of a group."""
 
     def __init__(self, rank: int, placement: Placement, table: Table) -> None:
         self._rank, self._placement, self._table = rank, placement, table
@@ -71,13 +71,13 @@ class Plans:
         self._rotated: dict[tuple[str, int], Algorithm] = {}
 
     def find(self, algorithm: str) -> Family:
-        """The schedule of that name for where these ranks sit."""
+        """Return the schedule of that name for the placement of these ranks."""
         if algorithm not in self._families:
             self._families[algorithm] = find(algorithm, self._placement)
         return self._families[algorithm]
 
     def schedule(self, plan: Plan) -> Algorithm:
-        """Return the schedule that a plan names; a broadcast from a root other than 0 is that from 0, moved up."""
+        """Return the schedule that a plan names. For a root other than 0, ranks of the broadcast are rotated."""
         algorithm: Algorithm | None = getattr(self.find(plan.algorithm), plan.collective)
         assert algorithm is not None, "the plan names what the schedule has"
         if not plan.root:
@@ -89,7 +89,7 @@ class Plans:
         return self._rotated[key]
 
     def program(self, algorithm: Algorithm) -> Program:
-        """This rank's program of a schedule."""
+        """Return this rank's program of a schedule."""
         if algorithm not in self._programs:
             self._programs[algorithm] = algorithm(self._rank, self._placement.ranks)
         return self._programs[algorithm]
@@ -104,9 +104,9 @@ class Plans:
         root: int = 0,
         carrier: torch.dtype | None = None,
     ) -> Plan:
-        """Plan a collective on a payload like `tensor`. Where nothing is reduced, `op` is None: it moves as `carrier`.
+        """Return the plan of a collective on a payload like `tensor`. If `op` is None, it is only moved, as `carrier`.
 
-        Raises TensorError for a dtype, an op or a wire that cannot be carried, UsageError for an unknown name.
+        Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
         """
         dtype, nbytes = tensor.dtype, tensor.nbytes
         key = collective, algorithm, dtype, nbytes, wire, op, root, carrier
@@ -146,14 +146,14 @@ class Plans:
         return plan
 
     def _cuts_alike(self, collective: str, algorithm: str) -> bool:
-        """Return whether a schedule cuts a payload in the same way all along; what travels as it is, does."""
+        """Return True if a schedule cuts the payload in the same way in all rounds. The library counts as such."""
         if algorithm == LIBRARY:
             return True
         ranks = {0, max(self._placement.nodes, key=len)[-1]}  # the same looked at on all ranks
         return all(cuts_alike(getattr(self.find(algorithm), collective)(rank, self._placement.ranks)) for rank in ranks)
 
     def choose(self, collective: str, algorithm: str, nbytes: int) -> Choice:
-        """Choose what carries out a collective for that many bytes in flight: the algorithm and the transport."""
+        """Return the algorithm and the transport of a collective for a payload of `nbytes` encoded bytes."""
         if algorithm == AUTO:
             algorithm, transport = self._table.choose(collective, self._placement, nbytes)
         else:

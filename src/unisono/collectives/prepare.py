@@ -1,4 +1,4 @@
-"""Makes of a plan a persistent collective: all that can be done before the payload is known, is done once.
+"""Preparation of persistent collectives from plans: all work that does not need the payload is done once.
 
 plan ── data ──▶ prepare ──▶ start(source, target) ── again and again, on memory at any address
 
@@ -41,14 +41,14 @@ from unisono.transports.transport import Transport
 from unisono.transports.windows import WindowTransport
 
 MAX_PREPARED = 256
-"""Prepared collectives that a group keeps."""
+"""Largest number of prepared collectives that a group keeps."""
 
 
 def prepare(group: Group, plan: Plan) -> Start:
-    """Return what carries the plan out, in the thread that calls it: `start(source, target)`, two addresses.
+    """Return a function `start(source, target)` of two addresses that carries the plan out in the calling thread.
 
-    What lies there is contiguous, of the plan's dtype, and kept by the caller until the call returns. Prepared by all
-    ranks of the group together the first time; kept for the next.
+    The memory there is contiguous, of the plan's dtype, and kept alive by the caller until the call returns. All ranks
+    of the group prepare a plan together the first time; the function is kept for later calls.
     """
     prepared = group.prepared.get(plan)
     if prepared is None:
@@ -59,7 +59,7 @@ def prepare(group: Group, plan: Plan) -> Start:
 
 
 def by_windows(group: Group, plan: Plan) -> Start:
-    """Prepare a collective of one node's ranks: in its fused form, where the schedule has one."""
+    """Prepare a collective within one node, in its fused form if the schedule has one."""
     memory = group.memory_for(plan.what)
     job = Job(plan.length, plan.dtype, plan.arithmetic, plan.what)
     if (fused := FUSED.get((plan.collective, plan.algorithm))) is not None:
@@ -114,7 +114,7 @@ def by_both(group: Group, plan: Plan) -> Start:
 
 
 def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:
-    """Return how a schedule uses mailboxes, the same on all ranks: by the programs of the largest node."""
+    """Return the use of mailboxes by a schedule, from the programs of the largest node: the same on all ranks."""
     near = max(group.placement.nodes, key=len)
     programs = [schedule(rank, group.size) for rank in near[:2]]
     if any(numbered_within(program, near) > MAX_NUMBERED for program in programs):
@@ -124,14 +124,14 @@ def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pac
 
 
 def _pace(group: Group, plan: Plan, program: Program, by_node: bool = False) -> Pace:
-    """Return how a payload goes through a program."""
+    """Return the pace of a payload in a program."""
     flying = plan.encoding.nbytes(1 << 16) / (1 << 16) if plan.encoding is not None else None
     return pace_of(program, group.size, plan.length, plan.dtype.itemsize, group.table.network, flying, by_node)
 
 
 def _played(group: Group, plan: Plan, program: Program, pace: Pace, within: tuple[Mailboxes, Seats] | None) -> Start:
-    """Prepare the play of a program by messages, and `within` nodes through mailboxes."""
-    whole = plan.collective not in ("part_reduce", "part_broadcast")
+    """Prepare to play a program by messages, and `within` nodes through mailboxes."""
+    whole = plan.collective not in ("reduce_scatter", "all_gather")
     pieces = cut(plan.length, program.chunks, pace.largest, chunk_major=not whole)
     arithmetic, itemsize, near = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
 
@@ -157,7 +157,7 @@ def _played(group: Group, plan: Plan, program: Program, pace: Pace, within: tupl
         with group.call(plan.what) as number:
             if plan.collective == "broadcast":
                 group.agree(plan.what)  # nobody waits for the ranks below it in a tree: a difference might go unnoticed
-            if plan.collective != "part_reduce":
+            if plan.collective != "reduce_scatter":
                 carry(target, number)
                 return
             scratch = np.array(bytes_at(source, plan.nbytes))  # what is not the own chunk is lost
@@ -168,7 +168,7 @@ def _played(group: Group, plan: Plan, program: Program, pace: Pace, within: tupl
 
 
 def _parcels(group: Group, plan: Plan, program: Program) -> Start:
-    """Prepare an all_to_all: memory of two places, what goes and what comes."""
+    """Prepare an all_to_all, which has separate memory for sent and for received chunks."""
     shape = group.size, plan.nbytes // group.size
 
     def start(source: int, target: int) -> None:
@@ -191,4 +191,4 @@ BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Start]] = {
     "messages": by_messages,
     "mixed": by_both,
 }
-"""What prepares the plans of each transport."""
+"""Functions that prepare plans, by transport."""

@@ -1,16 +1,16 @@
-"""Reduce: the root ends with the reduction of what all ranks had.
+"""Reduce: the root ends with the reduction of all ranks' tensors.
 
 4 ranks, root 0; a payload of 4 chunks, A to D:
 
-                         part_reduce    gather
+                         reduce_scatter    gather
     rank 0   A B C D     A'             A' B' C' D'        x' is the sum, or another reduction, of all ranks' x
     rank 1   A B C D       B'           A B C D
     rank 2   A B C D         C'         A B C D
     rank 3   A B C D           D'       A B C D
 
-Rounds: those of `part_reduce`, and 1. Bytes: each rank sends n(p-1)/p, then all but the root n/p; so no link carries
-more than 2n(p-1)/p, whatever the number of ranks. On one node each rank reduces its segment in shared memory, and the
-root alone copies them out (`transports/staging.py`).
+Rounds: those of `reduce_scatter` plus 1. Bytes: each rank sends n(p-1)/p, then each but the root n/p. So no link
+carries more than 2n(p-1)/p, for any number of ranks. On one node each rank reduces its segment in shared memory, and
+only the root copies the segments out (`transports/staging.py`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from __future__ import annotations
 import torch
 
 from unisono.call import Call, call
+from unisono.collectives.all_to_all_v import carry
 from unisono.collectives.checks import Checks, check_output, check_root
-from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
-from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
+from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import arithmetic_of
 
 
 def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> None:
-    """Reduce `tensor` over all ranks into the root's, in place; the others' stay as they are. Any shape and stride.
+    """Reduce `tensor` over all ranks into the root's, in place. Other ranks' tensors do not change. Any shape, stride.
 
-    `op` and what is raised are those of the allreduce; UsageError too for a root that is no rank.
+    `op` and errors are those of `allreduce`. Also raises UsageError for a root that is not a rank.
     """
     with Checks(group, "reduce"):
         nbytes_of(tensor)
@@ -57,5 +57,5 @@ def _by_parts(group: Group, flat: torch.Tensor, root: int, op: str, what: Call) 
     chunks = {rank: flat[start:stop] for rank, (start, stop) in enumerate(ends)} if group.rank == root else {}
     with group.call(what):
         group.agree(what)
-        shard = part_reduce(group, flat, op=op)
+        shard = reduce_scatter(group, flat, op=op)
         carry(group, {root: shard}, chunks, what)

@@ -1,4 +1,4 @@
-"""Scatter: the root has a part for each rank.
+"""Scatter: the root sends each rank its part.
 
 3 ranks, root 0; of lengths 1, 2 and 1:
 
@@ -6,7 +6,7 @@
                                          rank 1   b b
                                          rank 2   c
 
-Rounds: 1. The root sends all but its own bytes, and nobody can do with fewer.
+Rounds: 1. The root sends the bytes of all other ranks, which is the minimum.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Sequence
 import torch
 
 from unisono.call import call
+from unisono.collectives.all_to_all_v import carry
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
-from unisono.collectives.exchange import carry
 from unisono.collectives.group import Group
 from unisono.collectives.payload import content_of, name_of, nbytes_of, room_for, settle
 
 
 def scatter(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
-    """Fill rank r's `tensor` with the root's parts[r]; `parts` is looked at on the root alone. Any shape and stride.
+    """Fill the `tensor` of rank r with the root's parts[r]. Only the root reads `parts`. Any shape and stride.
     The root's `tensor` may be its own part.
 
-    Raises UsageError for a root that is no rank, TensorError for parts that are not one for each rank of the tensor's
-    dtype, MismatchError when a part has another length than the tensor it is for: naming both, on every rank.
+    Raises UsageError for a root that is not a rank, TensorError unless there is one part per rank, all of the tensor's
+    dtype, and MismatchError on every rank, naming both lengths, when a part does not fit the tensor of its rank.
     """
     at_root = (parts or ()) if group.rank == root else ()
     with Checks(group, "scatter"):

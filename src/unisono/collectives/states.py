@@ -1,11 +1,11 @@
-"""What ranks say of themselves when somebody waits for long, and the words that are made of it. Nothing here acts.
+"""States that ranks report when one waits for long, and the messages made from them. Pure functions only.
 
 rank 0   waits 10 s in call 7 of world   ── where are you? ──▶  all ranks
-rank 1   State: world is at call 6, waits in call 3 of "twin 1 of world", at train.py:12
+rank 1   State: world is at call 6, waits in call 3 of "dup 1 of world", at train.py:12
 rank 2   no answer; its process is stopped
 
 "rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; not come: rank 1, which waits
- in barrier(), call 3 of twin 1 of world, at train.py:12; rank 2, which is stopped ..."
+ in barrier(), call 3 of dup 1 of world, at train.py:12; rank 2, which is stopped ..."
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LISTED = 8
-"""Ranks that are described one by one."""
+"""Largest number of ranks that are described one by one."""
 
 MISMATCH = "every rank of a group must make the same calls in the same order"
 
@@ -34,25 +34,25 @@ class Wait(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a rank says of itself."""
+    """State that a rank reports of itself."""
 
     where: str
-    """The file and the line of its main thread."""
+    """File and line of its main thread."""
     waits: tuple[Wait, ...] = ()
     numbers: Mapping[str, int] = {}
-    """By the name of a world how many of its calls the rank has come to."""
+    """Number of calls that the rank has entered, by name of the world."""
     broken: tuple[str, ...] = ()
-    """The worlds that it has given up."""
+    """Names of the worlds that an error has ended on this rank."""
     ended: bool = False
 
 
 def encode(state: State) -> bytes:
-    """A state as JSON, for other processes."""
+    """Return a state as JSON, for other processes."""
     return json.dumps(state).encode()
 
 
 def decode(content: bytes) -> State:
-    """The state that `encode` has encoded."""
+    """Return the state that `encode` has encoded."""
     where, waits, numbers, broken, ended = json.loads(content)
     return State(where, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
 
@@ -60,16 +60,16 @@ def decode(content: bytes) -> State:
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
 Answer = State | str
-"""What is known of a rank: its state; or that its process is STOPPED, is DEAD, or that it is SILENT."""
+"""Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
 
 
 def difference(one: int, words: str, other: int, other_words: str) -> str:
-    """The error of two ranks that differ."""
+    """Return the error message for two ranks in different calls."""
     return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH}"
 
 
 def absent(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
-    """The ranks that have not come to a call; if all have, those that do not wait in a call of its world."""
+    """Return the ranks that have not entered a call; if all have, those that do not wait in a call of its world."""
 
     def late(answer: Answer) -> bool:
         return not isinstance(answer, State) or answer.ended or answer.numbers.get(wait.world, 0) < wait.number
@@ -83,14 +83,14 @@ def absent(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> 
 
 
 def is_hopeless(wait: Wait, answer: Answer) -> bool:
-    """Whether a rank that has not come will never come."""
+    """Return True if a rank that has not entered the call never will."""
     if isinstance(answer, State):
         return answer.ended or wait.world in answer.broken
     return answer == DEAD
 
 
 def speaks(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
-    """Whether it is for `rank` to report the wait: the lowest of those that wait in that call for half as long."""
+    """Return True if `rank` is to report the wait: if no lower rank has waited in that call for over half as long."""
     waiting = [
         other
         for other, answer in answers.items()
@@ -102,19 +102,19 @@ def speaks(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
 
 
 def report(rank: int, size: int, wait: Wait, where: str, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
-    """A line on a rank that waits, for those that are `missing`."""
+    """Return a line about a rank that waits for the `missing` ranks."""
     waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(where)}"
     return f"{waited}; {_not_come(wait, missing, answers)}"
 
 
 def failure(rank: int, size: int, wait: Wait, where: str, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
-    """Return the error of a rank that waits no more."""
+    """Return the error message of a rank whose wait is ended."""
     hopeless = any(is_hopeless(wait, answers.get(other, SILENT)) for other in missing)
     return f"{report(rank, size, wait, where, missing, answers)}: {ENDED if hopeless else LATE}"
 
 
 def describe(wait: Wait) -> str:
-    """A call in words."""
+    """Return a description of the call in which a rank waits."""
     return f"{wait.words}, call {wait.number} of {wait.world}"
 
 

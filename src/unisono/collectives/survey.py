@@ -1,4 +1,4 @@
-"""Asks ranks what they do: those of the own node in shared memory, those of others by messages."""
+"""Requests for the states of ranks: in shared memory within the node, by messages to other nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from unisono.collectives.states import SILENT, Answer, State
 from unisono.mpi import MPI
 
 ANSWER = 3.0
-"""Seconds that ranks have to answer: their machines may be busy."""
+"""Seconds that ranks have to answer; their machines may be busy."""
 
 
 class Survey:
-    """Made and freed by all ranks of `comm` together, which nothing else uses; `node` has those of this rank's node.
+    """Requests and answers on `comm`, which nothing else uses; all its ranks make and free a survey together.
 
-    `state` gives the own state, `hear` is given the notes that come, `held` says that MPI may hold a thread.
+    `node` lists the ranks of this rank's node. `state` returns the own state. `hear` is called with each received note.
+    `held` returns True while MPI may block a thread.
     """
 
     def __init__(
@@ -33,19 +34,19 @@ class Survey:
         self._notes = Notes(comm, hear, state, held) if len(node) < comm.size else None
         self._asked = 0.0
         self.node = self._board.ranks
-        """The ranks of this rank's node."""
+        """Ranks of this rank's node."""
 
     @property
     def asked(self) -> bool:
-        """Whether a rank of the node has asked since this was looked at."""
+        """True if a rank of the node has asked since this property was last read."""
         return self._board.asked
 
     def publish(self, state: State) -> None:
-        """Write the own state down where the node's ranks see it."""
+        """Write the own state into the shared memory of the node."""
         self._board.write(state)
 
     def ask(self, ranks: Iterable[int]) -> float:
-        """Ask some ranks, and all of the node, what they do; return when."""
+        """Ask some ranks, and all ranks of the node, for their states; return the time of asking."""
         now = time.monotonic()
         if now - self._asked > ANSWER:  # another wait of this process may have asked, and want the answer
             self._board.ask()
@@ -55,11 +56,11 @@ class Survey:
         return now
 
     def read_node(self) -> dict[int, Answer]:
-        """Read what the ranks of the node have answered."""
+        """Return the answers of the ranks of the node."""
         return self._board.read()
 
     def read(self, ranks: Iterable[int], asked: float) -> dict[int, Answer]:
-        """Read what some ranks have answered since they were asked."""
+        """Return the answers of some ranks since they were asked; SILENT for ranks without one."""
         found = self._board.read()
         replies = {} if self._notes is None else self._notes.replies
         for rank in set(ranks) - set(found):
@@ -68,12 +69,12 @@ class Survey:
         return {rank: found[rank] for rank in ranks}
 
     def tell(self, note: Note, ranks: Iterable[int]) -> None:
-        """Send a note to some ranks, whatever node they are on."""
+        """Send a note to some ranks, on any nodes."""
         if self._notes is not None:
             self._notes.send(note, ranks)
 
     def leave(self) -> None:
-        """The program ends: answer the ranks of other nodes until all have come to this."""
+        """Answer the ranks of other nodes until all ranks have called this, at the end of the program."""
         if self._notes is not None:
             everyone = self._comm.Ibarrier()
             while not everyone.Test():
@@ -81,13 +82,13 @@ class Survey:
             self._notes.stop()
 
     def stop(self) -> None:
-        """Leave without the other ranks: no word comes from here any more."""
+        """Leave without the other ranks. Nothing is sent afterwards."""
         if self._notes is not None:
             self._notes.stop()
             self._comm.Ibarrier()  # those that end in order wait for it
 
     def free(self) -> None:
-        """Give the memory back, all ranks together."""
+        """Free the memory; called by all ranks together."""
         if self._notes is not None:
             self._notes.stop()
             self._notes.drain(self._comm.Ibarrier())

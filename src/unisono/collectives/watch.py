@@ -1,18 +1,18 @@
-"""One watch over all calls of a process: tells who has not come to a call and where they are, and ends long waits.
+"""Watch over all calls of a process: reports the ranks missing from a call and their positions, and ends long waits.
 
     after 2 s    across nodes: neighbours in the world compare their calls; those that differ raise MismatchError
     after 10 s   all ranks are asked where they are; one of those that wait says who has not come, once
                  a wait for a rank that has ended its program, or is dead, is ended
     time-out     every wait is ended: StallError
 
-A thread looks at what this rank is in, five times a second. While nobody waits for long it sends nothing, writes
-nothing and asks nothing. The ranks of a node answer in shared memory (`board.py`), those of other nodes by messages
-(`notes.py`). What is said is a pure function of the answers (`states.py`).
+A thread checks the current calls of this rank five times a second. While no rank waits for long, it sends nothing,
+writes nothing and asks nothing. The ranks of a node answer in shared memory (`board.py`), those of other nodes by
+messages (`notes.py`). A report is a pure function of the answers (`states.py`).
 
-Messages of different calls never match (`transports/messages.py`), so across nodes a difference shows as waiting: each
-rank remembers its last calls (`calls.py`), and where ranks differ, some pair of neighbours differs. The comparison is
-by words. A wait that is ours raises; a rank that is held inside the MPI library cannot: it prints the error and ends
-all.
+Messages of different calls never match (`transports/messages.py`), so across nodes ranks in different calls wait for
+each other. Each rank remembers its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
+descriptions of calls are compared. A wait in unisono raises. A rank blocked inside the MPI library cannot raise: it
+prints the error and ends all ranks.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from unisono.mpi import MPI
 from unisono.timeouts import TIMEOUT
 
 COMPARE_AFTER = 2.0
-"""Seconds in one call after which a rank tells its neighbours in the world where it is."""
+"""Seconds in one call after which a rank sends its call to its neighbours in the world."""
 
 REPORT_AFTER = 10.0
-"""Seconds in one call after which it is said who has not come; half the time-out where that is less."""
+"""Seconds in one call after which the missing ranks are reported; half the time-out if that is less."""
 
 GRACE = 1.0
-"""Seconds that a rank inside the MPI library leaves the others to raise their errors."""
+"""Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
 
 
 class _Entry(NamedTuple):
@@ -61,9 +61,9 @@ class _Entry(NamedTuple):
 
 
 class Watch:
-    """Watches over the calls of a process, in all worlds that are made of the ranks of `comm`.
+    """Watch over the calls of a process, in all worlds that are made of the ranks of `comm`.
 
-    Made and freed by all these ranks together. `node` has those of this rank's node.
+    All these ranks make and free it together. `node` lists the ranks of this rank's node.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
@@ -83,7 +83,7 @@ class Watch:
     # What the worlds of this process call
 
     def ranks_of(self, comm: MPI.Intracomm) -> list[int]:
-        """Return the ranks of a part of the job by their numbers in the whole."""
+        """Return the ranks of `comm`, a part of the job, as ranks of the job."""
         part, whole = comm.Get_group(), self._comm.Get_group()
         ranks = MPI.Group.Translate_ranks(part, list(range(comm.size)), whole)
         part.Free()
@@ -91,30 +91,30 @@ class Watch:
         return list(ranks)
 
     def add(self, calls: Calls) -> None:
-        """Watch over the calls of a world."""
+        """Begin to watch the calls of a world."""
         with self._lock:
             self._entries[calls.name] = _Entry(calls, Progress())
 
     def remove(self, calls: Calls) -> None:
-        """Watch over them no more: their memory is about to go."""
+        """Stop watching the calls of a world, whose memory is about to be freed."""
         with self._lock:
             if calls.name in self._entries and self._entries[calls.name].calls is calls:
                 del self._entries[calls.name]
 
     def tell_all(self, calls: Calls, verdict: str) -> None:
-        """Tell every rank of a world that two of them differ."""
+        """Report to every rank of a world that two of them differ."""
         told = calls.failure is not None
         calls.fail(MismatchError, verdict)
         if not told:
             self._survey.tell(Note(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks)
 
     def stop(self) -> None:
-        """Leave for good, without the other ranks: no word comes from here any more."""
+        """Leave without the other ranks. Nothing is sent afterwards."""
         self._end_thread()
         self._survey.stop()
 
     def free(self) -> None:
-        """Give the communicator and the memory back, all ranks together."""
+        """Free the communicator and the memory; called by all ranks together."""
         self._end_thread()
         self._survey.free()
         self._comm.Free()
@@ -125,7 +125,7 @@ class Watch:
         self._thread.join()
 
     def _leave(self) -> None:
-        """The program ends: say so to whoever waits for this rank."""
+        """Report the end of the program to ranks that wait for this one."""
         self._stop.set()
         self._thread.join()
         self._ended = True
@@ -161,7 +161,7 @@ class Watch:
             self._conclude(calls, current, progress, progress.asked)
 
     def _compare(self, calls: Calls, current: Busy, progress: Progress) -> None:
-        """Compare with the ranks of this node, without a message; then with the neighbours in the world."""
+        """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
         if not progress.compared:
             progress.compared = True
             self._survey.ask(self._survey.node)
@@ -177,13 +177,13 @@ class Watch:
             self._survey.tell(note, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
 
     def _judge(self, calls: Calls, note: Note) -> None:
-        """End a world when this rank was in another call than the note says."""
+        """End a world if this rank was in another call than the note says."""
         mine = calls.words(note.number)
         if mine and mine != note.words and calls.failure is None:
             self.tell_all(calls, difference(note.rank, note.words, self._rank_in(calls), mine))
 
     def _conclude(self, calls: Calls, current: Busy, progress: Progress, asked: float) -> None:
-        """Say who has not come, and end what waits in vain or has waited too long, once the ranks have answered."""
+        """Report the missing ranks once all have answered; end a wait that is hopeless or has lasted too long."""
         others = [rank for rank in calls.ranks if rank != self.rank]
         answers = self._survey.read(others, asked)
         if time.monotonic() - asked < ANSWER and SILENT in answers.values():
@@ -215,7 +215,7 @@ class Watch:
         return State("" if ended else where(), () if ended else tuple(waits), numbers, broken, ended)
 
     def _hear(self, note: Note) -> None:
-        """Take a note that has come."""
+        """Handle a received note."""
         with self._lock:
             entry = self._entries.get(note.world)
             if note.verdict and entry is not None:
@@ -224,7 +224,7 @@ class Watch:
                 self._pending.append(note)
 
     def _held(self) -> bool:
-        """Look at the notes of calls that this rank has come to; return whether the library may be holding a thread."""
+        """Check the notes on calls that this rank has entered; return True if the library may be blocking a thread."""
         with self._lock:
             notes, self._pending = self._pending, []
             for note in notes:
@@ -242,7 +242,7 @@ class Watch:
         return calls.ranks.index(self.rank)
 
     def _end_all(self, calls: Calls, current: Busy) -> None:
-        """Say what is wrong and end: the launcher ends the others. No call into the library, which holds this rank."""
+        """Print the error and exit; the launcher ends the others. Avoids the library, which blocks this rank."""
         time.sleep(GRACE)
         if calls.current != current:
             return  # the wait was ours after all, and has raised the error

@@ -1,1 +1,1 @@
-"""How a network is computed on the processor that there is: number format, cores, and the way of each convolution."""
+"""Computation of a network on a processor: number format, cores, and the way of each convolution."""

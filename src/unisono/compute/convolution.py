@@ -1,8 +1,8 @@
-"""Convolutions that follow a plan: a model's own layers, their three passes computed by the plan's ways.
+"""Convolutions that follow a plan: a model's own layers, with their three passes computed by the plan's ways.
 
     nn.Conv2d  ─ plan_convolutions ─▶  the same module, parameters and names; its products go through the plan
 
-What a plan cannot compute (other padding than zeros, single pictures) stays PyTorch's.
+Layers that a plan cannot compute (other padding than zeros, inputs without a batch dimension) stay PyTorch's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlannedConvolution(nn.Conv2d):
 
 
 def plannable(layer: nn.Conv2d, inputs: Sequence[int]) -> bool:
-    """Whether a plan can compute a layer of inputs of this shape."""
+    """Return True if a plan can compute this layer for inputs of shape `inputs`."""
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return zeros and len(inputs) == 4 and inputs[0] > 0
 
@@ -72,7 +72,7 @@ class _Convolve(torch.autograd.Function):
 
 
 def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:
-    """What a layer computes of these inputs, (samples, channels, height, width)."""
+    """Return the geometry of a layer for these inputs, (samples, channels, height, width)."""
     samples, _, height, width = inputs.shape
     assert not isinstance(layer.padding, str), "computed by PyTorch"
     pairs: tuple[tuple[int, ...], ...] = layer.kernel_size, layer.stride, layer.padding, layer.dilation
@@ -92,7 +92,7 @@ def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:
 
 
 def plan_convolutions(model: nn.Module, plan: ConvolutionPlan) -> int:
-    """Have the model's convolutions follow `plan`; how many there are. Names and parameters stay as they are."""
+    """Make the model's convolutions follow `plan`. Return their number. Names and parameters stay as they are."""
     layers = [module for module in model.modules() if type(module) is nn.Conv2d]
     for layer in layers:
         layer.__class__ = PlannedConvolution

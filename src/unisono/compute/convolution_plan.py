@@ -1,13 +1,13 @@
-"""Which way each convolution takes, layer by layer and pass by pass: tried when first met, the best kept (swCaffe 6.1).
+"""Choice of a way for each pass of each convolution: all are timed at first use, the best is kept (swCaffe 6.1).
 
     layer, pass                first time: each way that fits          from then on
     64-64 3x3, forward         library 41 ms, product -, ... 23 ms     winograd 4x4
     64-64 3x3, weight          library 52 ms, ...                      library
 
-What was found goes into a file, which a later run on such a processor with as many threads takes up and adds to.
-Layers of few operations are not tried: a call more or less would decide, and noise. Once a plan is settled nothing is
-tried any more, so that a run goes on as it began: a layer that meets another number of samples (the last batch, a test)
-takes the way of the nearest that was measured.
+Timings go into a file. A later run uses and extends its entries from the same processor name, thread count and PyTorch
+version. Layers of few operations are not tried: call overhead and noise would decide. Once a plan is settled, nothing
+is tried any more, so that a run continues as it began: a layer with another number of samples (the last batch, a test)
+takes the way of the nearest measured number.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from unisono.compute.ways.table import OWN, WAYS
 from unisono.errors import TableError, UsageError
 
 SMALL = 100_000_000
-"""Operations up to which a pass is the library's, untried."""
+"""Operations up to which a pass uses the library's way, untried."""
 
 TRIED = 12_000_000_000
-"""Operations of a trial: a tenth of a second, or so, on a few cores."""
+"""Operations of a trial: about a tenth of a second on a few cores."""
 
 CLEARLY = 0.95
-"""Another way has to take less than this share of the library's time."""
+"""Share of the library's time that another way must stay below."""
 
 ATTEMPTS = 2
-"""That count, after a first, which takes memory, loads caches and makes the library's plans."""
+"""Attempts that count, after a first one, which allocates memory, fills caches and makes the library's plans."""
 
 HOPELESS_FIRST, HOPELESS = 10.0, 2.0
-"""A way is not tried again whose first attempt, or one that counts, takes so many times the best so far."""
+"""Multiples of the best time so far beyond which a way is not tried again: for its first attempt; for later ones."""
 
 FORMAT = 3
 
 Times = dict[str, float]
-"""Seconds by the name of a way."""
+"""Seconds by name of a way."""
 
 Clock = Callable[[], float]
 
 
 def best_of(times: Mapping[str, float]) -> str:
-    """The way to take: the fastest, where it is clearly faster than the library's own.
+    """Return the way to take: the fastest, if it is clearly faster than the library's own.
 
     >>> best_of({"library, channels last": 1.0, "product": 0.97, "unfolded": 2.0})
     'library, channels last'
@@ -64,7 +64,7 @@ def best_of(times: Mapping[str, float]) -> str:
 
 
 def merge(plans: Iterable[Mapping[str, Times]]) -> dict[str, Times]:
-    """What several ranks have measured, as one: the slowest rank's time for each way, of those that all have tried."""
+    """Return the timings of several ranks as one: for each way that all have tried, the slowest rank's time."""
     merged: dict[str, Times] = {}
     for plan in plans:
         for key, times in plan.items():
@@ -74,13 +74,13 @@ def merge(plans: Iterable[Mapping[str, Times]]) -> dict[str, Times]:
 
 
 def key_of(geometry: Geometry, which: Pass) -> str:
-    """A pass of a layer in the plan."""
+    """Return the key of a layer's pass in the plan."""
     return f"{geometry.name} {which.value}"
 
 
 @dataclass
 class ConvolutionPlan:
-    """What was measured so far, and with what is computed therefore."""
+    """Timings measured so far, and the ways chosen from them."""
 
     measured: dict[str, Times] = field(default_factory=dict)
     clock: Clock = time.perf_counter
@@ -88,7 +88,7 @@ class ConvolutionPlan:
     _chosen: dict[tuple[Geometry, Pass], str] = field(default_factory=dict, repr=False)
 
     def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
-        """A pass of a layer, by its best way; see `Way` for the tensors."""
+        """Return a pass of a layer, computed by its best way; see `Way` for the tensors."""
         name = self._chosen.get((geometry, which))
         if name is None:
             key = key_of(geometry, which)
@@ -98,20 +98,20 @@ class ConvolutionPlan:
         return WAYS[name].compute(which, geometry, first, second)
 
     def way(self, which: Pass, geometry: Geometry) -> str:
-        """The way that a pass takes, by what is known now."""
+        """Return the name of the way for a pass, by the timings known now."""
         if geometry.operations <= SMALL:
             return OWN
         times = self.measured.get(key_of(geometry, which)) or self._nearest(which, geometry)
         return best_of(times) if times else OWN
 
     def settle(self, measured: Mapping[str, Times]) -> None:
-        """Go on by what these times say, and try nothing more."""
+        """Use these timings from now on, and try nothing more."""
         self.measured = {key: dict(times) for key, times in measured.items()}
         self.settled = True
         self._chosen.clear()
 
     def _nearest(self, which: Pass, geometry: Geometry) -> Times:
-        """What was measured of the same layer with another number of samples, the nearest; where none was, nothing."""
+        """Return the timings of the same layer with the nearest number of samples; empty where there are none."""
         layer = key_of(geometry, which).partition("x")[2]
         alike = {
             int(key.split("x")[0]): times for key, times in self.measured.items() if key.partition("x")[2] == layer
@@ -119,7 +119,7 @@ class ConvolutionPlan:
         return alike[min(alike, key=lambda number: abs(number - geometry.samples))] if alike else {}
 
     def _try(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
-        """Time every way that fits, on as many samples as tell it from the others."""
+        """Time every way that fits, on as many samples as a trial of TRIED operations needs."""
         times: Times = {}
         samples = -(-TRIED * geometry.samples // geometry.operations)
         if samples < geometry.samples:
@@ -143,13 +143,13 @@ class ConvolutionPlan:
 
 
 def _await(tensor: Tensor) -> None:
-    """Wait until the tensor's device has done what it was given: a GPU is told and not waited for."""
+    """Wait until the tensor's device has finished: calls on a GPU return before their work is done."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
 
 
 def machine(processor: str) -> dict[str, Any]:
-    """What times depend on: a plan measured elsewhere is none here."""
+    """Return the properties that times depend on: a plan measured with others is not used."""
     return {
         "format": FORMAT,
         "processor": processor,
@@ -160,9 +160,9 @@ def machine(processor: str) -> dict[str, Any]:
 
 
 def read_plan(path: Path, here: Mapping[str, Any]) -> dict[str, Times]:
-    """What a file holds of a machine like `here`; where there is none, or no such file, nothing.
+    """Return the timings in a file for a machine like `here`; empty where there are none, or no such file.
 
-    Raises TableError where the file is none of ours.
+    Raises TableError where the file is not a plan.
     """
     try:
         return {
@@ -176,9 +176,9 @@ def read_plan(path: Path, here: Mapping[str, Any]) -> dict[str, Times]:
 
 
 def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times]) -> None:
-    """Add what was measured to a file, whole or not at all; what it holds of other layers and machines stays.
+    """Add timings to a file, atomically; its entries for other layers and machines stay.
 
-    Of two runs that write at the same moment the last counts: what the other had measured is measured again.
+    Of two runs that write at the same moment the last wins: the other's timings are measured again later.
     """
     known = {**read_plan(path, here), **measured}
     others = [plan for plan in _plans(path) if plan["machine"] != dict(here)]
@@ -190,7 +190,7 @@ def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times
 
 
 def check_plan(path: Path) -> None:
-    """Raise UsageError when a plan could not be written there: better now than when it has been measured."""
+    """Raise UsageError when a plan could not be written to `path`, so that this is known before measuring."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -203,7 +203,7 @@ def check_plan(path: Path) -> None:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """A file beside it that no other process of any machine writes; gone at the end."""
+    """Give a temporary path beside `path` that no other process on any machine uses; remove it at the end."""
     aside = path.parent / f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp"
     try:
         yield aside
@@ -212,6 +212,6 @@ def _aside(path: Path) -> Iterator[Path]:
 
 
 def _plans(path: Path) -> list[dict[str, Any]]:
-    """Of each machine what was measured there."""
+    """Return the timings in a file, one entry for each machine."""
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
     return found

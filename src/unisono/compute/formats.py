@@ -1,5 +1,5 @@
-"""The number formats that a recipe can ask for, known without loading PyTorch."""
+"""Number formats that a recipe can name, known without loading PyTorch."""
 
 AUTO = "auto"
 PRECISIONS = (AUTO, "float32", "bfloat16")
-"""What the processor is made for, or one of these."""
+"""Precisions: `auto`, the best format for the processor, or one of these."""

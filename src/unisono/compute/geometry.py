@@ -1,4 +1,4 @@
-"""What a convolution computes, as a value: its sizes, its three passes, the operations and bytes they need.
+"""Geometry of a convolution: its sizes, its three passes, and the operations and bytes they need.
 
     forward           outputs  =  inputs * weight
     input gradient    gradient of the inputs  =  gradient of the outputs * weight
@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 class Pass(Enum):
-    """One of the three things that are computed of a layer in a step."""
+    """One of the three passes of a layer in a training step."""
 
     FORWARD = "forward"
     INPUT = "input gradient"
@@ -30,13 +30,13 @@ class Pass(Enum):
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution's sizes; pairs are (down, right)."""
+    """Sizes of a convolution; pairs are (down, right)."""
 
     samples: int
     before: int
-    """Channels of the inputs."""
+    """Number of channels of the inputs."""
     after: int
-    """Channels of the outputs."""
+    """Number of channels of the outputs."""
     size: Pair
     """Height and width of the inputs."""
     kernel: Pair
@@ -59,18 +59,18 @@ class Geometry:
 
     @property
     def plain(self) -> bool:
-        """Whether each output sees neighbours alone, and every channel."""
+        """True without dilation and groups: an output depends on adjacent pixels and all channels."""
         return self.dilation == (1, 1) and self.groups == 1
 
     @property
     def operations(self) -> int:
-        """Additions and multiplications of a pass."""
+        """Number of additions and multiplications of a pass."""
         kernel = self.kernel[0] * self.kernel[1] * self.before // self.groups
         return 2 * self.samples * self.places[0] * self.places[1] * self.after * kernel
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that a pass reads and writes at least: inputs, outputs and weight, once each."""
+        """Least bytes that a pass reads and writes: inputs, outputs and weight, once each."""
         inputs = self.samples * self.before * self.size[0] * self.size[1]
         outputs = self.samples * self.after * self.places[0] * self.places[1]
         weight = self.after * self.before // self.groups * self.kernel[0] * self.kernel[1]
@@ -78,7 +78,7 @@ class Geometry:
 
     @property
     def name(self) -> str:
-        """All of it in one word, as the plan's file has it."""
+        """All sizes in one word, as in the plan's file."""
         size, kernel, stride, padding, dilation = (
             f"{down}x{right}" for down, right in (self.size, self.kernel, self.stride, self.padding, self.dilation)
         )
@@ -90,17 +90,17 @@ class Geometry:
 
 
 def rows(image: torch.Tensor) -> torch.Tensor:
-    """(samples, channels, height, width) as (samples, height, width, channels), its numbers side by side in memory."""
+    """Return (samples, channels, height, width) as (samples, height, width, channels), contiguous in memory."""
     return image.permute(0, 2, 3, 1).contiguous()
 
 
 def image(rows: torch.Tensor) -> torch.Tensor:
-    """(samples, height, width, channels) as (samples, channels, height, width), in channels-last memory."""
+    """Return (samples, height, width, channels) as (samples, channels, height, width), in channels-last memory."""
     return rows.permute(0, 3, 1, 2)
 
 
 def padded(inputs: torch.Tensor, padding: Pair, least: Pair = (0, 0)) -> torch.Tensor:
-    """(samples, height, width, channels) with zeros around, to at least `least` high and wide."""
+    """Return (samples, height, width, channels) with zeros around, at least `least` (height, width) in size."""
     down, right = padding
     samples, height, width, channels = inputs.shape
     whole = max(height + 2 * down, least[0]), max(width + 2 * right, least[1])

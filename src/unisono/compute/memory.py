@@ -1,4 +1,4 @@
-"""Memory that glibc keeps when it is freed (launch.MEMORY), and that a moment of great need has left behind."""
+"""Return of memory that glibc keeps after it is freed (launch.MEMORY), such as after a moment of high demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 
 
 def give_back() -> bool:
-    """Return to the system what is free; whether this C library can (glibc's `malloc_trim`)."""
+    """Return free memory to the system. Return True if this C library can do so (glibc's `malloc_trim`)."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return False

@@ -1,8 +1,8 @@
-"""The number format of a step: bfloat16 where the processor is made for it, with weights and sums in float32.
+"""Number format of a step: bfloat16 where the processor is made for it, with weights and sums in float32.
 
     weights float32 ─ rounded ─▶ bfloat16 products ─▶ float32 gradients ─ exchange, update ─▶ weights float32
 
-PyTorch's autocast rounds what products read; on a processor what follows them (batch norm, relu, pooling) stays in
+PyTorch's autocast rounds the inputs of products. On a CPU the layers after them (batch norm, relu, pooling) stay in
 bfloat16, and losses are float32.
 """
 
@@ -18,11 +18,11 @@ from unisono.compute.processor import Processor
 from unisono.errors import UsageError
 
 Within = Callable[[], AbstractContextManager[object]]
-"""Gives what a step is computed in."""
+"""Function that returns the context in which a step is computed."""
 
 
 def choose(asked: str, weights: torch.dtype, device: str, processor: Processor) -> torch.dtype:
-    """The format of the products, for weights of this one on `device` ("cpu", "cuda")."""
+    """Return the dtype of products, for weights of dtype `weights` on `device` ("cpu", "cuda")."""
     if weights != torch.float32:
         return weights
     if asked == AUTO:
@@ -31,11 +31,11 @@ def choose(asked: str, weights: torch.dtype, device: str, processor: Processor) 
 
 
 def products_in(dtype: torch.dtype, weights: torch.dtype, device: str) -> AbstractContextManager[object]:
-    """Within, products of a model with `weights` are made in `dtype`."""
+    """Return a context in which a model with weights of dtype `weights` computes its products in `dtype`."""
     return nullcontext() if dtype == weights else torch.autocast(device, dtype)
 
 
 def check(asked: str) -> None:
-    """Raise UsageError for what is no precision."""
+    """Raise UsageError for an unknown precision."""
     if asked not in PRECISIONS:
         raise UsageError(f"precision {asked!r}; there are {', '.join(PRECISIONS)}")

@@ -1,4 +1,4 @@
-"""Makes a model ready to be computed as fast as is known here; its parameters and names stay as they are.
+"""Prepares a model for the fastest known computation; its parameters and names stay as they are.
 
 convolutions               follow a plan
 local response norms       channels last
@@ -15,7 +15,7 @@ from unisono.compute.response_norm import use_response_norms
 
 
 def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:
-    """Have the layers of `model` computed so, `plan` for its convolutions; inputs are best channels last."""
+    """Make the layers of `model` compute so, convolutions by `plan`. Return the model; feed it channels-last inputs."""
     plan_convolutions(model, plan)
     use_response_norms(model)
     return model

@@ -1,4 +1,4 @@
-"""What the processor can do, read from what Linux says of it; elsewhere, what every processor can."""
+"""Properties of the processor, read from /proc/cpuinfo on Linux; elsewhere those that every processor has."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 CPUINFO = Path("/proc/cpuinfo")
 
 TILES, SHORT = "amx_bf16", ("avx512_bf16", "bf16")
-"""Names of bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
+"""Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor's name and what it has for bfloat16."""
+    """Name of a processor, and its units for bfloat16."""
 
     name: str
     tiles: bool = False
@@ -22,17 +22,17 @@ class Processor:
 
     @property
     def bfloat16(self) -> bool:
-        """Whether bfloat16 is faster than float32."""
+        """True where bfloat16 is faster than float32."""
         return self.tiles or self.vectors
 
 
 def processor() -> Processor:
-    """The one that this process runs on."""
+    """Return the processor that this process runs on."""
     return parse(CPUINFO.read_text()) if CPUINFO.is_file() else Processor(platform.processor() or platform.machine())
 
 
 def parse(cpuinfo: str) -> Processor:
-    """What /proc/cpuinfo says.
+    """Return the processor described by the text of /proc/cpuinfo.
 
     >>> parse("model name : Xeon\\nflags : avx2 amx_bf16\\n")
     Processor(name='Xeon', tiles=True, vectors=False)

@@ -4,8 +4,8 @@
 
     gradient of x  =  g s^-beta  -  2 alpha beta / n  x  sum over the channels around of  g y / s
 
-PyTorch's goes through a mean over a fifth dimension, there and back. Here rows lie in one line with zeros between them,
-and the line is added to itself, shifted; a few places at once, so that they stay in the cache:
+PyTorch takes a mean over a fifth dimension, forward and backward. Here rows lie in one line with zeros between them;
+the line is added to itself, shifted; a few pixels at a time, so that they stay in the cache:
 
     squares            0 0 a b c 0 0  0 0 d e f 0 0           3 channels of 2 places, n = 5
     pairs of them      of the line and the line shifted by 1
@@ -27,12 +27,12 @@ from torch.autograd.function import once_differentiable
 from unisono.compute.geometry import image, rows
 
 AT_ONCE = 1 << 18
-"""Numbers at once."""
+"""Number of elements processed at a time."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """As `nn.LocalResponseNorm` names them; `size` is n."""
+    """Constants of the norm, named as in `nn.LocalResponseNorm`; `size` is n."""
 
     size: int
     alpha: float
@@ -41,7 +41,7 @@ class Constants:
 
 
 class ResponseNorm(nn.LocalResponseNorm):
-    """The same layer, computed so."""
+    """The same layer as its base class, computed as described above."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         if inputs.ndim != 4 or not inputs.numel():
@@ -83,7 +83,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def use_response_norms(model: nn.Module) -> int:
-    """Have the model's local response norms computed so; how many there are."""
+    """Make the model's local response norms use ResponseNorm. Return their number."""
     layers = [module for module in model.modules() if type(module) is nn.LocalResponseNorm]
     for layer in layers:
         layer.__class__ = ResponseNorm
@@ -91,14 +91,14 @@ def use_response_norms(model: nn.Module) -> int:
 
 
 class _Around:
-    """Sums over the `size` channels around each, `before` of them before it, of a few places at a time."""
+    """Sums over the `size` channels around each channel, `before` of them before it, for a few pixels at a time."""
 
     def __init__(self, like: Tensor, size: int, before: int) -> None:
         self._size, self._before, self._channels = size, before, like.shape[-1]
         self._wide = like.new_zeros(_at_once(like), self._channels + size - 1)
 
     def of_product(self, left: Tensor, right: Tensor) -> Tensor:
-        """The sums of `left` times `right`, (places, channels), in one line with others between them."""
+        """Return the sums of `left` times `right`, (places, channels), in one line with others between them."""
         wide = self._wide[: len(left)]
         torch.mul(left, right, out=wide[:, self._before : self._before + self._channels])
         line = wide.view(-1)
@@ -112,19 +112,19 @@ class _Around:
         return reduce(torch.add, found)
 
     def lines(self, line: Tensor) -> Tensor:
-        """What is between them left out: (places, channels)."""
+        """Return a line without the sums in between: (places, channels)."""
         step = self._wide.shape[1]
         return line.as_strided(((len(line) + self._size - 1) // step, self._channels), (step, 1))
 
 
 def _sums(around: _Around, part: Tensor, constants: Constants) -> Tensor:
-    """S of each number, in one line."""
+    """Return s for each element, in one line."""
     squares = around.of_product(part, part)
     return torch.add(squares.new_tensor(constants.k), squares, alpha=constants.alpha / constants.size)
 
 
 def _power(sums: Tensor, beta: float) -> Tensor:
-    """The sums to the power -beta: roots take a fifth of the time that a power takes."""
+    """Return the sums to the power -beta; for 0.75 by roots, which take a fifth of the time of a power."""
     if beta != 0.75:
         return sums.pow(-beta)
     root = sums.rsqrt()
@@ -132,7 +132,7 @@ def _power(sums: Tensor, beta: float) -> Tensor:
 
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same few places of all, one a row."""
+    """Yield the same few pixels of all tensors, one pixel a row."""
     flat = [tensor.view(-1, tensor.shape[-1]) for tensor in tensors]
     each = _at_once(tensors[0])
     for first in range(0, len(flat[0]), each):
@@ -140,5 +140,5 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _at_once(tensor: Tensor) -> int:
-    """Places at once."""
+    """Return the number of pixels processed at a time."""
     return max(1, min(AT_ONCE, tensor.numel()) // tensor.shape[-1])

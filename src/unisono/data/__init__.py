@@ -1,1 +1,1 @@
-"""What is trained on, and in which order."""
+"""Data sets, loading of batches, and the order of samples."""

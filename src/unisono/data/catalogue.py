@@ -1,4 +1,4 @@
-"""What there is to train on, known without loading it, and without PyTorch or MPI."""
+"""Sizes and parts of the data sets, known without loading them and without PyTorch or MPI."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from unisono.data.pack.layout import INDEX
 from unisono.errors import PackError
 
 SAMPLES = {"digits": 1437}
-"""Samples to train on of each data set that comes with Unisono."""
+"""Number of training samples of each data set that comes with Unisono."""
 
 TRAIN = ("train", "training")
 HELD_OUT = ("test", "testing", "val", "valid", "validation")
-"""Names of the parts of a packed data set."""
+"""Folder names of the training set and of the test set of a packed data set."""
 
 
 def part_of(folder: Path, names: Sequence[str]) -> Path:
-    """The folder of the pack that is this part of a data set. Raises PackError where there is none."""
+    """Return the first subfolder of `folder` among `names` that holds a pack. Raises PackError if there is none."""
     for name in names:
         if (folder / name / INDEX).is_file():
             return folder / name
@@ -26,7 +26,7 @@ def part_of(folder: Path, names: Sequence[str]) -> Path:
 
 
 def samples_of(name: str, pack: str) -> int:
-    """Samples to train on, of a data set or of a pack. Raises PackError where the pack cannot be read."""
+    """Return the number of training samples of a data set or of a pack. Raises PackError if it cannot be read."""
     if not pack:
         return SAMPLES[name]
     from unisono.data.pack.index import read_index  # noqa: PLC0415  Arrow takes a while, and only packs need it

@@ -1,4 +1,4 @@
-"""A data set in memory."""
+"""Data set in memory, with a training set and a test set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is trained on, and what is held out to test with."""
+    """Training set and test set, with the number of classes of both."""
 
     train: Samples
     test: Samples

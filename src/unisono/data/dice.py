@@ -1,7 +1,7 @@
-"""Random numbers of a sample: a pure function of (seed, epoch, sample), many samples at once.
+"""Random numbers of a sample: a pure function of (seed, epoch, sample), for many samples at once.
 
-Numbers are SplitMix64's (Steele, Lea and Flood 2014) of a counter that begins at a hash of seed, epoch and sample; 53
-bits of each make a number from 0 to below 1.
+The generator is SplitMix64 (Steele, Lea and Flood 2014). Its counter begins at a hash of seed, epoch and sample; 53
+bits of each output make a number in [0, 1).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 24
-"""Numbers that one sample may need: of a picture, ten parts are tried with two, and one has a place and is mirrored."""
+"""Most numbers that one sample needs: an image tries ten crops with two each, then draws a place and a mirror flag."""
 
 STEP, FIRST, SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-"""The increment of the counter, and the factors that mix it."""
+"""Increment of the counter, and the factors that mix it."""
 
 
 def dice(seed: int, epoch: int, samples: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """`count` numbers from 0 to below 1 for each sample, of shape (samples, count)."""
+    """Return `count` random numbers in [0, 1) for each sample: float64, shape (samples, count)."""
     words = np.array([seed & 0xFFFFFFFFFFFFFFFF, epoch], np.uint64)
     key = _mixed(_mixed(words[:1]) + words[1:] * STEP)
     begins = _mixed(key + samples.astype(np.uint64) * STEP)
@@ -28,7 +28,7 @@ def dice(seed: int, epoch: int, samples: NDArray[np.int64], count: int) -> NDArr
 
 
 class Throws:
-    """Numbers one by one."""
+    """Source of given numbers: each call of `random()` returns the next one."""
 
     def __init__(self, numbers: Iterable[float]) -> None:
         self.random: Callable[[], float] = iter(numbers).__next__

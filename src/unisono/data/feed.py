@@ -1,4 +1,4 @@
-"""What feeds a run with batches: a data set that every rank holds, or a pack in the memory of the ranks."""
+"""Feeds give a run its batches, from a data set that every rank holds or from a pack in the memory of the ranks."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from unisono.world import World
 
 
 class Feed(Protocol):
-    """Batches for the ranks of a world. The order of an epoch follows from the seed alone, for any number of ranks."""
+    """Batches for the ranks of a world. The order of an epoch depends on the seed alone, not on the number of ranks."""
 
     samples: int
-    """To train on, on all ranks together."""
+    """Number of training samples, on all ranks together."""
     tested: int
-    """Held out, on all ranks together."""
+    """Number of test samples, on all ranks together."""
     classes: int
     channels: int
-    """That a network is made for: colours of a picture, or numbers in a window of a recording."""
+    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     mark: str
-    """Tells what is trained on from other data, for a run that goes on."""
+    """Fingerprint of the data, with which a resumed run checks that they are the same."""
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
-        """This rank's share of an epoch, from step `done` on; all ranks ask together, one epoch at a time."""
+        """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
         ...
 
     def held_out(self, batch: int) -> Iterator[Batch]:
-        """This rank's share of what is held out, in batches of at most `batch` of all ranks together."""
+        """Return this rank's share of the test set, in batches of at most ceil(batch / ranks) samples."""
         ...
 
     def blank(self, samples: int) -> torch.Tensor:
-        """Zeros, as the inputs of a batch are laid out."""
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
         ...
 
     def close(self) -> None:
-        """Stop threads and give memory back, all ranks together."""
+        """Stop the threads and free the memory. Collective."""
         ...
 
 
 class InMemory:
-    """A small data set that every rank holds whole."""
+    """Feed from a small data set that every rank holds whole."""
 
     def __init__(self, data: Dataset, world: World, seed: int) -> None:
         self._data, self._world, self._seed = data, world, seed
@@ -68,55 +68,57 @@ class InMemory:
         self.channels, self.mark = data.train.inputs.shape[1], f"{self.samples} in memory"
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
-        """This rank's share of each step."""
+        """Yield this rank's share of each step."""
         order = permutation(self.samples, self._seed, epoch)
         for step in range(done, steps_of(self.samples, batch)):
             rows = torch.from_numpy(share(order, batch, step, self._world.rank, self._world.size))
             yield self._data.train.inputs[rows], self._data.train.labels[rows]
 
     def held_out(self, batch: int) -> Iterator[Batch]:
-        """This rank's share of what is held out."""
+        """Yield this rank's share of the test set."""
         for part in held_out(self.tested, batch, self._world.rank, self._world.size):
             yield self._data.test.inputs[part.start : part.stop], self._data.test.labels[part.start : part.stop]
 
     def blank(self, samples: int) -> torch.Tensor:
-        """Zeros, as the inputs of a batch are laid out."""
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
         return torch.zeros(samples, *self._data.train.inputs.shape[1:])
 
     def close(self) -> None:
-        """Nothing is to be given back."""
+        """Do nothing: there are no threads and no shared memory."""
 
 
 @dataclass(frozen=True)
 class Hold:
-    """How a pack is held and shown."""
+    """Settings of a packed feed: storage of the pack, and conversion of its samples to network inputs."""
 
     folder: Path
     whole: bool = False
-    """A copy in each node, shared by its ranks; else a share in each rank."""
+    """True for one copy in each node, shared by its ranks; False for a share in each rank."""
     groups: int = 1
-    """Copies, where each rank has a share."""
+    """Number of copies of the pack, if each rank holds a share."""
     size: int = 0
-    """Pixels across of what a network is shown of a picture; 0: as raw pictures are."""
+    """Width and height of the network's input images in pixels; 0 takes the size of raw images."""
     augment: str = "none"
     threads: int = 1
-    """That decode, in each rank."""
+    """Threads that decode samples, in each rank."""
     windows: int = 8
-    """Places of a recording that a network hears."""
+    """Number of windows taken from a recording."""
     context: int = 15
-    """Frames of 10 ms that it hears before each place, and as many after it."""
+    """Frames of 10 ms before the middle frame of a window, and as many after it."""
 
 
 class Packed:
-    """A pack with samples to train on, and one with those that are held out."""
+    """Feed from two packs, one with the training set and one with the test set."""
 
     def __init__(self, hold: Hold, world: World, seed: int) -> None:
-        """Read both into memory, all ranks together. Raises PackError on every rank."""
+        """Read both packs into memory. Collective. Raises PackError on every rank."""
         self._world, self._seed = world, seed
-        train, test = world.on_all(lambda: [read_index(part_of(hold.folder, names)) for names in (TRAIN, HELD_OUT)])
+        train, test = world.call_on_all(
+            lambda: [read_index(part_of(hold.folder, names)) for names in (TRAIN, HELD_OUT)]
+        )
         check_parts(train, test)
         self.mark = f"{train.mark}, {test.mark}"
-        for rank, mark in enumerate(world.gather(self.mark)):
+        for rank, mark in enumerate(world.all_gather_object(self.mark)):
             if mark != self.mark:
                 raise PackError(f"{hold.folder} is not the same on rank {rank} as on rank {world.rank}; copy it anew")
         self.samples, self.tested, self.classes = len(train), len(test), len(train.about.classes)
@@ -128,7 +130,7 @@ class Packed:
         self.channels = self._loader.shape[-1]
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
-        """Shuffle, then this rank's share of each step."""
+        """Shuffle the samples across ranks, then return this rank's share of each step."""
         order = permutation(self.samples, self._seed, epoch)
         self._train.epoch(order, batch)
         steps = range(done, steps_of(self.samples, batch))
@@ -136,16 +138,16 @@ class Packed:
         return self._loader.batches(wanted, Mode.TRAIN, self._seed, epoch)
 
     def held_out(self, batch: int) -> Iterator[Batch]:
-        """This rank's share of what is held out."""
+        """Return this rank's share of the test set."""
         parts = held_out(self.tested, batch, self._world.rank, self._world.size)
         return self._tester.batches((np.array(part) for part in parts), Mode.VALIDATE)
 
     def blank(self, samples: int) -> torch.Tensor:
-        """Zeros, as the inputs of a batch are laid out."""
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
         return self._loader.blank(samples)
 
     def close(self) -> None:
-        """Stop the threads and give the memory back, all ranks together."""
+        """Stop the threads and free the memory. Collective."""
         self._loader.close()
         self._tester.close()
         self._train.close()
@@ -153,7 +155,7 @@ class Packed:
 
 
 def check_parts(train: Index, test: Index) -> None:
-    """Raise PackError unless one network can be trained on one and tested with the other."""
+    """Raise PackError unless one network fits both packs: the same classes in one order, one kind, one shape."""
     one, other = train.about, test.about
     if one.classes != other.classes:
         unlike = sorted(set(one.classes) ^ set(other.classes)) or ["their order"]
@@ -169,14 +171,14 @@ def check_parts(train: Index, test: Index) -> None:
 
 
 def showing_of(index: Index, hold: Hold) -> Callable[[], Showing]:
-    """What makes what shows the samples of a pack, for each thread one. Raises PackError where that is not known."""
+    """Return the function with which each thread makes its converter. Raises PackError if `hold` does not fit."""
     if index.about.kind == SOUND:
         return partial(Listen, hearing_of(hold))
     return partial(Show, view_of(index, hold), index.about.shape)
 
 
 def view_of(index: Index, hold: Hold) -> View:
-    """How the pictures of a pack are shown. Raises PackError where their size is not known."""
+    """Return the view of a pack's images. Raises PackError if their size or the augmentation is not known."""
     shape = index.about.shape
     if not hold.size and (shape is None or shape[0] != shape[1]):
         raise PackError(f"{hold.folder}: pictures of any size; data.size says how large they are to be shown")
@@ -185,7 +187,7 @@ def view_of(index: Index, hold: Hold) -> View:
 
 
 def hearing_of(hold: Hold) -> Hearing:
-    """How the recordings of a pack are heard. Raises PackError where what is to be changed at random is a picture's."""
+    """Return the windows of a pack's recordings. Raises PackError if the augmentation is not one of recordings."""
     _check_augment(hold, "sounds", OF_SOUNDS)
     return Hearing(hold.windows, hold.context, hold.augment)
 

@@ -1,14 +1,14 @@
-"""Parallel loading: the next batches are made while the network trains (Theano-MPI 3.3, Algorithm 1).
+"""Parallel loading: the next batches are prepared while the network trains (Theano-MPI 3.3, Algorithm 1).
 
     training   step 0 ───── step 1 ───── step 2 ───── ...        a step finds its batch there, unless loading is
     loading    batch 0, 1, 2 │ batch 3 ── │ batch 4 ── │          slower; the time it waits is told
 
-There are AHEAD batches made in advance, each by all threads together. Threads, not processes: a fork after MPI has
-started is never made, and decoding lets other threads run. Modes: train (with changes at random), validate (without),
-stop.
+AHEAD batches are prepared in advance, each by all threads together. The loader uses threads, not processes: Unisono
+never forks after MPI has started, and decoding releases the GIL. Modes: train (with random changes), validate
+(without), stop.
 
-The random numbers of a sample follow from seed, epoch and its number alone, so that they are the same on any number of
-ranks and after any resume.
+The random numbers of a sample depend on the seed, the epoch and its number alone, so they are the same on any number
+of ranks and after any resume.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ from unisono.errors import PictureError
 from unisono.schedules.pieces import bounds
 
 AHEAD = 2
-"""Batches that are made in advance."""
+"""Number of batches that are prepared in advance."""
 
 Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs, as what shows them lays them out, and labels, int64.
+"""Inputs, laid out by `Showing.batch`, and labels, int64.
 
-Pictures are (samples, colors, size, size) in channels-last memory, recordings (samples, windows, numbers).
+Images are (samples, channels, size, size) in channels-last memory, recordings (samples, windows, numbers).
 """
 
 
 class Mode(Enum):
-    """What batches are made for."""
+    """Purpose of batches: training, with random changes, or validation, without."""
 
     TRAIN = "train"
     VALIDATE = "validate"
 
 
 class Memory(Protocol):
-    """Where samples lie."""
+    """Storage of samples."""
 
     def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """The bytes of samples by number."""
+        """Return the bytes of the samples with these numbers."""
         ...
 
 
 class Showing(Protocol):
-    """Makes numbers for a network of the bytes of samples, in one thread."""
+    """Converter of the bytes of samples to network inputs, used by one thread."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a sample's numbers as they lie in memory; the last is how many channels a network sees."""
+        """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
         ...
 
     def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
-        """Show one sample in `out`, of that shape; without `random`, as in validation. Raises PictureError."""
+        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises PictureError."""
         ...
 
     def batch(self, memory: torch.Tensor) -> torch.Tensor:
-        """Samples side by side, (samples, *shape), as a network takes them."""
+        """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""
         ...
 
 
 class Loader:
-    """Makes batches of a pack's samples in threads of its own."""
+    """Loader of batches of a pack's samples, with threads of its own."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Loader:
         threads: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`showing` makes what shows samples, one for each thread; `dtype` is float32 or bfloat16."""
+        """Start the loader. `showing` makes the converter of each thread; `dtype` is float32 or bfloat16."""
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._index, self._memory, self._showing, self._dtype = index, memory, showing, dtype
         first = showing()  # which finds libraries here, once, not in all threads at once
@@ -94,9 +94,9 @@ class Loader:
         self._spare: list[torch.Tensor] = []
 
     def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
-        """The batches of these samples, one after the other. A batch's memory is used again after the next one.
+        """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
 
-        Raises PictureError, naming the sample, where one cannot be decoded. Closing the iterator stops the loading.
+        Raises PictureError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
         """
         coming: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
         source = iter(wanted)
@@ -127,7 +127,7 @@ class Loader:
                 self._spare.append(shown)
 
     def blank(self, samples: int) -> torch.Tensor:
-        """Zeros, as the inputs of a batch are laid out."""
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
         return self._batch(torch.zeros((samples, *self.shape), dtype=self._dtype))
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Loader:
     def _start(
         self, numbers: Numbers, mode: Mode, seed: int, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
-        """Have the threads make a batch, a stretch each."""
+        """Submit a batch to the threads, a stretch of samples to each; return its memory, numbers and futures."""
         memory = self._room(len(numbers))
         samples = self._memory.samples(numbers)
 
@@ -157,7 +157,7 @@ class Loader:
             raise PictureError(f"sample {number} of {self._index.folder}: {error}") from error
 
     def _room(self, samples: int) -> torch.Tensor:
-        """Memory for a batch: what another has left, where it is large enough."""
+        """Return memory for a batch: that of a finished batch if it is large enough, else new memory."""
         for place, spare in enumerate(self._spare):
             if len(spare) >= samples:
                 return self._spare.pop(place)
@@ -165,7 +165,7 @@ class Loader:
         return torch.empty((samples, *self.shape), dtype=self._dtype)
 
     def _begin(self) -> None:
-        """A thread starts: it works alone, beside the others."""
+        """Initialise a thread: one OpenMP thread each, and a converter of its own."""
         torch.get_num_threads()  # PyTorch sets a new thread's number when it is first asked
         threadpool_limits(1, user_api="openmp")
         self._own.show = self._showing()

@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of (seed, epoch, step), the same on every rank and on any number of ranks.
+"""Order of samples: a pure function of (seed, epoch, step), the same on every rank and for any number of ranks.
 
 10 samples, batches of 4, 2 ranks:
 
@@ -19,24 +19,24 @@ from unisono.schedules.pieces import bounds
 
 
 def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order in which an epoch sees the samples."""
+    """Return the order in which an epoch visits the samples: a permutation, int64, shape (samples,)."""
     return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(samples)
 
 
 def steps_of(samples: int, batch: int) -> int:
-    """Steps of an epoch; the last may be short."""
+    """Return the number of steps of an epoch; the last step may be short."""
     return -(-samples // batch)
 
 
 def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int) -> NDArray[np.int64]:
-    """The samples of one rank in one step of an epoch whose order is given: its part of the global batch."""
+    """Return the samples of one rank in one step of an epoch with this order: its part of the global batch."""
     whole = order[step * batch : (step + 1) * batch]
     start, stop = bounds(len(whole), ranks, rank)
     return whole[start:stop]
 
 
 def held_out(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]:
-    """A rank's stretch of samples that are looked at in order, in batches of at most `batch` of all ranks together."""
+    """Yield a rank's stretch of the test samples, in order, in batches of at most ceil(batch / ranks) samples."""
     start, stop = bounds(samples, ranks, rank)
     own = -(-batch // ranks)
     for first in range(start, stop, own):
@@ -44,7 +44,7 @@ def held_out(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]
 
 
 def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
-    """The rank that sees what stands at each place of an epoch's order: `share` the other way round."""
+    """Return the rank that sees the sample at each place of an epoch's order, int32: the inverse of `share`."""
     whole, rest = divmod(samples, batch)
     seen = np.empty(samples, np.int32)
     seen[: whole * batch].reshape(whole, batch)[:] = _ranks_of_step(batch, ranks)

@@ -1,4 +1,4 @@
-"""How good a shuffle is, as numbers beside a true permutation's.
+"""Quality of a shuffle, as numbers to compare with those of true random permutations.
 
 class runs      neighbours in the order that have one class, as a share: high where classes stay together
 neighbours      neighbours in the order that were neighbours before it, as a share: high where stretches stay whole
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 Order = NDArray[np.int64]
 
 PERMUTATIONS = 20
-"""True permutations that are measured, for mean and deviation."""
+"""Number of true random permutations that are measured, for mean and standard deviation."""
 
 
 class Quality(NamedTuple):
-    """Of an order of samples whose numbers are their places before."""
+    """Quality of an order of samples whose numbers are their places before the shuffle."""
 
     class_runs: float
     neighbours: float
@@ -27,7 +27,7 @@ class Quality(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """A quality, and what true permutations of the same samples have."""
+    """Quality of an order, with mean and standard deviation for true random permutations of the same samples."""
 
     found: Quality
     mean: Quality
@@ -35,7 +35,7 @@ class Beside(NamedTuple):
 
     @property
     def off(self) -> float:
-        """The most that any of the three is away from a true permutation's mean, in deviations."""
+        """Largest distance of the three numbers from the mean of true permutations, in standard deviations."""
         return max(
             abs(found - mean) / max(deviation, 1e-12)
             for found, mean, deviation in zip(self.found, self.mean, self.deviation, strict=True)
@@ -43,7 +43,7 @@ class Beside(NamedTuple):
 
 
 def quality(order: Order, labels: NDArray[np.integer]) -> Quality:
-    """The quality of an order in which sample i was at place i before; `labels` are the samples'."""
+    """Return the quality of an order in which sample i was at place i before; `labels` has the label of each sample."""
     if len(order) < 2:
         return Quality(0.0, 0.0, 0.0)
     classes = labels[order]
@@ -54,7 +54,7 @@ def quality(order: Order, labels: NDArray[np.integer]) -> Quality:
 
 
 def beside_permutations(order: Order, labels: NDArray[np.integer], seed: int = 0) -> Beside:
-    """The quality of an order beside that of true permutations."""
+    """Return the quality of an order beside that of `PERMUTATIONS` true random permutations."""
     dice = np.random.default_rng(seed)
     true = np.array([quality(dice.permutation(len(order)), labels) for _ in range(PERMUTATIONS)])
     return Beside(quality(order, labels), Quality(*true.mean(axis=0)), Quality(*true.std(axis=0, ddof=1)))

@@ -1,4 +1,4 @@
-"""The data sets that a recipe can name."""
+"""Data sets that a recipe can name."""
 
 from collections.abc import Callable
 

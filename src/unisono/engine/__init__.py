@@ -1,4 +1,4 @@
-"""Operations that are carried out as soon as what they need is there."""
+"""Engine that carries operations out as soon as their dependencies allow."""
 
 from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine, Handle, Span

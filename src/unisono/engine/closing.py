@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""Base class of objects that are closed at the end of a `with` block."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Closed when its block ends in peace; after an error, what is under way may never end, so nobody waits for it."""
+    """Object that its `with` block closes on success; after an error nobody waits, as work under way may never end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for the work under way, and end."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What waits for what: operations read and mutate variables, and each variable has a queue (MXNET-MPI section 3.1).
+"""Dependencies: operations read and mutate variables, and each variable has a queue (MXNET-MPI section 3.1).
 
     1: reads A, mutates B        2: reads A, mutates C        3: reads C, mutates A
 
@@ -7,11 +7,11 @@
     C's queue   [2 mutates] | [3 reads]
     open        1: 0    2: 0    3: 2 (A and C)
 
-An operation is ready when all its variables let it: reads that follow each other go together, what mutates goes alone,
-all in the order in which they came. So whatever runs at once, each variable has the history of the serial execution.
+An operation is ready when all its variables admit it. Consecutive reads of a variable run together, a mutation runs
+alone, all in order of arrival. So each variable has the history of the serial execution, whatever runs concurrently.
 
-An operation that fails leaves what it should have mutated spoilt. Whatever needs that is not carried out: it fails with
-the same failure, and leaves spoilt what it should have mutated.
+An operation that fails spoils the variables that it should have mutated. An operation that needs a spoilt variable is
+not carried out: it fails with the same failure, and spoils the variables that it should have mutated.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from typing import NamedTuple
 
 
 class Failure(NamedTuple):
-    """Where something went wrong first."""
+    """First failure: the name of the operation, and its error."""
 
     operation: str
     error: BaseException
 
 
 class Variable:
-    """A tag for what operations read and mutate. `name` is for people."""
+    """Tag for data that operations read and mutate. `name` is used in messages."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.failure: Failure | None = None
-        """What has spoilt it."""
+        """Failure that has spoilt the variable; None while it is good."""
         self._queue: deque[tuple[Operation, bool]] = deque()  # who waits, and whether it mutates
         self._readers = 0
         self._mutating = False
 
     def enter(self, operation: Operation, mutates: bool) -> None:
-        """Queue up."""
+        """Append an operation to the queue."""
         self._queue.append((operation, mutates))
 
     def leave(self, operation: Operation, mutates: bool) -> None:
-        """An operation that was let in is done."""
+        """Remove an admitted operation that is over."""
         if mutates:
             self._mutating = False
             self.failure = self.failure or operation.failure
@@ -53,7 +53,7 @@ class Variable:
             self._readers -= 1
 
     def let_in(self) -> Iterable[Operation]:
-        """Those at the head of the queue whose turn it is."""
+        """Admit and yield the operations at the head of the queue whose turn it is."""
         while self._queue and not self._mutating:
             operation, mutates = self._queue[0]
             if mutates and self._readers:
@@ -67,34 +67,34 @@ class Variable:
 
 
 class Turn(Variable):
-    """Lets operations go one at a time, in their order. No failure is passed on: none needs what another one did."""
+    """Variable that admits one operation at a time, in order. No failure is passed on: none needs another's result."""
 
     def leave(self, operation: Operation, mutates: bool) -> None:
-        """An operation that was let in is done."""
+        """Remove an admitted operation that is over."""
         super().leave(operation, mutates)
         self.failure = None
 
 
 @dataclass(eq=False)
 class Operation:
-    """Something to be carried out once all its variables let it."""
+    """Operation to be carried out once all its variables admit it."""
 
     name: str
     read: tuple[Variable, ...]
     mutate: tuple[Variable, ...]
     open: int = 0
-    """Variables that have not let it in."""
+    """Number of variables that have not admitted it."""
     failure: Failure | None = None
 
 
 def make(name: str, read: Iterable[Variable], mutate: Iterable[Variable]) -> Operation:
-    """An operation; what it reads and mutates, it mutates."""
+    """Return an operation; a variable that it both reads and mutates counts as mutated."""
     mutated = dict.fromkeys(mutate)
     return Operation(name, tuple(one for one in dict.fromkeys(read) if one not in mutated), tuple(mutated))
 
 
 def add(operation: Operation) -> bool:
-    """Queue the operation up at all its variables; whether it is ready."""
+    """Queue the operation up at all its variables. Return True if it is ready."""
     variables = [*((one, False) for one in operation.read), *((one, True) for one in operation.mutate)]
     operation.open = len(variables)
     for variable, mutates in variables:
@@ -109,7 +109,7 @@ def add(operation: Operation) -> bool:
 
 
 def done(operation: Operation) -> list[Operation]:
-    """The operation is over; those that are ready now, in the order of its variables."""
+    """End the operation. Return those that are ready now, in the order of its variables."""
     ready: list[Operation] = []
     for variables, mutates in ((operation.read, False), (operation.mutate, True)):
         for variable in variables:
@@ -123,6 +123,6 @@ def done(operation: Operation) -> list[Operation]:
 
 
 def _inherit(operation: Operation) -> None:
-    """What has spoilt a variable spoils those that need it."""
+    """Take over the failure of any variable that the operation needs."""
     for variable in (*operation.read, *operation.mutate):
         operation.failure = operation.failure or variable.failure

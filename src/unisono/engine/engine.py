@@ -1,4 +1,4 @@
-"""Carries operations out as soon as what they need is there, on threads by their kind (MXNET-MPI section 3).
+"""Engine that carries operations out once their dependencies allow, on threads by kind (MXNET-MPI section 3).
 
     weights, gradients, sums = Variable("weights"), Variable("gradients"), Variable("sums")
     engine.push(exchange, read=[gradients], mutate=[sums], kind="communication")
@@ -8,8 +8,8 @@
     push ──▶ dependencies.add ── ready ──▶ pool of its kind ──▶ dependencies.done ── ready ──▶ ...
                     └── not ready: stays in the queues of its variables ──────▲
 
-Pushing costs a few microseconds and never waits. What is pushed by one thread has that thread's order; who pushes from
-several threads has to order them, as each order makes another serial execution.
+Pushing costs a few microseconds and never waits. Operations pushed by one thread have that thread's order. Pushes from
+several threads must be ordered by the caller, as each order makes another serial execution.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from unisono.engine.pool import Pool
 from unisono.errors import OperationError, UsageError
 
 THREADS: Mapping[str, int] = {"communication": 1, "loading": 1, "update": 1}
-"""Threads for each kind of work, unless one says otherwise."""
+"""Threads for each kind of work, by default."""
 
 MAIN = "main"
-"""The kind of what the main thread carries out itself, as soon as it may: it waits for that."""
+"""Kind of the operations that the main thread carries out itself; it waits until they may run."""
 
 Action = Callable[[], object]
 
 
 class Span(NamedTuple):
-    """When an operation was carried out, and where."""
+    """Time and thread of an operation that was carried out."""
 
     name: str
     kind: str
@@ -44,15 +44,15 @@ class Span(NamedTuple):
     """Seconds, by `time.perf_counter`."""
     end: float
     about: Any = None
-    """What whoever pushed the operation has said that it is: a task of a step program."""
+    """Description from the caller that pushed the operation: a task of a step program."""
 
 
 Observe = Callable[[Span], None]
-"""Hears of an operation that was carried out."""
+"""Called with the span of an operation that was carried out."""
 
 
 class Handle:
-    """An operation that was pushed."""
+    """Operation that was pushed."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class Handle:
         self.operation, self.action, self.kind, self.priority = operation, action, kind, priority
         self.observe, self.about = observe, about
         self.ready = False
-        """Whether its variables have let it in."""
+        """True once its variables have admitted it."""
         self.told = False
-        """Whether there is nothing to be carried out any more. Changes once, under the engine's lock."""
+        """True once nothing is left to be carried out. Changes once, under the engine's lock."""
         self.turn = threading.Event()
-        """Set when somebody else may carry it out."""
+        """Set when a caller outside the engine's threads may carry it out."""
         self._over = threading.Event()
 
     def finish(self) -> None:
-        """It is over."""
+        """Mark the operation as over."""
         self.turn.set()
         self._over.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is over, at most so long; whether it is. Raises OperationError when it has failed."""
+        """Wait until it is over, `seconds` at most; return True if it is. Raises OperationError when it has failed."""
         if not self._over.wait(seconds):
             return False
         if (failure := self.operation.failure) is not None:
@@ -90,7 +90,7 @@ class Handle:
 
 
 class Engine(Closing):
-    """Carries operations out. `threads` says how many for each kind of work; `observe` hears of each that was."""
+    """Engine with so many `threads` for each kind of work; `observe` is called with the span of each operation."""
 
     def __init__(self, threads: Mapping[str, int] = THREADS, observe: Observe | None = None) -> None:
         self._pools = {kind: Pool(kind, number) for kind, number in threads.items()}
@@ -110,11 +110,10 @@ class Engine(Closing):
         observe: Observe | None = None,
         about: Any = None,
     ) -> Handle:
-        """Have `action` carried out once what was pushed before it lets it: it reads these variables, mutates those.
+        """Carry `action` out once earlier operations let it `read` and `mutate` these variables; return its handle.
 
-        Among operations of a kind that are ready, the highest priority goes first. `observe` hears of this one, else
-        that of the engine, in a span that carries `about`. Raises UsageError for a kind that the engine has no threads
-        for.
+        Among ready operations of a kind, the highest priority goes first. `observe`, or else the engine's, is called
+        with a span that carries `about`. Raises UsageError for a kind for which the engine has no threads.
         """
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
@@ -123,11 +122,11 @@ class Engine(Closing):
         )
 
     def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
-        """What somebody else carries out, who then calls `end`. What needs it waits for that."""
+        """Add an operation that the caller carries out, who then calls `end`. Operations that need it wait for that."""
         return self._add(Handle(make(name, read, mutate), None))
 
     def grow(self, kind: str, threads: int) -> None:
-        """Have at least so many threads for a kind of work."""
+        """Provide at least `threads` threads for a kind of work."""
         self._pools[kind].grow(threads)
 
     def carry_out(
@@ -139,9 +138,9 @@ class Engine(Closing):
         observe: Observe | None = None,
         about: Any = None,
     ) -> None:
-        """Carry `action` out in this thread, once what was pushed before lets it, and return when it is over.
+        """Carry `action` out in this thread, once earlier operations allow it, and return when it is over.
 
-        Raises OperationError when what it needs has failed, and whatever `action` raises.
+        Raises OperationError when an operation that it needs has failed, and whatever `action` raises.
         """
         handle = self.expect(mutate, name, read)
         handle.kind, handle.observe, handle.about = MAIN, observe or self._observe, about
@@ -158,7 +157,10 @@ class Engine(Closing):
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
-        """What was expected has happened, or has failed. Nothing where it is over already, as what it needs failed."""
+        """End an expected operation, with its error if it failed.
+
+        Do nothing if it is over already, because an operation that it needs has failed.
+        """
         with self._lock:
             if expected.told:
                 return
@@ -170,16 +172,16 @@ class Engine(Closing):
             self._finish(expected)
 
     def wait(self, *variables: Variable, seconds: float | None = None) -> bool:
-        """Wait until all that was pushed to mutate these variables is over, at most so long; whether it is.
+        """Wait until all operations pushed to mutate these variables are over, `seconds` at most; return True if so.
 
-        Raises OperationError when that, or what it needed, has failed.
+        Raises OperationError when one of them, or one that they needed, has failed.
         """
         probe = Handle(make(f"a wait for {', '.join(one.name for one in variables)}", variables, ()), None)
         probe.told = True
         return self._add(probe).wait(seconds)
 
     def close(self) -> None:
-        """End the threads once all that was pushed is over. Failures that nobody waited for are forgotten."""
+        """End the threads once all pushed operations are over. Failures that nobody waited for are dropped."""
         with self._idle:
             self._idle.wait_for(lambda: not self._handles)
         for pool in self._pools.values():
@@ -197,13 +199,13 @@ class Engine(Closing):
         return handle
 
     def _let_in(self, handle: Handle) -> bool:
-        """Its variables have let it in; whether it is over with that. Called with the lock held."""
+        """Mark the operation as admitted; return True if it is over with that. Called with the lock held."""
         handle.ready = True
         handle.told = handle.told or handle.operation.failure is not None
         return handle.told
 
     def _begin(self, handle: Handle) -> None:
-        """Have it carried out, by a thread of its kind or by whoever waits for its turn."""
+        """Have it carried out, by a thread of its kind or by the caller that waits for its turn."""
         if handle.action is None:
             handle.turn.set()
         else:
@@ -225,7 +227,7 @@ class Engine(Closing):
             handle.observe(Span(handle.operation.name, handle.kind, thread, begin, now, handle.about))
 
     def _finish(self, handle: Handle) -> None:
-        """It is over: let others in, and finish those of them that have nothing to carry out."""
+        """End the operation: admit others, and end those of them that have nothing to carry out."""
         over = [handle]
         while over:
             handle = over.pop()

@@ -1,10 +1,10 @@
-"""Communicators and threads for exchanges, made once for a world and shared by all that exchange in it.
+"""Communicators and threads for exchanges, created once per world and shared by all its users.
 
     model 1   exchange 1 of model 1 │                  exchange 2 of model 1 │
     model 2                         │ exchange 1 of model 2 │                        one communicator: one at a time
 
-Exchanges of one communicator go on one at a time, in the order in which they are pushed. Each is labelled, so that
-ranks which push in different orders find out, and never add one model's gradients to another's.
+Exchanges of one communicator run one at a time, in the order in which they are pushed. Each is labelled, so that ranks
+that push in different orders get an error, and never add one model's gradients to another's.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from unisono.world import World
 
 
 class User(Protocol):
-    """What has exchanges carried out, and lives no longer than it is used."""
+    """Object whose exchanges are carried out here; it is held by a weak reference only."""
 
     def finish(self) -> None:
-        """Let what is under way end: the program does."""
+        """Let the work under way end: the program ends."""
 
     def release(self) -> None:
-        """Use the world no more: it is about to be freed."""
+        """Stop using the world: it is about to be freed."""
 
 
 class Exchanges(Closing):
-    """The engine and the communicators of a world. Made by all its ranks together."""
+    """Engine and communicators of a world. Created by all its ranks together."""
 
     def __init__(self, world: World) -> None:
         self.engine = Engine({"communication": 1, "update": 1, "computing": 1})
-        self._world, self._twins = world, list[World]()
+        self._world, self._dups = world, list[World]()
         self._turns = list[Turn]()
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._made = 0
@@ -44,38 +44,38 @@ class Exchanges(Closing):
         atexit.register(self._at_exit)
 
     def worlds(self, number: int) -> list[World]:
-        """The first `number` twins of the world; those that are missing are made, by all ranks together."""
-        if len(self._twins) < number:  # in turn: others may be at work on the first one
-            self.engine.carry_out(partial(self._make, number), (), (self.turn(0),), "twin")
-        return self._twins[:number]
+        """Return the first `number` duplicates of the world; missing ones are created, by all ranks together."""
+        if len(self._dups) < number:  # in turn: others may be at work on the first one
+            self.engine.carry_out(partial(self._make, number), (), (self.turn(0),), "dup")
+        return self._dups[:number]
 
     def turn(self, number: int) -> Turn:
-        """What keeps the exchanges of a communicator in order."""
+        """Return the variable that keeps the exchanges of a communicator in order."""
         while len(self._turns) <= number:
             self._turns.append(Turn(f"communicator {len(self._turns)}"))
         return self._turns[number]
 
     def enter(self, user: User) -> int:
-        """Have a user told when its exchanges have to end, as long as it lives; its number, the same on all ranks."""
+        """Register a user, to be notified when its exchanges have to end; return its number, the same on all ranks."""
         self._users.add(user)
         self._made += 1
         return self._made
 
     def finish(self) -> None:
-        """Have all users let what is under way end."""
+        """Let the work under way of all users end."""
         for user in list(self._users):
             user.finish()
 
     def close(self) -> None:
-        """End the threads, once all is over: the world is about to be freed."""
+        """End the threads, once all work is over: the world is about to be freed."""
         atexit.unregister(self._at_exit)
         for user in list(self._users):
             user.release()
         self.engine.close()
 
     def _make(self, number: int) -> None:
-        while len(self._twins) < number:
-            self._twins.append((self._twins[0] if self._twins else self._world).twin())
+        while len(self._dups) < number:
+            self._dups.append((self._dups[0] if self._dups else self._world).dup())
         self.engine.grow("communication", number)
 
 
@@ -85,7 +85,7 @@ def _finish(reference: weakref.ref[Exchanges]) -> None:
 
 
 def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:
-    """Call the collectives of `act` with a label that ranks compare."""
+    """Call `act`, whose collectives carry a label that ranks compare."""
     world.label(label)
     try:
         act(world)

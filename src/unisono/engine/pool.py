@@ -1,8 +1,8 @@
-"""Threads for one kind of work, and the queue of what they have to do: submit and forget (PCL-DNN section 4).
+"""Threads for one kind of work, and the queue of their actions: submit and forget (PCL-DNN section 4).
 
     submit ──▶ [ 9: exchange 1 │ 5: exchange 4 │ 5: exchange 5 ] ──▶ thread, thread        what is urgent goes first
 
-With one thread, what is submitted with one priority is carried out in the order of submission.
+With one thread, actions of equal priority are carried out in the order of submission.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Action = Callable[[], None]
 
 
 class _Queue:
-    """What is to be done, the most urgent first."""
+    """Queue of actions, the most urgent first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Action]] = []
@@ -32,12 +32,12 @@ class _Queue:
         self._calls.put(True)
 
     def end(self, threads: int) -> None:
-        """Have so many threads end when all is done. Takes no lock: the garbage collector calls it anywhere."""
+        """End so many threads once all actions are done. Takes no lock: the garbage collector calls it anywhere."""
         for _ in range(threads):
             self._calls.put(False)
 
     def work(self) -> None:
-        """What a thread does."""
+        """Carry actions out until the thread is told to end."""
         while self._calls.get():
             with self._lock:
                 action = heappop(self._heap)[2]
@@ -46,7 +46,7 @@ class _Queue:
 
 
 class Pool:
-    """`threads` threads that carry out what is submitted. The first submission starts them; they end with it."""
+    """Pool of `threads` threads that run submitted actions. The first submission starts them; they end with it."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
@@ -56,13 +56,13 @@ class Pool:
         self._lock = threading.Lock()
 
     def submit(self, action: Action, priority: int = 0) -> None:
-        """Have `action`, which raises nothing, carried out soon; the higher its priority, the sooner."""
+        """Carry `action`, which must not raise, out on one of the threads; the higher its priority, the sooner."""
         self._queue.put(action, priority)
         if not self._threads:
             self._start()
 
     def close(self) -> None:
-        """End the threads, once all that was submitted is done."""
+        """End the threads, once all submitted actions are done."""
         with self._lock:  # who started them may still be at it, while what it submitted is done
             self._queue.end(len(self._threads))
             for thread in self._threads:
@@ -70,7 +70,7 @@ class Pool:
             self._threads = []
 
     def grow(self, threads: int) -> None:
-        """Have at least so many threads."""
+        """Provide at least `threads` threads."""
         with self._lock:
             self._size = max(self._size, threads)
             if self._threads:
@@ -82,7 +82,7 @@ class Pool:
                 self._add()
 
     def _add(self) -> None:
-        """Start the threads that are missing. Called with the lock held."""
+        """Start the missing threads. Called with the lock held."""
         missing = range(len(self._threads), self._size)
         added = [
             threading.Thread(target=self._queue.work, name=f"unisono {self._name} {number}", daemon=True)

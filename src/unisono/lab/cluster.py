@@ -1,11 +1,11 @@
-"""Runs a command on a lab's cluster, and sees that nothing of it is left, however it ends.
+"""Run of a command on a lab's cluster, of which nothing is left, however the command ends.
 
     unisono lab ── setpriv, which becomes unshare ──┬── unisono.lab.inside ── mpiexec ── the hosts' helpers ── ranks
                                                     │
                                                     └ here the namespaces begin: network, mounts, names, processes
 
-The cluster lives in namespaces of its own, whose first process is `inside`. When that one ends, the kernel kills every
-process in them and takes their links and files away. It is killed when unshare dies; unshare, when this process does.
+The cluster lives in namespaces of its own, whose first process is `inside`. When `inside` ends, the kernel kills every
+process in them and removes their links and files. `inside` is killed when unshare dies; unshare, when this one dies.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ PACKAGES = {
     "nsenter": "util-linux",
     "setpriv": "util-linux",
 }
-"""The programs that build a lab, and the packages of Debian that bring them."""
+"""Programs that build a lab, and the Debian packages that provide them."""
 
 NAMESPACES = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
 ISOLATE: Command = ("setpriv", "--pdeathsig", "KILL", "--", "unshare", *NAMESPACES, "--")
 
 
 def run(lab: Lab, mpiexec: Path, command: Sequence[str]) -> int:
-    """Run `command` on every host of `lab`; its exit code, or 130 and 143 after SIGINT and SIGTERM."""
+    """Run `command` on every host of `lab`. Return its exit code, or 130 and 143 after SIGINT and SIGTERM.
+
+    Raises LabError where no lab can be built, or `mpiexec` is no program.
+    """
     check_machine()
     if shutil.which(mpiexec) is None:
         raise LabError(f"--mpiexec {mpiexec}: there is no such program")
@@ -49,7 +52,7 @@ def run(lab: Lab, mpiexec: Path, command: Sequence[str]) -> int:
 
 
 def check_machine() -> None:
-    """Raise LabError where no lab can be built, saying what is missing."""
+    """Raise LabError where no lab can be built, naming what is missing."""
     if os.geteuid() != 0:
         raise LabError("a lab is built of network namespaces, which takes root; try sudo")
     for program, package in PACKAGES.items():
@@ -62,7 +65,7 @@ def check_machine() -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of the lab; a signal ends it first."""
+    """Return the exit code of the lab, which a signal ends early."""
     received: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:

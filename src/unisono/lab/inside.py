@@ -1,4 +1,4 @@
-"""The first process in the lab's namespaces: builds the cluster, runs mpiexec in it. When it ends, all of it ends."""
+"""First process in the lab's namespaces: builds the cluster and runs mpiexec in it. All processes end with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from unisono.launch import launch_environment
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What the outer process starts: SUPERNODES HOSTS RATE OVERSUBSCRIBE RANKS_PER_HOST MPIEXEC COMMAND..."""
+    """Build the lab and run the command in it; return the exit code, 2 where the lab cannot be built.
+
+    The outer process passes SUPERNODES HOSTS RATE OVERSUBSCRIBE RANKS_PER_HOST MPIEXEC COMMAND...
+    """
     signal.signal(signal.SIGINT, _wait_for_the_end)
     supernodes, hosts, rate, oversubscribe, ranks_per_host, mpiexec, *command = arguments
     lab = Lab(int(supernodes), int(hosts), int(rate), float(oversubscribe), int(ranks_per_host))
@@ -30,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build(lab: Lab) -> None:
-    """Play the plan. Raises LabError naming the command that is refused."""
+    """Run the commands of the plan. Raises LabError naming the command that is refused."""
     _play(("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", "/dev/shm"))
     _write_files(lab)
     for command in commands(lab):
@@ -38,7 +41,7 @@ def build(lab: Lab) -> None:
 
 
 def run(lab: Lab, mpiexec: str, command: Sequence[str]) -> int:
-    """Run the command on every host; the exit code of mpiexec."""
+    """Run the command on every host; return the exit code of mpiexec."""
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     environment = lab_environment(launch_environment(os.environ, sys.stdout.isatty()))
     full = mpiexec_command(lab, mpiexec, version, str(Path.cwd()), command)
@@ -47,7 +50,7 @@ def run(lab: Lab, mpiexec: str, command: Sequence[str]) -> int:
 
 
 def _write_files(lab: Lab) -> None:
-    """What the plan's commands need to be there."""
+    """Write the files that the plan's commands need."""
     for host in lab.members:
         Path(HOME, host.name, "shm").mkdir(parents=True)
         for kind in KINDS:
@@ -69,7 +72,7 @@ def _play(command: Command) -> None:
 
 
 def _wait_for_the_end(_number: int, _frame: FrameType | None) -> None:
-    """The terminal interrupts every process; the outer one answers, by killing this one."""
+    """Wait to be killed: the terminal interrupts every process, and the outer one answers by killing this one."""
     signal.pause()
 
 

@@ -1,7 +1,7 @@
-"""How mpiexec is told to start ranks on the hosts of a lab: its options, its environment, the script in place of ssh.
+"""Start of ranks on the hosts of a lab: the options and environment of mpiexec, and the script in place of ssh.
 
 Two families of launchers are known, MPICH's hydra and Open MPI's. Both reach a host by running `ssh HOST COMMAND`, and
-both let another program stand in for ssh.
+both accept another program in place of ssh.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from unisono.lab.plan import HEAD, HOME, KINDS, OTHER_TMP, Command, Lab
 ENTER = f"{HOME}/enter"
 
 OPEN_MPI = "Open MPI"
-"""What Open MPI's mpiexec calls itself."""
+"""Name of Open MPI in its mpiexec's version text."""
 
 UNCOVER = 'umount --lazy /tmp && cd "$0" && exec "$@"'
-"""What a rank does first: it leaves the /tmp that the launcher's helper has, and goes to the folder it belongs in."""
+"""First command of a rank: leave the /tmp of the launcher's helper, and change to the rank's own folder."""
 
 
 def enter_script() -> str:
-    """Stands in for ssh: enter [-OPTION...] HOST COMMAND... runs the command on that host.
+    """Return the script in place of ssh: enter [-OPTION...] HOST COMMAND... runs the command on that host.
 
-    What runs there first is the launcher's helper. Hydra's leaves a file in /tmp when it is killed, so it gets another.
+    The first command there is the launcher's helper. Hydra's leaves a file in /tmp when it is killed, so it gets
+    another /tmp.
     """
     namespaces = " ".join(f"--{kind}={HOME}/$host/{kind}" for kind in KINDS)
     mounts = f"mount --rbind {OTHER_TMP} /tmp && mount --bind {HOME}/$host/shm /dev/shm && mount -t sysfs lab /sys"
@@ -34,7 +35,7 @@ exec nsenter {namespaces} -- unshare --mount -- sh -c "{mounts} && $*"
 
 
 def mpiexec_command(lab: Lab, mpiexec: str, version: str, folder: str, command: Sequence[str]) -> Command:
-    """mpiexec with the options that run `command` in `folder` on every host; `version` is what it says of itself."""
+    """Return the command that runs `command` in `folder` on every host; `version` is mpiexec's version text."""
     uncovered = ("unshare", "--mount", "--", "sh", "-c", UNCOVER, folder, *command)
     if OPEN_MPI in version:
         return (mpiexec, *_open_mpi(lab), *uncovered)
@@ -48,7 +49,7 @@ def _hydra(lab: Lab) -> Command:
 
 
 def _open_mpi(lab: Lab) -> Command:
-    """All its helpers are started from labhead, and no rank is bound to a core, since every host counts from core 0."""
+    """Return Open MPI's options: labhead starts all helpers, and no rank is bound, as every host counts from core 0."""
     names = ",".join(f"{host.name}:{lab.ranks_per_host}" for host in lab.members)
     ssh = ("--prtemca", "plm_ssh_agent", ENTER, "--prtemca", "plm_ssh_no_tree_spawn", "1")
     files = ("--prtemca", "prte_tmpdir_base", "/dev/shm")
@@ -57,5 +58,5 @@ def _open_mpi(lab: Lab) -> Command:
 
 
 def lab_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the ranks: as it is, with UCX kept from finding ways around the network."""
+    """Return the environment of the ranks: `environment`, with UCX kept from bypassing the network."""
     return {**environment, "UCX_TLS": "tcp,self"}

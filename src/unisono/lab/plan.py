@@ -1,4 +1,4 @@
-"""A cluster on one machine as a value, and the commands that build it: what can be decided before anything is done.
+"""Cluster on one machine as a value, and the commands that build it: all that is decided before anything runs.
 
                      core                    2 supernodes of 2 hosts: Lab(supernodes=2, hosts=2, ...)
              ┌────────┴────────┐             up-link: hosts × rate / oversubscribe, each way
@@ -7,8 +7,8 @@
          h0     h1         h2     h3         10.99.1.1  10.99.1.2  10.99.2.1  10.99.2.2
 
 A host has namespaces of its own for the network (its eth0), its name and System V memory, and its own /dev/shm. A link
-is a veth pair; each end may send no faster than the link's rate. The machine that starts the ranks, labhead, sits on
-the topmost switch itself.
+is a veth pair; each end may send no faster than the link's rate. The machine that starts the ranks, labhead, is on the
+topmost switch itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from unisono.errors import LabError
 Command = tuple[str, ...]
 
 HOME = "/dev/shm/lab"
-"""Where the lab keeps its files: on a /dev/shm of its own, which the machine does not see."""
+"""Folder of the lab's files: on a /dev/shm of its own, which the machine does not see."""
 
 OTHER_TMP = f"{HOME}/tmp"
-"""A /tmp that shows what the machine's holds, by links; what is made in it vanishes with the lab."""
+"""Replacement of /tmp that links to the machine's files; files created in it vanish with the lab."""
 
 MACHINE_TMP = f"{OTHER_TMP}/.the-machine-has"
-"""The machine's /tmp, where those links lead."""
+"""The machine's /tmp, the target of those links."""
 
 KINDS = ("net", "uts", "ipc")
-"""The namespaces of a host that last: network, name, System V memory. Each has a file in the host's folder."""
+"""Lasting namespaces of a host: network, name, System V memory. Each has a file in the host's folder."""
 
 HEAD = "labhead"
 HEAD_ADDRESS = "10.99.0.1"
@@ -40,17 +40,17 @@ HEAD_ADDRESS = "10.99.0.1"
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 SLOWEST, FASTEST = 10**5, 10**11
-"""The links that can be asked for, in bits per second."""
+"""Range of the links that can be requested, in bits per second."""
 
 MTU = 1500
 LARGEST_TRAIN = 65_536
-"""A train is what TCP hands to an interface at once, in bytes: many packets' worth, cut on the way."""
+"""Bytes of the largest train, which TCP hands to an interface at once: many packets' worth, cut on the way."""
 
 BUCKET_SECONDS = 0.0005
-"""What a link that was idle may send at once, in seconds of its rate: enough for the kernel's timer to come late."""
+"""Burst of an idle link, in seconds of its rate: enough for the kernel's timer to come late."""
 
 WINDOW_SECONDS = 0.01
-"""What a connection may have on its way, in seconds of a link's rate: many round trips of an idle network."""
+"""Bytes that a connection may have in flight, in seconds of a link's rate: many round trips of an idle network."""
 
 SMALLEST_WINDOW = 65_536
 LARGEST_QUEUE = 2**31
@@ -59,16 +59,16 @@ CONGESTION_CONTROL = "reno"
 
 @dataclass(frozen=True)
 class Link:
-    """What one end of a link may send, and what may wait there: a full window of every connection, so none is lost."""
+    """Limits of one end of a link. The queue has room for a full window of every connection, so no packet is lost."""
 
     rate: int
     """Bits per second, headers of Ethernet, IP and TCP included."""
 
     train: int
-    """The most bytes that TCP hands over at once."""
+    """Most bytes that TCP hands over at once."""
 
     queue: int
-    """Bytes that may wait."""
+    """Most bytes that may wait."""
 
     @property
     def bucket(self) -> int:
@@ -76,7 +76,7 @@ class Link:
         return max(self.train + self.train // 16 + MTU, int(self.rate * BUCKET_SECONDS / 8))
 
     def shape(self, interface: str) -> Command:
-        """The command that holds an interface to the link's rate."""
+        """Return the command that limits an interface to the link's rate."""
         limit = self.bucket + self.queue
         shaping = ("tbf", "rate", f"{self.rate}bit", "burst", f"{self.bucket}b", "limit", f"{limit}b")
         return ("tc", "qdisc", "add", "dev", interface, "root", *shaping)
@@ -84,39 +84,40 @@ class Link:
 
 @dataclass(frozen=True)
 class Host:
-    """A host of the lab."""
+    """Host of the lab."""
 
     number: int
     supernode: int
     place: int
-    """Its number within its supernode."""
+    """Number of the host within its supernode."""
 
     @property
     def name(self) -> str:
-        """How the host calls itself, and is called by the others."""
+        """Name of the host, for itself and for the others."""
         return f"h{self.number}"
 
     @property
     def address(self) -> str:
-        """Its address, unique in the lab."""
+        """Address of the host, unique in the lab."""
         return f"10.99.{self.supernode + 1}.{self.place + 1}"
 
     @property
     def namespaces(self) -> Command:
-        """Its namespaces as options, the same for `unshare`, which makes them, and for `nsenter`, which enters them."""
+        """Options for its namespaces, the same for `unshare`, which creates them, and `nsenter`, which enters them."""
         return tuple(f"--{kind}={HOME}/{self.name}/{kind}" for kind in KINDS)
 
     def inside(self, *command: str) -> Command:
-        """A command, to be run on this host."""
+        """Return the command that runs `command` on this host."""
         return ("nsenter", *self.namespaces, "--", *command)
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A cluster: `supernodes` switches with `hosts` hosts each.
+    """Cluster of `supernodes` switches with `hosts` hosts each.
 
-    A link between a host and its switch carries `rate` bits per second each way. A switch's uplink carries the rates
-    of its hosts together, divided by `oversubscribe`. `ranks_per_host` ranks run on each host.
+    A link between a host and its switch carries `rate` bits per second each way. A switch's uplink carries the sum of
+    its hosts' rates, divided by `oversubscribe`. `ranks_per_host` ranks run on each host. Raises LabError for values
+    out of range.
     """
 
     supernodes: int
@@ -140,23 +141,23 @@ class Lab:
 
     @property
     def uplink_rate(self) -> int:
-        """What a switch may send to the core, and the core to it, in bits per second."""
+        """Rate between a switch and the core, each way, in bits per second."""
         return int(self.hosts * self.rate / self.oversubscribe)
 
     @property
     def window(self) -> int:
-        """Bytes that a connection may have on its way."""
+        """Bytes that a connection may have in flight."""
         return max(int(self.rate * WINDOW_SECONDS / 8), SMALLEST_WINDOW)
 
     @property
     def link(self) -> Link:
-        """Between a host and its switch."""
+        """Link between a host and its switch."""
         here, others = self.ranks_per_host, self.ranks_per_host * (self.supernodes * self.hosts - 1)
         return Link(self.rate, self._train, self._queue(here * others))
 
     @property
     def uplink(self) -> Link:
-        """Between a switch and the core."""
+        """Link between a switch and the core."""
         here = self.ranks_per_host * self.hosts
         return Link(self.uplink_rate, self._train, self._queue(here * here * (self.supernodes - 1)))
 
@@ -165,20 +166,22 @@ class Lab:
         return min(max(int(self.rate * BUCKET_SECONDS / 8), 2 * MTU), LARGEST_TRAIN)
 
     def _queue(self, pairs: int) -> int:
-        """Room for two connections of each pair of ranks, in bytes."""
+        """Return the bytes of a queue with room for two connections of each pair of ranks."""
         return min(2 * max(pairs, 1) * self.window, LARGEST_QUEUE)
 
     @property
     def members(self) -> tuple[Host, ...]:
-        """All hosts, supernode by supernode."""
+        """Hosts of the lab, supernode by supernode."""
         return tuple(Host(number, *divmod(number, self.hosts)) for number in range(self.supernodes * self.hosts))
 
 
 def parse_rate(text: str) -> int:
-    """A rate as `tc` writes it, in bits per second; kbit, mbit and gbit are powers of 1000.
+    """Return a rate, as `tc` writes it, in bits per second; kbit, mbit and gbit are powers of 1000.
 
     >>> parse_rate("1.5gbit")
     1500000000
+
+    Raises LabError for any other form.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
     if match is None:
@@ -187,18 +190,18 @@ def parse_rate(text: str) -> int:
 
 
 def commands(lab: Lab) -> tuple[Command, ...]:
-    """Everything that builds the cluster, in order; run as root in fresh namespaces, with `HOME` there and empty."""
+    """Return the commands that build the cluster, in order; run as root in fresh namespaces, with `HOME` filled."""
     return (*_head(lab), *(command for host in lab.members for command in _host(lab, host)))
 
 
 def hosts_file(lab: Lab, present: str) -> str:
-    """/etc/hosts of the lab: what is there at present, and the names of the lab."""
+    """Return /etc/hosts of the lab: its `present` content, and the names of the lab."""
     names = [(HEAD_ADDRESS, HEAD), *((host.address, host.name) for host in lab.members)]
     return "\n".join([present.rstrip("\n"), *(f"{address} {name}" for address, name in names), ""])
 
 
 def _head(lab: Lab) -> Iterator[Command]:
-    """The switches, the uplinks, and the machine that starts the ranks."""
+    """Yield the commands for the switches, the uplinks, and the machine that starts the ranks."""
     yield ("hostname", HEAD)
     yield ("mount", "--bind", f"{HOME}/hosts", "/etc/hosts")
     yield ("mount", "--bind", "/tmp", MACHINE_TMP)
@@ -227,13 +230,13 @@ def _port(interface: str, switch: str, link: Link) -> Iterator[Command]:
 
 
 def _end(interface: str, link: Link) -> Iterator[Command]:
-    """One end of a link: shaped, then set up."""
+    """Yield the commands for one end of a link: shape it, then set it up."""
     yield link.shape(interface)
     yield ("ip", "link", "set", interface, "addrgenmode", "none", "gso_max_size", str(link.train), "up")
 
 
 def _host(lab: Lab, host: Host) -> Iterator[Command]:
-    """A host's namespaces and its link."""
+    """Yield the commands for a host's namespaces and its link."""
     port = f"port{host.number}"
     yield ("unshare", *host.namespaces, "--", "hostname", host.name)
     yield ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"{HOME}/{host.name}/net")

@@ -2,8 +2,9 @@
 
     11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
 
-with a relu after each; the second, fourth and fifth convolution in two groups. For 1,000 classes and 3 colours it has
-60,965,224 parameters, as in Theano-MPI's table 2, and a picture takes 0.72 billion multiply-adds, 0.67 in convolutions.
+A relu follows each layer but the last; the second, fourth and fifth convolution are in two groups. For 1,000 classes
+and 3 channels it has 60,965,224 parameters, as in Theano-MPI's table 2, and an image takes 0.72 billion multiply-adds,
+0.67 in convolutions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 
 
 class AlexNet(nn.Module):
-    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, colors: int = 3) -> None:
         super().__init__()
@@ -46,6 +47,6 @@ class AlexNet(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         scores: torch.Tensor = self.classifier(self.features(images))
         return scores

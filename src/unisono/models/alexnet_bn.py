@@ -2,8 +2,8 @@
 
     11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
 
-each convolution and the two wide layers with batch norm and relu; the second, fourth and fifth convolution in two
-groups, as Caffe has them.
+Each convolution and the two wide layers have batch norm and relu. The second, fourth and fifth convolution are in two
+groups, as in Caffe.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import nn
 
 
 class _Norm(nn.BatchNorm1d):
-    """Batch norm that takes its running statistics where a rank's share is a single sample, which has no deviation."""
+    """Batch norm that uses its running statistics where a rank's share is a single sample, which has no deviation."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(samples, features) to the same."""
+        """Map (samples, features) to the same shape."""
         if len(inputs) > 1:
             return super().forward(inputs)
         return nn.functional.batch_norm(
@@ -33,7 +33,7 @@ def _convolution(before: int, after: int, kernel: int, stride: int = 1, padding:
 
 
 class AlexNetBN(nn.Module):
-    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, colors: int = 3) -> None:
         super().__init__()
@@ -59,6 +59,6 @@ class AlexNetBN(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         scores: torch.Tensor = self.classifier(self.features(images))
         return scores

@@ -1,7 +1,7 @@
-"""The names of the networks, known without loading PyTorch."""
+"""Names of the networks, known without loading PyTorch."""
 
 CIFAR_LAYERS = (8, 20, 32, 44, 56, 110)
-"""Of the residual networks for small pictures."""
+"""Numbers of layers of the residual networks for small images."""
 
 NETWORKS = (
     "small_convnet",
@@ -18,4 +18,4 @@ NETWORKS = (
     "inception_bn",
     "cd_dnn",
 )
-"""The networks that a recipe can name; each is made for a number of classes and of channels."""
+"""Networks that a recipe can name. Each is made from numbers of classes and channels."""

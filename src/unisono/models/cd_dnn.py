@@ -1,4 +1,4 @@
-"""CD-DNN: a network for speech (PCL-DNN 5.4, Seide et al. 2011): seven hidden layers over frames with their context.
+"""CD-DNN, a network for speech (PCL-DNN 5.4, Seide et al. 2011): seven hidden layers over frames with their context.
 
     a window: frame -c ... frame 0 ... frame +c ─ 2,048 ─ 2,048 ─ ... seven of them ... ─ 2,048 ─ classes
 
@@ -6,9 +6,9 @@
                    window 1   log p(class | window 1) ─┼─ mean ─ its scores
                    window 2   log p(class | window 2) ─┘
 
-with a relu after each hidden layer. Each window has its posterior, the softmax; a recording's scores are the mean over
-its windows of their logarithms: the windows' posteriors multiplied, as if they were independent, and the root of that.
-The cross entropy makes it a distribution again; that of a single window is its posterior as it was.
+A relu follows each hidden layer. Each window has its posterior, the softmax. A recording's scores are the mean of the
+log posteriors over its windows: the product of the posteriors, as if windows were independent, and the root of that.
+The cross entropy makes it a distribution again; for a single window it is the posterior itself.
 
 For 440 inputs (11 frames of 40 numbers) and 10 classes it has 26,101,770 parameters, and a window takes 26.1 million
 multiply-adds.
@@ -23,7 +23,7 @@ HIDDEN, WIDTH = 7, 2048
 
 
 class CDDNN(nn.Module):
-    """Windows, (samples, windows, inputs) or (samples, inputs), to scores of shape (samples, classes)."""
+    """Network from windows, (samples, windows, inputs) or (samples, inputs), to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, inputs: int = 440) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class CDDNN(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """The logarithms of the windows' posteriors, their mean over the windows of each sample."""
+        """Return the log posteriors of the windows, as their mean over the windows of each sample."""
         scores: torch.Tensor = self.layers(windows)
         exact = torch.promote_types(scores.dtype, torch.float32)  # rounded to 16 bits, the mean would lose digits
         posteriors = torch.log_softmax(scores, dim=-1, dtype=exact)

@@ -9,12 +9,12 @@
                    ├─ 1x1 ─ 5x5 ───────┤
                    └─ 3x3 pool ─ 1x1 ──┘
 
-For 1,000 classes and 3 colours it has 13,378,280 parameters, as in Theano-MPI's table 2, of them 6,379,728 in the
-auxiliary classifiers, and a picture takes 1.58 billion multiply-adds without those. In training it gives three scores,
-and the loss is that of its own and 0.3 of each other (`training/loss.py`).
+For 1,000 classes and 3 channels it has 13,378,280 parameters, as in Theano-MPI's table 2; 6,379,728 of them are in the
+auxiliary classifiers. An image takes 1.58 billion multiply-adds without those. In training it returns three scores; the
+loss is that of its own plus 0.3 of each other (`training/loss.py`).
 
 With batch norm after each convolution there is neither local response normalisation nor an auxiliary classifier:
-7,005,832 parameters. The GoogleNetBN that DIMD measures is of Torch's packages and larger (a payload of 93 MB).
+7,005,832 parameters. The GoogleNetBN that DIMD measures is from Torch's packages and larger (a payload of 93 MB).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MODULES = {
 
 
 def convolution(before: int, after: int, kernel: int, stride: int = 1, norm: bool = False) -> nn.Sequential:
-    """A convolution that keeps the size, or divides it by the stride; with batch norm or a bias; and relu."""
+    """Return a convolution that keeps the size, or divides it by the stride, with batch norm or a bias, and relu."""
     layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=not norm)]
     return nn.Sequential(*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU(inplace=True))
 
 
 class Inception(nn.Module):
-    """A module: four ways side by side."""
+    """Inception module: four branches side by side."""
 
     def __init__(self, sizes: tuple[int, ...], norm: bool) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class Inception(nn.Module):
         self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), convolution(before, pool, 1, norm=norm))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(samples, channels in, h, w) to (samples, channels of all ways, h, w)."""
+        """Map (samples, channels in, h, w) to (samples, channels of all branches, h, w)."""
         return torch.cat([self.one(inputs), self.three(inputs), self.five(inputs), self.pool(inputs)], dim=1)
 
 
 class Auxiliary(nn.Module):
-    """A classifier in the middle of the network, that gives its lower part gradients of its own in training."""
+    """Classifier in the middle of the network that gives its lower part gradients of its own in training."""
 
     def __init__(self, before: int, classes: int) -> None:
         super().__init__()
@@ -78,15 +78,15 @@ class Auxiliary(nn.Module):
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(samples, channels, 14, 14) to scores."""
+        """Map (samples, channels, 14, 14) to scores of shape (samples, classes)."""
         scores: torch.Tensor = self.layers(inputs)
         return scores
 
 
 class GoogLeNet(nn.Module):
-    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes).
+    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes).
 
-    In training, without batch norm, to three of them: the network's own and those of the auxiliary classifiers.
+    In training, without batch norm, it returns three scores: its own and those of the auxiliary classifiers.
     """
 
     def __init__(self, classes: int, colors: int = 3, norm: bool = False) -> None:
@@ -111,7 +111,7 @@ class GoogLeNet(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Scores before the softmax."""
+        """Return the scores before the softmax; in training, without batch norm, a tuple with the auxiliary ones."""
         third = self.third(self.first(images))
         fourth = self.fourth(third)
         scores: torch.Tensor = self.classifier(self.fifth(fourth).mean(dim=(2, 3)))
@@ -121,10 +121,10 @@ class GoogLeNet(nn.Module):
 
 
 def googlenet_bn(classes: int, colors: int = 3) -> GoogLeNet:
-    """GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
+    """Return GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
     return GoogLeNet(classes, colors, norm=True)
 
 
 def _half() -> nn.Module:
-    """A pool that halves the size, rounded up."""
+    """Return a pool that halves the size, rounded up."""
     return nn.MaxPool2d(3, 2, ceil_mode=True)

@@ -1,4 +1,4 @@
-"""Inception with batch norm (Ioffe and Szegedy 2015, figure 5), as MXNet has it: a network that MXNET-MPI measures.
+"""Inception with batch norm (Ioffe and Szegedy 2015, figure 5), in MXNet's form: a network that MXNET-MPI measures.
 
     7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b 3c(half) ─ 4a 4b 4c 4d 4e(half) ─ 5a 5b ─ mean ─ classes
 
@@ -7,9 +7,9 @@
                    ├─ 1x1 ─ 3x3 ─ 3x3 ────────┤
                    └─ 3x3 pool ─ 1x1 ─────────┘
 
-MXNet's 4c and 4d have 128 channels behind their pools, where the paper has 96. For 1,000 classes and 3 colours it has
-11,285,224 parameters (11,295,240 where convolutions have biases, which batch norm takes out again), and a picture takes
-2.03 billion multiply-adds.
+MXNet's 4c and 4d have 128 channels behind their pools, where the paper has 96. For 1,000 classes and 3 channels the
+network has 11,285,224 parameters (11,295,240 where convolutions have biases, which batch norm cancels), and an image
+takes 2.03 billion multiply-adds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (
 
 
 class Module(nn.Module):
-    """Three or four ways side by side."""
+    """Inception module: three or four branches side by side."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Module(nn.Module):
         self.ways = nn.ModuleList(ways)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(samples, channels in, h, w) to (samples, channels of all ways, h / stride, w / stride)."""
+        """Map (samples, channels in, h, w) to (samples, channels of all branches, h / stride, w / stride)."""
         return torch.cat([way(inputs) for way in self.ways], dim=1)
 
 
 class InceptionBN(nn.Module):
-    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, colors: int = 3) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class InceptionBN(nn.Module):
         self.classifier = nn.Linear(1024, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         features: torch.Tensor = self.inception(self.first(images))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores

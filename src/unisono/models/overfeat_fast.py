@@ -1,10 +1,10 @@
-"""OverFeat's fast network (Sermanet et al. 2014, table 1), on which PCL-DNN measures.
+"""OverFeat's fast network (Sermanet et al. 2014, table 1), which PCL-DNN measures.
 
     11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 512 ─ 3x3, 1,024 ─ 3x3, 1,024 ─ pool ─ 3,072 ─ 4,096 ─ classes
     231           56     28         24     12       12           12           12     6
 
-with a relu after each; below, the size there. For 1,000 classes and 3 colours it has 145,920,872 parameters, and
-a picture takes 2.80 billion multiply-adds.
+A relu follows each layer but the last; the second row is the size there. For 1,000 classes and 3 channels it has
+145,920,872 parameters, and an image takes 2.80 billion multiply-adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class OverFeatFast(nn.Module):
-    """Images of shape (samples, colors, 231, 231) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 231, 231) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, colors: int = 3) -> None:
         super().__init__()
@@ -45,6 +45,6 @@ class OverFeatFast(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         scores: torch.Tensor = self.classifier(self.features(images))
         return scores

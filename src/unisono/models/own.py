@@ -1,6 +1,6 @@
-"""Networks of one's own: `module:function` in a recipe names what makes one, for a number of classes and of channels.
+"""Custom networks: `module:function` in a recipe names a function that makes one from numbers of classes and channels.
 
-PyTorch is not needed until a network is made.
+PyTorch is loaded only when a network is made.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def own_network(name: str, folder: str) -> Own:
-    """Return the function that a recipe names, which makes a network."""
+    """Return the reference to a function that makes a network, as named in a recipe."""
     return Own("model", name, folder)
 
 
 def check_name(name: str, folder: str = "") -> None:
-    """Raise RecipeError for a name that is neither in the catalogue nor of a module that is there."""
+    """Raise RecipeError for a name that is neither in the catalogue nor of an existing module."""
     if is_own(name):
         own_network(name, folder).check()
     elif name not in NETWORKS:
@@ -29,9 +29,9 @@ def check_name(name: str, folder: str = "") -> None:
 
 
 def make_own(name: str, folder: str, classes: int, channels: int) -> torch.nn.Module:
-    """Return the network that function(classes, channels) of a module gives.
+    """Return the network that function(classes, channels) of a module makes.
 
-    Raises RecipeError where there is no such module or function, or where it gives something else.
+    Raises RecipeError where there is no such module or function, or where its result is not a torch.nn.Module.
     """
     import torch  # noqa: PLC0415  it takes a while, and whoever only reads a recipe does not need it
 

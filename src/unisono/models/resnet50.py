@@ -1,13 +1,13 @@
-"""ResNet-50 (He et al. 2016), with the stride in the 3x3 convolution of a block, as PyTorch's has it.
+"""ResNet-50 (He et al. 2016), with the stride in the 3x3 convolution of a block, as in PyTorch.
 
     7x7, 64, half ─ pool, half ─ 3 blocks of 64 ─ 4 of 128, half ─ 6 of 256, half ─ 3 of 512, half ─ mean ─ classes
 
     block of w   x ─ 1x1, w ─ norm, relu ─ 3x3, w ─ norm, relu ─ 1x1, 4 w ─ norm ─ (+) ─ relu
                  └── (1x1, 4 w ─ norm, where sizes change) ─────────────────────┘
 
-25,557,032 parameters for 1,000 classes and 3 colours. The last norm of each block begins at 0, so that the network
-begins as its short cuts alone, and the classifier's weights at 0.01 (Goyal et al. 2017, section 5.1): rates that are
-too high for the first steps do less harm.
+It has 25,557,032 parameters for 1,000 classes and 3 channels. The last norm of each block begins at 0, so the network
+begins as its shortcuts alone, and the classifier's weights begin with a deviation of 0.01 (Goyal et al. 2017, section
+5.1): rates that are too high for the first steps do less harm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a short cut."""
+    """Block of three convolutions beside a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -36,14 +36,15 @@ class Bottleneck(nn.Module):
             self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(samples, before, h, w) to (samples, 4 width, h / stride, w / stride)."""
+        """Map (samples, before, h, w) to (samples, 4 width, h / stride, w / stride)."""
         inner = relu_(self.norm1(self.convolution1(inputs)))
         inner = relu_(self.norm2(self.convolution2(inner)))
         return relu_(self.norm3(self.convolution3(inner)).add_(self.short(inputs)))
 
 
 class ResNet50(nn.Module):
-    """Images of shape (samples, colors, 224, 224), or of other sizes, to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 224, 224), or of other sizes, to scores of shape (samples,
+    classes)."""
 
     def __init__(self, classes: int, colors: int = 3) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class ResNet50(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.01)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         features: torch.Tensor = self.blocks(self.pool(relu_(self.first(images))))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores

@@ -1,4 +1,4 @@
-"""Residual networks for small pictures (He et al. 2016, section 4.2): 6 n + 2 layers.
+"""Residual networks for small images (He et al. 2016, section 4.2): 6 n + 2 layers.
 
     3x3, 16 ─ n blocks of 16 ─ n blocks of 32, half the size ─ n blocks of 64, half the size ─ mean ─ classes
 
@@ -6,7 +6,7 @@
             └──────────────────────────────────┘                  place and filled up with zeros: no parameters
 
 n = 1, 3, 5, 7, 9 and 18 give ResNet-8, 20, 32, 44, 56 and 110. ResNet-20 has 269,722 parameters for 10 classes and 3
-colours.
+channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """Two convolutions beside a short cut."""
+    """Block of two convolutions beside a shortcut."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.norm2 = nn.BatchNorm2d(width)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(samples, before, h, w) to (samples, width, h or h / 2, w or w / 2)."""
+        """Map (samples, before, h, w) to (samples, width, h or h / 2, w or w / 2)."""
         short = inputs
         if self._more:
             short = pad(inputs[:, :, ::2, ::2], (0, 0, 0, 0, self._more // 2, self._more - self._more // 2))
@@ -39,7 +39,8 @@ class Block(nn.Module):
 
 
 class ResNetCIFAR(nn.Module):
-    """Images of shape (samples, colors, size, size), about 32 x 32, to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, size, size), about 32 x 32, to scores of shape (samples,
+    classes)."""
 
     def __init__(self, classes: int, colors: int, blocks: int) -> None:
         super().__init__()
@@ -55,14 +56,14 @@ class ResNetCIFAR(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         features: torch.Tensor = self.blocks(relu_(self.first(images)))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 
 
 def resnet_cifar(layers: int, classes: int, colors: int = 3) -> ResNetCIFAR:
-    """ResNet-20 for 20 layers, and so on: 6 n + 2 of them."""
+    """Return the network of 6 n + 2 layers: ResNet-20 for 20, and so on."""
     blocks, more = divmod(layers - 2, 6)
     assert not more, f"{layers} layers are not 6 n + 2"
     return ResNetCIFAR(classes, colors, blocks)

@@ -1,8 +1,8 @@
-"""A small convolutional network for grey images of 8 x 8.
+"""Small convolutional network for grey images of 8 x 8.
 
     1 x 8 x 8 ─ 3x3 ─ 32 x 8 x 8 ─ 3x3 ─ 64 x 8 x 8 ─ pool ─ 64 x 4 x 4 ─ 3x3 ─ 128 x 4 x 4 ─ pool ─ 512 ─ 128 ─ classes
 
-159,626 parameters for 10 classes.
+It has 159,626 parameters for 10 classes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 
 
 class SmallConvnet(nn.Module):
-    """Images of shape (samples, colors, 8, 8) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 8, 8) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, colors: int = 1) -> None:
         super().__init__()
@@ -29,6 +29,6 @@ class SmallConvnet(nn.Module):
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         scores: torch.Tensor = self.classifier(self.features(images))
         return scores

@@ -1,4 +1,4 @@
-"""The networks that a recipe can name."""
+"""Networks that a recipe can name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -36,12 +36,13 @@ MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "inception_bn": inception_bn.InceptionBN,
     "cd_dnn": cd_dnn.CDDNN,
 }
-"""Each is made for a number of classes and of channels: a picture's colours, or the numbers of a sound's window."""
+"""Networks by name. Each is made from numbers of classes and channels: colour channels of an image, or numbers of an
+audio window."""
 
 
 def make_network(name: str, folder: str, classes: int, channels: int) -> torch.nn.Module:
-    """The network of that name, one of the table's or `module:function`, which is looked for in `folder` first.
+    """Return the network of that name: one of `MODELS`, or `module:function`, which is looked for in `folder` first.
 
-    Raises RecipeError where one's own cannot be made.
+    Raises RecipeError where a custom network cannot be made.
     """
     return make_own(name, folder, classes, channels) if is_own(name) else MODELS[name](classes, channels)

@@ -4,7 +4,7 @@
     16   64 64 │ 128 128 │ 256 256 256     │ 512 512 512     │ 512 512 512     │
     19   64 64 │ 128 128 │ 256 256 256 256 │ 512 512 512 512 │ 512 512 512 512 │   3x3 all; a bar is a pool, half
 
-For 1,000 classes and 3 colours: A has 132,863,336 parameters and takes 7.61 billion multiply-adds a picture, 16 has
+For 1,000 classes and 3 channels: A has 132,863,336 parameters and takes 7.61 billion multiply-adds per image, 16 has
 138,357,544 (Theano-MPI's table 2) and takes 15.47, 19 has 143,667,240 and takes 19.63.
 """
 
@@ -15,11 +15,11 @@ from torch import nn
 
 WIDTHS = (64, 128, 256, 512, 512)
 A, SIXTEEN, NINETEEN = (1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)
-"""Convolutions between two pools."""
+"""Numbers of convolutions between two pools."""
 
 
 class VGG(nn.Module):
-    """Images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, colors: int, depths: tuple[int, ...]) -> None:
         super().__init__()
@@ -46,21 +46,21 @@ class VGG(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # they have one
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores before the softmax."""
+        """Return the scores before the softmax."""
         scores: torch.Tensor = self.classifier(self.features(images))
         return scores
 
 
 def vgg_a(classes: int, colors: int = 3) -> VGG:
-    """VGG-A."""
+    """Return VGG-A."""
     return VGG(classes, colors, A)
 
 
 def vgg16(classes: int, colors: int = 3) -> VGG:
-    """VGG-16."""
+    """Return VGG-16."""
     return VGG(classes, colors, SIXTEEN)
 
 
 def vgg19(classes: int, colors: int = 3) -> VGG:
-    """VGG-19."""
+    """Return VGG-19."""
     return VGG(classes, colors, NINETEEN)

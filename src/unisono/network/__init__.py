@@ -1,4 +1,4 @@
-"""What collectives cost on a network: priced by a formula, estimated for a choice, simulated flow by flow."""
+"""Time of collectives on a network: priced by a formula, estimated for a choice, or simulated flow by flow."""
 
 from unisono.network.estimate import estimate
 from unisono.network.links import DEFAULT, Amount, Network, NetworkError, shaped

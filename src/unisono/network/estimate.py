@@ -1,10 +1,10 @@
-"""How long an allreduce of many pieces will take, cheaply: the first piece's way through, then the busiest link.
+"""Cheap estimate of the time of a collective in many pieces: the time of the first piece, then the busiest link.
 
     piece 0  ├──── chain: who waits for whom ────┤
     piece 1       ├─ the busiest link takes one piece after another ─ ...        at most `in_flight` at once
     piece 2            ├─ ...
 
-Good for choosing a schedule where nothing has been measured. `price` has the model of one rank, `simulate` all.
+It chooses a schedule when nothing has been measured. `price` models one rank, `simulate` models all.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from unisono.schedules.schedule import Action, Algorithm, Program
 
 
 class _Busy(NamedTuple):
-    """For how long one piece keeps what it passes busy."""
+    """Time for which one piece occupies links and ranks."""
 
     seconds: Amount
     crossing: Amount
-    """Seconds a byte to another supernode takes while those that cross share the uplink."""
+    """Seconds per byte to another supernode while the ranks that use the uplink share it."""
     mates: Fraction
-    """As many ranks of a node share its link."""
+    """Number of ranks of a node that share its link."""
 
 
 def estimate(
@@ -39,16 +39,16 @@ def estimate(
     piece_bytes: int = 1 << 19,
     in_flight: int = 8,
 ) -> Amount:
-    """Seconds for a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
+    """Return the seconds for a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
 
-    The first piece takes as long as its longest chain of rounds, each waiting for its partners'; the others follow at
+    The first piece takes as long as its longest chain of rounds, each waiting for its partners'. The others follow at
     the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most `in_flight` at once.
-    Uplinks and nodes' links are charged for the ranks that do use them: a ring, where few do, costs less than its
-    `price`. Where all ranks do alike this is within a few percent of `simulate`; where they use a link by turns
-    (`multicolor` and `pipeline` with several ranks on a node), up to twice as long.
+    Uplinks and nodes' links are charged for the ranks that use them: a ring, where few do, costs less than its
+    `price`. If all ranks do the same, the result is within a few percent of `simulate`. If they use a link in turn
+    (`multicolor` and `pipeline` with several ranks per node), it is up to twice as long.
 
-    Above 256 ranks only the nodes of 256 are looked at. The chain is then the dearest of their prices, which misses
-    what leads from rank to rank through many (`pipeline`), and the supernodes are taken to be equally busy.
+    Above 256 ranks, only the nodes of 256 ranks are examined. The chain is then the largest of their prices, which
+    misses chains through many ranks (`pipeline`), and all supernodes are assumed to be equally busy.
     """
     everyone = placement.ranks <= LOOKED_AT
     nodes = sorted({placement.node_of(rank) for rank in spread(placement.ranks)})
@@ -91,7 +91,7 @@ def _busy(programs: Mapping[int, Program], placement: Placement, network: Networ
 
 
 def _uplink(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
-    """Chunks over the busiest uplink; from some nodes, those over one of equally busy uplinks."""
+    """Return the chunks over the busiest uplink; for a part of the nodes, over one of equally busy uplinks."""
     if not placement.supernodes:
         return Fraction(0)
     out: defaultdict[int, int] = defaultdict(int)
@@ -108,9 +108,9 @@ def _uplink(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
 def _chain(
     programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount, crossing: Amount
 ) -> Amount:
-    """When the last round of one piece ends, if a round lasts from when it and its partners' rounds have begun.
+    """Return the end of the last round of one piece, if a round starts once it and its partners' rounds have begun.
 
-    It then lasts as long as the slowest of them needs alone. A round that is never begun is `verify`'s business.
+    It then lasts as long as the slowest of them takes alone. A round that never begins is left to `verify`.
     """
     rounds: list[_Round] = []
     sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
@@ -134,10 +134,10 @@ def _chain(
 
 class _Round(NamedTuple):
     passing: Amount
-    """Seconds its messages take alone."""
+    """Seconds for its messages alone."""
     summing: Amount
     first: bool
-    """Of its lane."""
+    """True for the first round of its lane."""
     last: bool
 
 

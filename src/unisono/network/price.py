@@ -1,11 +1,11 @@
-"""The alpha-beta-gamma price of a schedule: what its dearest rank pays, round by round.
+"""Alpha-beta-gamma price of a schedule: the time of its most expensive rank, round by round.
 
     round      ├ alpha ┼──── bytes x beta of the slowest link ────┼ bytes summed x gamma ┤
     links          within the node │ the node's link │ the supernode's uplink
 
 Source: the model of Thakur, Rabenseifner and Gropp, 2005, as swCaffe uses it in section 5.1, equations 2 to 6, where
-beta_1 is `beta` and beta_2 is `crossing_beta` of a whole supernode. Nobody waits for anybody here: a price is what the
-schedules say, `estimate` adds who waits for whom, `simulate` who shares what with whom at each moment.
+beta_1 is `beta` and beta_2 is `crossing_beta` of a whole supernode. A price follows from the schedule alone, without
+waits between ranks. `estimate` adds these waits, `simulate` the sharing of links at each moment.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from unisono.placement import Placement
 from unisono.schedules.schedule import Action, Algorithm, Program, Round
 
 LOOKED_AT = 256
-"""As many ranks are looked at where the caller does not say which."""
+"""Largest number of ranks that are examined by default."""
 
 
 class Load(NamedTuple):
-    """What a round puts on links, in chunks of the schedule."""
+    """Load of a round on links, in chunks of the schedule."""
 
     within_out: int = 0
     within_in: int = 0
     node_out: int = 0
-    """Over the node's link, to other supernodes or not."""
+    """Chunks over the node's link, to any supernode."""
     node_in: int = 0
     uplink_out: int = 0
     uplink_in: int = 0
     added: int = 0
     messages: int = 0
-    """Sent and taken, to and from whomever: not in chunks."""
+    """Number of messages sent and received, to and from any rank."""
 
     def with_(self, other: Load) -> Load:
-        """Both at once."""
+        """Return the sum of both loads."""
         return Load(*map(int.__add__, self, other))
 
 
 Lanes = tuple[tuple[Load, ...], ...]
-"""Of one rank: for each lane the loads of its rounds."""
+"""Loads of one rank's rounds, by lane."""
 
 
 def price(
@@ -53,19 +53,19 @@ def price(
     nbytes: Amount,
     ranks: Iterable[int] | None = None,
 ) -> Amount:
-    """Seconds for a payload of `nbytes` bytes that goes through the schedule in one piece.
+    """Return the seconds for a payload of `nbytes` bytes that goes through the schedule in one piece.
 
-    A round costs alpha once, for its messages go together; then the time of the slowest of the links that the rank
-    uses in it, each taking the larger of the bytes out and in; then gamma for each byte summed and the overhead of each
-    message. Ranks of one node that
-    are in the same round share its link. A byte to another supernode costs as if all nodes of the supernode sent one.
+    A round costs alpha once, because its messages travel together; then the time of the slowest link that the rank uses
+    in it, each for the larger of the bytes out and in; then gamma per summed byte and the overhead per message. Ranks
+    of one node in the same round share its link. A byte to another supernode costs as if all nodes of the supernode
+    sent one.
 
-    Lanes run side by side: a rank pays the alphas of its longest lane, then the link time of its longest lane or, if
-    that is more, what all lanes together put on its node's busiest link, and gamma for what all of them sum.
+    Lanes run side by side. A rank pays the alphas of its longest lane; then the link time of its longest lane or, if
+    longer, that of all lanes together on its node's busiest link; and gamma for the sums of all lanes.
 
-    Looks at the ranks given, by default at all of up to 256 and else at 256 that are spread evenly, with the first and
-    the last among them; programs of others are not made, but for those on the same nodes. Nothing is rounded: with
-    fractions in `network` and `nbytes` the price is exact.
+    Examines the given ranks; by default all of up to 256 ranks, else 256 evenly spread ranks, including the first and
+    the last. Other programs are made only for ranks on the same nodes. Nothing is rounded: with fractions in `network`
+    and `nbytes` the price is exact. Raises NetworkError for ranks that do not exist.
     """
     looked_at = spread(placement.ranks) if ranks is None else sorted(set(ranks))
     if not looked_at or not 0 <= looked_at[0] <= looked_at[-1] < placement.ranks:
@@ -88,7 +88,7 @@ def dearest(
     nbytes: Amount,
     crossing: Mapping[int, Amount],
 ) -> Amount:
-    """The largest price among some ranks, where a byte out of supernode s takes `crossing[s]` seconds."""
+    """Return the largest price among some ranks; a byte out of supernode s takes `crossing[s]` seconds."""
 
     @cache
     def of_rank(rank: int) -> tuple[int, Lanes]:
@@ -108,7 +108,7 @@ def dearest(
 
 
 def spread(ranks: int, most: int = LOOKED_AT) -> list[int]:
-    """Up to `most` ranks, evenly spread, with the first and the last.
+    """Return up to `most` evenly spread ranks, including the first and the last.
 
     >>> spread(100, 4)
     [0, 33, 66, 99]
@@ -117,13 +117,13 @@ def spread(ranks: int, most: int = LOOKED_AT) -> list[int]:
 
 
 def crossing_betas(placement: Placement, network: Network) -> dict[int, Amount]:
-    """For each supernode: seconds a byte to another one takes when all its nodes send one (swCaffe's beta_2)."""
+    """Return, for each supernode, the seconds per byte to another one while all its nodes send (swCaffe's beta_2)."""
     sizes = Counter(placement.supernodes or (0,) * len(placement.nodes))
     return {supernode: network.crossing_beta(nodes) for supernode, nodes in sizes.items()}
 
 
 def loads(program: Program, rank: int, placement: Placement) -> Lanes:
-    """What the rounds of one rank's program put on links."""
+    """Return the loads of the rounds of one rank's program on links."""
     node, supernode = placement.node_of(rank), placement.supernode_of(rank)
     many = bool(placement.supernodes)
 
@@ -145,7 +145,7 @@ def loads(program: Program, rank: int, placement: Placement) -> Lanes:
 
 
 def together(ranks: Sequence[Lanes]) -> Lanes:
-    """The loads of the ranks of one node, round by round, as they share its link."""
+    """Return the summed loads of the ranks of one node, which share its link, round by round."""
     if len(ranks) == 1:
         return ranks[0]
     summed: list[list[Load]] = [[] for _ in range(max(map(len, ranks)))]
@@ -157,14 +157,14 @@ def together(ranks: Sequence[Lanes]) -> Lanes:
 
 
 def latency(load: Load, network: Network) -> Amount:
-    """The alpha of a round."""
+    """Return the alpha of a round in seconds."""
     if load.node_out or load.node_in:
         return network.alpha
     return network.within_alpha if load.within_out or load.within_in else 0
 
 
 def link_seconds(mine: Load, node: Load, network: Network, crossing: Amount, chunk: Amount) -> Amount:
-    """What the slowest of the links that a rank uses needs for `node`, the loads of all ranks of its node."""
+    """Return the seconds of the slowest link that a rank uses; `node` is the load of all ranks of its node."""
     within = max(mine.within_out, mine.within_in) * network.within_beta
     if not (mine.node_out or mine.node_in):
         return within * chunk
@@ -173,7 +173,7 @@ def link_seconds(mine: Load, node: Load, network: Network, crossing: Amount, chu
 
 
 def total(lanes: Lanes) -> Load:
-    """All that the rounds of all lanes put on links."""
+    """Return the total load of all rounds of all lanes."""
     return Load(*map(sum, zip(*(load for lane in lanes for load in lane), strict=True))) if any(lanes) else Load()
 
 

@@ -1,9 +1,9 @@
-"""How flows share links: as evenly as they can (max-min fairness, by progressive filling).
+"""Sharing of links by flows, as evenly as possible (max-min fairness, by progressive filling).
 
     link 0  ├ flow a ┤├ flow b ┤              a and b get half of link 0 each,
     link 1  ├ flow b ┤├────────── flow c ─┤   and c what b leaves of link 1
 
-No flow could have more without taking it from one that has no more than it.
+No flow can get a higher rate without taking it from a flow whose rate is not higher.
 Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2.
 """
 
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT = 1e-12
-"""Shares this close are the same: sums of the same numbers in another order."""
+"""Relative difference below which shares are equal: sums of the same numbers in another order."""
 
 
 def fair_rates(routes: NDArray[np.int64], capacities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bytes a second of each flow. `routes` has a row for each flow: the links that it takes, some of them finite.
+    """Return the bytes per second of each flow. `routes` has a row of links per flow, at least one with a limit.
 
-    A link whose users are all held up by it is full; all such links are filled at once, so the passes are few.
+    A link is full if it limits all its users. All such links are filled at once, so there are few passes.
     """
     rates = np.empty(len(routes))
     waiting = np.arange(len(routes))

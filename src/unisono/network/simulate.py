@@ -1,12 +1,13 @@
-"""A collective played on a network that is only numbers: messages are flows, and flows share links.
+"""Simulation of a collective on a network: messages are flows, and flows share links.
 
     rank    round begins ─┐          ┌─ round ends, what came is summed, the next begins
             both have: alpha, then ═════ bytes flow ═════
     links   sender's node ══ its supernode's uplink ══ the taker's uplink ══ the taker's node     (each one way)
 
-Played as `transports/player.py` does: the payload is cut into pieces, each piece goes through every lane by itself, at
-most `in_flight` at once. Time goes from one event to the next, and what happens at the same time happens together, so
-a schedule in which all ranks do alike costs a few steps for any number of them.
+The simulation plays a program as `transports/player.py` does: the payload is cut into pieces, and each piece goes
+through every lane independently, at most `in_flight` at once. Time advances from one event to the next, and
+simultaneous events are handled together. So a schedule in which all ranks do the same costs a few steps for any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm
 
 EXACT, COARSE = 1e-9, 2e-3
-"""Events closer than this part of the time gone by happen at the same time."""
+"""Fractions of the elapsed time within which events count as simultaneous."""
 
 PATIENCE = 4_000_000
-"""Flows in all steps together before time gets coarse."""
+"""Number of flows, over all steps, after which time becomes coarse."""
 
 START, ARRIVE, END = range(3)
-"""What a clock rings for: flows that begin, messages within a node that arrive, rounds that are summed."""
+"""Events of a clock: flows begin, messages within a node arrive, sums of rounds end."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """How long it took, and what held it up."""
+    """Result of a simulation: the time, and the loads of the busiest links."""
 
     seconds: float
     messages: int
@@ -45,10 +46,10 @@ class Simulated:
     uplink_bytes: float
     """Bytes over the busiest uplink of a supernode, in its busier direction."""
     steps: int
-    """Events that happened at different times."""
+    """Number of events at different times."""
     grain: float
-    """The part of the time gone by within which events were taken to happen together: 1e-9, or 2e-3 at the end of a
-    play of very many flows that do not keep step."""
+    """Fraction of the elapsed time within which events counted as simultaneous: 1e-9, or 2e-3 at the end of a play of
+    very many unsynchronized flows."""
 
 
 def simulate(
@@ -61,18 +62,18 @@ def simulate(
     eager: int = 1 << 16,
     patience: int = PATIENCE,
 ) -> Simulated:
-    """Play the schedule on a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
+    """Simulate the schedule on a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
 
-    A message flows once both ends have begun its round, or, if it has at most `eager` bytes, once its sender has; its
-    bytes come alpha later. From one rank to another one message flows at a time, as on one connection, and all pairs
-    that use a link have fair shares of it. Within a node, it takes within_alpha and within_beta a byte, whatever else
-    goes on. A round ends when its messages have arrived and then been summed, at gamma a byte and an overhead for
-    each message, each round by itself.
+    A message flows once both ends have begun its round or, if it has at most `eager` bytes, once its sender has; its
+    bytes follow alpha later. Between two ranks one message flows at a time, as on one connection, and all pairs that
+    use a link have fair shares of it. Within a node, a message takes within_alpha, plus within_beta per byte,
+    regardless of other messages. A round ends when its messages have arrived and then been summed, at gamma per byte
+    and an overhead per message, independently of other rounds.
 
-    Where very many flows do not keep step, events are counted one by one until `patience` flows were looked at (some
-    seconds of work), and from then on together within 0.2% of the time gone by: the end is then known to about 3%.
+    With very many unsynchronized flows, events are handled one by one until `patience` flows were counted (some seconds
+    of work). From then on, events within 0.2% of the elapsed time are handled together; the error is then about 3%.
 
-    Raises NetworkError, naming how many, where there would be more than 20 million messages.
+    Raises NetworkError, with the number of messages, above 20 million messages.
     """
     every = traffic(algorithm, placement.ranks, nbytes, piece_bytes)
     ways = Ways(every, placement, network)
@@ -82,7 +83,7 @@ def simulate(
 
 
 class _Play:
-    """All ranks at one moment. Messages and rounds of piece k have their numbers in one piece, plus k times as many."""
+    """State of all ranks at one moment. Messages and rounds of piece k: numbers of piece 0, plus k times all."""
 
     def __init__(self, every: Traffic, ways: Ways, network: Network, in_flight: int, eager: int, patience: int) -> None:
         self.every, self.ways = every, ways
@@ -108,7 +109,7 @@ class _Play:
         self.left, self.rates = np.empty(0), np.empty(0)
 
     def run(self) -> None:
-        """Until nothing moves any more, which must be the end."""
+        """Run to the end. Raises ScheduleError if rounds wait forever."""
         self._begin_all(self._open(np.repeat(np.arange(self.every.ranks), min(self.tickets, self.most_tickets))))
         while len(self.flowing) or self.clocks:
             self._step()
@@ -116,7 +117,7 @@ class _Play:
             raise ScheduleError(f"{np.count_nonzero(self.missing)} rounds wait forever; `verify` says which")
 
     def _step(self) -> None:
-        """Go to the next event, and do all that follows from it at that time."""
+        """Advance to the next event, and handle all its consequences at that time."""
         self.steps += 1
         self.patience -= len(self.flowing)
         soonest = self.clocks[0][0] if self.clocks else np.inf
@@ -137,7 +138,7 @@ class _Play:
             self._set_out(np.concatenate([self.queue, *rung[START]]))
 
     def _set_out(self, queue: Numbers) -> None:
-        """Let the first of each pair of ranks flow, where none does, and share the links anew."""
+        """Start the first queued message of each idle pair of ranks, and recompute the shares of links."""
         pair = self.ways.pair[queue % self.messages]
         first = np.zeros(len(queue), bool)
         first[np.unique(pair, return_index=True)[1]] = True
@@ -149,7 +150,7 @@ class _Play:
         self.rates = fair_rates(self.ways.routes[self.flowing % self.messages], self.ways.capacities)
 
     def _flow(self, until: float) -> Numbers:
-        """Let bytes flow until then; the messages that have arrived."""
+        """Let bytes flow until that time; return the messages that have arrived."""
         self.left -= self.rates * (until - self.now)
         self.now = until
         still = self.left > self.rates * (self.grain / 2 * until)
@@ -161,12 +162,12 @@ class _Play:
         return arrived
 
     def _begin_all(self, rounds: Numbers) -> None:
-        """Begin rounds, and those after them where nothing has to be waited for."""
+        """Begin rounds, and the following ones if there is nothing to wait for."""
         while len(rounds):
             rounds = self._leave(self._sum(self._begin(rounds)))
 
     def _begin(self, rounds: Numbers) -> Numbers:
-        """Begin rounds; those of them whose messages have all arrived."""
+        """Begin rounds; return those of them whose messages have all arrived."""
         piece, number = np.divmod(rounds, self.every.rounds)
         self.begun[rounds] = True
         takes, of_take = _runs(self.first_taken, number)
@@ -188,7 +189,7 @@ class _Play:
         self._ring(ARRIVE, messages[within], delays[within])
 
     def _arrive(self, messages: Numbers) -> Numbers:
-        """The rounds that have now got all."""
+        """Count arrived messages; return the rounds that are now complete."""
         if not len(messages):
             return messages
         piece, of_piece = np.divmod(messages, self.messages)
@@ -199,7 +200,7 @@ class _Play:
         return complete
 
     def _sum(self, rounds: Numbers) -> Numbers:
-        """Begin to sum what rounds have brought; those of them that brought nothing to sum."""
+        """Begin the sums of complete rounds; return those of them that take no time."""
         if not len(rounds):
             return rounds
         delays = self.summing[rounds % self.every.rounds]
@@ -208,7 +209,7 @@ class _Play:
         return rounds[~busy]
 
     def _leave(self, rounds: Numbers) -> Numbers:
-        """The rounds that follow: the next of the same ticket, or the first of the rank's next ticket."""
+        """Return the following rounds: the next of the same ticket, or the first of the rank's next ticket."""
         if not len(rounds):
             return rounds
         number = rounds % self.every.rounds
@@ -217,7 +218,7 @@ class _Play:
         return np.concatenate([rounds[~last] + 1, self._open(thread[last] // self.every.lanes)])
 
     def _open(self, ranks: Numbers) -> Numbers:
-        """The first rounds of the next ticket of each rank, which may be named more than once."""
+        """Return the first rounds of the next ticket of each rank; a rank may occur more than once."""
         if not len(ranks):
             return ranks
         ranks = np.sort(ranks)
@@ -232,7 +233,7 @@ class _Play:
         return np.concatenate([begun, self._open(ranks[idle])]) if idle.any() else begun
 
     def _ring(self, what: int, numbers: Numbers, delays: Seconds) -> None:
-        """Set a clock for each different delay."""
+        """Set a clock for each distinct delay."""
         if len(numbers):
             order = np.argsort(delays, kind="stable")
             starts = np.flatnonzero(np.diff(delays[order], prepend=-1))
@@ -242,7 +243,7 @@ class _Play:
 
 
 def _runs(first: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """first[n], first[n] + 1, ..., first[n + 1] - 1 for each n of `number`, and for each the place of its n."""
+    """Return first[n], first[n] + 1, ..., first[n + 1] - 1 for each n of `number`, and for each the index of its n."""
     counts = first[number + 1] - first[number]
     of = np.repeat(np.arange(len(number)), counts)
     return first[number][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of], of

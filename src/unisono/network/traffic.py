@@ -1,10 +1,10 @@
-"""All messages of a schedule as arrays: who sends in which round, who takes in which round, how many bytes.
+"""All messages of a schedule as arrays: the rounds of sender and receiver, and the bytes.
 
     rank   0            1            2 ...
     lane   0     1      0     1
     round  0 1 2 3 4 5  6 7 ...              numbered through; a message is a pair of rounds: (sent in, taken in)
 
-Programs are made one after another and forgotten: what stays are a few numbers for each message.
+Programs are made one after another and dropped; only a few numbers per message are kept.
 """
 
 from __future__ import annotations
@@ -28,51 +28,52 @@ Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
 MOST = 20_000_000
-"""More messages than this are refused: they would take gigabytes and minutes."""
+"""Largest number of messages; more would take gigabytes and minutes."""
 
 ITEM = 4
-"""Bytes of an element: payloads are cut at these."""
+"""Bytes of an element; payloads are cut at multiples of it."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One piece's messages, in the order of the rounds that send them; every piece has the same."""
+    """Messages of one piece, in the order of the rounds that send them; equal for every piece."""
 
     ranks: int
     lanes: int
     pieces: int
     first_round: Numbers
-    """For each rank and lane, the number of its first round; then, once more, the number of all rounds."""
+    """Index of the first round of each rank and lane, followed by the number of all rounds."""
     thread: Numbers
-    """For each round: rank x lanes + lane."""
+    """Rank x lanes + lane, for each round."""
     sent_in: Numbers
     taken_in: Numbers
-    """For each message: the rounds of its two ends."""
+    """Round of the receiver of each message; `sent_in` is that of the sender."""
     nbytes: Seconds
-    """For each message: its bytes."""
+    """Bytes of each message."""
     added: Seconds
-    """For each round: the bytes it sums into place."""
+    """Bytes that each round sums into place."""
 
     @property
     def rounds(self) -> int:
-        """How many there are."""
+        """Number of rounds."""
         return len(self.thread)
 
     @property
     def sender(self) -> Numbers:
-        """For each message: the rank that sends it."""
+        """Rank that sends each message."""
         return self.thread[self.sent_in] // self.lanes
 
     @property
     def taker(self) -> Numbers:
-        """For each message: the rank that takes it."""
+        """Rank that receives each message."""
         return self.thread[self.taken_in] // self.lanes
 
 
 def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Traffic:
-    """The messages of a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
+    """Return the messages of a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
 
-    Chunks without an element are left out, as in a play; the others have the same size, an even share of the payload.
+    Chunks without elements are omitted, as in a play; the others have equal sizes. Raises ScheduleError if sent and
+    received messages do not match, NetworkError for too many messages.
     """
     whole = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
     ends = _ends(algorithm(rank, ranks) for rank in range(ranks))
@@ -113,7 +114,7 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> 
 
 
 def _cut_if_few(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Cut:
-    """The cut; refuses, from what a few ranks send, to make programs for hours."""
+    """Return the cut. Raises NetworkError for too many messages, estimated from the sends of a few ranks."""
     if nbytes < 0 or piece_bytes < 1:
         raise NetworkError(f"{nbytes} bytes in pieces of {piece_bytes} cannot be cut")
     some = spread(ranks, 8)
@@ -132,7 +133,7 @@ def _cut_if_few(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int)
 
 
 def _sizes(whole: Cut, nbytes: int, chunk: Numbers, span: Numbers) -> Seconds:
-    """Bytes of a transfer of one piece. Where there are fewer elements than chunks, some have none."""
+    """Return the bytes of transfers of one piece. With fewer elements than chunks, some have none."""
     elements = whole.length // whole.pieces
     if elements >= whole.chunks:
         return span.astype(np.float64) * (nbytes / (whole.pieces * whole.chunks))
@@ -141,15 +142,15 @@ def _sizes(whole: Cut, nbytes: int, chunk: Numbers, span: Numbers) -> Seconds:
 
 
 class _Ends(NamedTuple):
-    """Both ends of every message, in the order of the programs."""
+    """Ends of all messages, both of each, in the order of the programs."""
 
     lanes: int
     turns: Numbers
-    """For each rank and lane: its rounds."""
+    """Number of rounds of each rank and lane."""
     transfers: Numbers
-    """For each round."""
+    """Number of transfers of each round."""
     action: Numbers
-    """0 a SEND, 1 a RECEIVE, 2 an ADD."""
+    """Action of each transfer: 0 for SEND, 1 for RECEIVE, 2 for ADD."""
     peer: Numbers
     chunk: Numbers
     span: Numbers

@@ -1,4 +1,4 @@
-"""Which links each message takes, as arrays.
+"""Links that each message uses, as arrays.
 
 number   0 ... n-1      n ... 2n-1     2n ... 2n+s-1     2n+s ... 2n+2s-1     2n+2s
 link     out of nodes   into nodes     out of supernodes into supernodes      none: no limit
@@ -15,7 +15,7 @@ from unisono.placement import Placement
 
 
 class Ways:
-    """The links that each message takes. One link more than there are has no limit, for messages that take fewer."""
+    """Links that each message uses. An extra link without a limit fills the rows of messages that use fewer."""
 
     def __init__(self, every: Traffic, placement: Placement, network: Network) -> None:
         node = np.array(placement.node_of_rank)
@@ -39,7 +39,7 @@ class Ways:
         self.from_supernode, self.to_supernode = supernode[from_node], supernode[to_node]
 
     def busiest(self, every: Traffic) -> tuple[float, float]:
-        """Bytes over the busiest node link and the busiest uplink."""
+        """Return the bytes over the busiest node link and over the busiest uplink."""
 
         def most(links: Numbers, some: NDArray[np.bool_]) -> float:
             return float(np.bincount(links[some], every.nbytes[some], minlength=1).max()) * every.pieces

@@ -1,6 +1,6 @@
-"""Optimizers that a recipe can name, LARS and LAMB among them, and which parameters weight decay is for.
+"""Optimizers that a recipe can name, LARS and LAMB among them, and the selection of parameters for weight decay.
 
-One optimizer, one file, one row here.
+Each optimizer has one file, and one row here.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ OPTIMIZERS = Registry(
         "lamb": "unisono.optimizers.lamb:make",
     },
 )
-"""Each is made for groups of parameters with their weight decay, a rate, and a momentum."""
+"""Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, and a momentum."""
 
 __getattr__ = lazily(
     __name__,

@@ -1,9 +1,9 @@
-"""Which parameters weight decay is for.
+"""Selection of the parameters that weight decay applies to.
 
     weights of convolutions and linear layers, two dimensions or more     decay
     scales and shifts of norms, biases: one dimension or none             no decay (Goyal et al. 2017, section 5.1)
 
-A norm's scale and shift, or a bias, is no weight whose size would make a function rough.
+The size of a norm's scale and shift, or of a bias, does not make a function rough.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def by_decay(parameters: Iterable[torch.nn.Parameter], decay: float) -> list[dict[str, Any]]:
-    """An optimizer's groups: what decays by `decay`, and what does not; one of them alone where the other is empty."""
+    """Return an optimizer's groups: parameters with weight decay `decay`, and those without. No group is empty."""
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     weights = {"params": [one for one in learning if one.ndim > 1], "weight_decay": decay}
     others = {"params": [one for one in learning if one.ndim <= 1], "weight_decay": 0.0}

@@ -1,11 +1,11 @@
-"""LAMB (You et al. 2020, algorithm 2): Adam's step, its length in proportion to each layer's weights.
+"""LAMB (You et al. 2020, algorithm 2): Adam's step, with a length proportional to the norm of each layer's weights.
 
     m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g g
     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + decay w,    w = w - rate |w| / |u| u          in step t
 
-Parameters of one dimension (norms, biases) take Adam's step as it is, without decay; so do those with no weights or no
-step to measure. For w = [[3, 4]] and g = [[0, 1]] without decay: in the first step u = [[0, 1]], as
-Adam's is, up to eps; at a rate of 0.01 the step is 0.01 x 5 / 1 u, and w = [[3, 3.95]].
+Parameters of one dimension (norms, biases) take Adam's step unchanged, without decay. So do those whose weights or step
+have norm 0. For w = [[3, 4]] and g = [[0, 1]] without decay: in the first step u = [[0, 1]], as Adam's is, up to eps;
+at a rate of 0.01 the step is 0.01 x 5 / 1 u, and w = [[3, 3.95]].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 class LAMB(torch.optim.Optimizer):
-    """Adam, its step scaled layer by layer."""
+    """Adam, with a step that is scaled layer by layer."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class LAMB(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient; what `closure`, which computes them, gives."""
+        """Update all parameters that have a gradient. Return the loss of `closure`, which computes them, if given."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -1,9 +1,9 @@
-"""LARS (You, Gitman and Ginsburg 2017): each layer's rate in proportion to its weights' norm over its gradient's.
+"""LARS (You, Gitman and Ginsburg 2017): each layer's rate is proportional to its weights' norm over its gradient's.
 
     v = momentum v + rate scale (g + decay w),    w = w - v,    scale = trust |w| / (|g| + decay |w|)
 
-Parameters of one dimension (norms, biases) are updated by plain SGD with momentum, without decay and with a scale of 1;
-where there are no weights or no gradient to measure the scale is 1 as well. For w = [[3, 4]] and g = [[0, 1]] without
+Parameters of one dimension (norms, biases) are updated by plain SGD with momentum, without decay and with a scale of 1.
+The scale is also 1 where the norm of the weights or of the gradient is 0. For w = [[3, 4]] and g = [[0, 1]] without
 decay: |w| = 5, |g| = 1, the scale is 0.001 x 5 / 1; at a rate of 2 the first step is 2 x 0.005 g, and w = [[3, 3.99]].
 """
 
@@ -16,7 +16,7 @@ import torch
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum, its rate scaled layer by layer."""
+    """SGD with momentum, with a rate that is scaled layer by layer."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient; what `closure`, which computes them, gives."""
+        """Update all parameters that have a gradient. Return the loss of `closure`, which computes them, if given."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, as PyTorch has it."""
+"""Stochastic gradient descent with momentum, from PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer of a recipe, made for a model's parameters."""
+"""Construction of a recipe's optimizer for a model's parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.optimizers.groups import by_decay
 def make_optimizer(
     name: str, model: torch.nn.Module, rate: float, momentum: float, decay: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of that name for a model's parameters; those of one dimension do not decay.
+    """Return the optimizer of that name for a model's parameters. Those of one dimension have no weight decay.
 
     Raises UsageError, listing the names, for an unknown one.
     """

@@ -1,1 +1,1 @@
-"""What a step will take, and what to choose for it, before it is made."""
+"""Prediction of a step's time, and choice of its setting, before it runs."""

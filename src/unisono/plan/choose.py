@@ -1,4 +1,4 @@
-"""Chooses where communication sits in the step, and in what buckets it goes, by prediction."""
+"""Choice of the overlap and the buckets of a step, by prediction."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
 
 SIZES = tuple(1 << power for power in range(19, 28))
-"""Bytes that a bucket may have at most: 512 KiB to 128 MiB."""
+"""Bucket sizes to choose from, in bytes at most: 512 KiB to 128 MiB."""
 
 OUTSTANDING = (2, 4)
-"""Collectives that may go on at once, where the overlap has several."""
+"""Numbers of collectives at once to choose from, where the overlap has several."""
 
 WITHIN = 1.01
-"""A prediction that is so near to the best is as good: then larger buckets, and what is simpler, are chosen."""
+"""Ratio to the best prediction up to which another counts as equal: larger buckets and simpler overlaps then win."""
 
 FINER = 4
-"""How many of the finer buckets go into one."""
+"""Ratio of a candidate's bucket size to that of its finer variant."""
 
 SIMPLEST = ("none", "chain", "funnel", "concurrent")
 
 Buckets = Callable[[int], Sequence[Bucket]]
-"""(bytes of the largest) -> the buckets, as they fill."""
+"""Function (bytes of the largest bucket) -> the buckets, in the order in which they fill."""
 
 
 class Setting(NamedTuple):
-    """How the gradients of a step travel. All ranks have the same."""
+    """Options by which the gradients of a step are exchanged. All ranks have the same."""
 
     overlap: str
     bucket_bytes: int
     sequence: tuple[int, ...] = ()
-    """The order in which the buckets are sent, by number; empty: as they are planned."""
+    """Order in which the buckets are sent, by number; empty means as they are planned."""
     outstanding: int = OUTSTANDING[0]
-    """Collectives that may go on at once, where the overlap has several."""
+    """Largest number of collectives at once, where the overlap has several."""
 
 
 class Candidate(NamedTuple):
-    """A setting, and what it is predicted to take."""
+    """Setting, and its predicted times."""
 
     setting: Setting
     prediction: Prediction
 
 
 class Question(NamedTuple):
-    """What settings are predicted for."""
+    """Inputs of a prediction besides the setting."""
 
     rule: BaseRule
     computing: Computing
@@ -66,8 +66,8 @@ def candidates(
     sizes: Iterable[int] = SIZES,
     outstandings: Iterable[int] = OUTSTANDING,
 ) -> list[Candidate]:
-    """Return the best setting of each overlap: its size of buckets, and how many collectives go on at once; the fastest
-    overlap first."""
+    """Return the best setting of each overlap: its bucket size and its number of collectives at once. The fastest
+    overlap comes first."""
     sizes, outstandings = sorted(sizes), sorted(outstandings)
     found = [
         _best(
@@ -84,9 +84,9 @@ def candidates(
 
 
 def finer(candidate: Candidate, question: Question, sizes: Iterable[int] = SIZES) -> Candidate | None:
-    """Return the same overlap with buckets a quarter as large; None where `sizes` has none, or buckets stay the same.
+    """Return the same overlap with buckets a quarter as large; None where `sizes` lacks that, or buckets stay the same.
 
-    Of two sizes that are predicted to be alike `candidates` takes the larger; long collectives hold others up.
+    Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
     """
     largest = candidate.setting.bucket_bytes
     size = largest // FINER
@@ -96,7 +96,7 @@ def finer(candidate: Candidate, question: Question, sizes: Iterable[int] = SIZES
 
 
 def predicted(question: Question, size: int, overlap: str, outstanding: int) -> Candidate:
-    """Return a setting with what it is predicted to take.
+    """Return a setting with its predicted times.
 
     Only `chain` with a deferred wait gains from another order than that in which buckets fill.
     """
@@ -119,7 +119,7 @@ def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool) -> L
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the one with the largest buckets among those that are about the fastest; of two, the first."""
+    """Return the candidate with the largest buckets among those that are about the fastest; of two such, the first."""
     best = min(one.prediction.step for one in candidates)
     near = [one for one in candidates if one.prediction.step <= best * WITHIN]
     largest = max(one.setting.bucket_bytes for one in near)

@@ -1,14 +1,15 @@
-"""In which order buckets are exchanged, and what no order can beat.
+"""Order in which buckets are exchanged, and a bound that no order can beat.
 
-What is needed first by the next forward pass goes first, among what is there. All ranks have to agree on the order, so
-it is planned, once, from what was measured:
+Among the buckets that are ready, the one that the next forward pass needs first goes first. All ranks have to use the
+same order, so it is planned, once, from measurements:
 
     there from    fc8 |  fc7  |  fc6 a b c d         | conv2 | conv1           (backward: the last layer comes first)
     exchanged     fc8 fc7 fc6a fc6b           conv2  conv1 fc6c fc6d ...
     next forward                                           conv1 conv2 ... fc6 fc7 fc8
 
-For the bound gradients can be cut anywhere and an exchange be interrupted at no cost. Then "needed first goes first" is
-the earliest due date rule: the worst delay is the smallest of all orders (Jackson 1955, with release times Horn 1974).
+The bound assumes that gradients can be cut anywhere and that an exchange can be interrupted at no cost. Then "needed
+first goes first" is the earliest due date rule: the worst delay is the smallest of all orders (Jackson 1955, with
+release times Horn 1974).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from unisono.step.layout import Bucket
 
 
 def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple[int, ...]:
-    """The order of exchange of these buckets, by number: whenever an exchange ends, the one that is needed first of all
-    that are there."""
+    """Return the order of exchange of these buckets, by number. Whenever an exchange ends, the ready bucket that is
+    needed first goes next."""
     there = [max(computing.ready[parameter] for parameter in load.parameters) for load in loads]
     due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
     coming = sorted(range(len(loads)), key=lambda number: (there[number], number))
@@ -42,10 +43,10 @@ def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple
 
 
 def bound(computing: Computing, sizes: Sequence[int], cost: Cost) -> float:
-    """Seconds of a step that no overlap, bucket size and order can be below: `sizes` are the parameters' bytes.
+    """Return the seconds that no overlap, bucket size and order can beat; `sizes` are the parameters' bytes.
 
-    It is computing, and by how much the worst of the weights comes too late for the next forward pass at the least. At
-    least the first layer's: its gradient comes when all is computed, and it is needed at once.
+    They are the computing time plus the smallest possible delay of the latest weights in the next forward pass. At
+    least the first layer is delayed: its gradient comes when all is computed, and its weights are needed at once.
     """
     work = [size * cost.a_byte for size in sizes]
     coming = sorted(range(len(sizes)), key=lambda number: computing.ready[number])

@@ -1,7 +1,7 @@
-"""How far the exchange hides behind computing, layer by layer: PCL-DNN section 3.1.
+"""Model of the exchange that computing can hide, layer by layer: PCL-DNN section 3.1.
 
-Layers count from 0, the first of the forward pass. The backward pass comes to them from the last; of each it makes the
-gradient of the weights first, so that this one's own third still hides something:
+Layers count from 0, the first of the forward pass. The backward pass starts with the last layer. In each layer it
+computes the gradient of the weights first, so the layer's own last third still hides something:
 
     backward      │ layer 3 │ layer 2 │ layer 1 │ layer 0 │ forward ...
     exchange                │ 3 │        2        │ 1 │     0     │
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 
 class Layer(NamedTuple):
-    """What a layer costs on one node."""
+    """Cost of a layer on one node."""
 
     computing: float
     """FLOPs of forward, backward and gradient of the weights."""
@@ -32,16 +32,16 @@ class Layer(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What a node does in a second."""
+    """Speed of a node."""
 
     computing: float
-    """FLOPs."""
+    """FLOPs per second."""
     communication: float
-    """Bytes."""
+    """Bytes per second."""
 
 
 def bubbles(layers: Sequence[Layer], machine: Machine) -> list[float]:
-    """Seconds by which each layer's exchange ends after the computing that can hide it; below 0, so much is left."""
+    """Return the seconds by which each layer's exchange outlasts the computing that can hide it; below 0: time left."""
     before = [0.0, *accumulate(layer.computing for layer in layers)]
     sent = accumulate(layer.communication for layer in layers)
     return [
@@ -51,15 +51,15 @@ def bubbles(layers: Sequence[Layer], machine: Machine) -> list[float]:
 
 
 def efficiency(layers: Sequence[Layer], machine: Machine) -> float:
-    """Computing time over the step: what the worst bubble holds up is added to it."""
+    """Return the computing time divided by the step time, which is computing plus the worst bubble."""
     computing = sum(layer.computing for layer in layers) / machine.computing
     return computing / (computing + max(0.0, *bubbles(layers, machine)))
 
 
 def most_nodes(layers: Sequence[Layer], machine: Machine, batch: int) -> float:
-    """The nodes up to which the last layer has no bubble; `layers` are what one sample costs, `batch` is global.
+    """Return the number of nodes up to which the last layer has no bubble. `layers` cost one sample; `batch` is global.
 
-    The computing of a node shrinks with its share of the batch, what it exchanges does not.
+    The computing of a node shrinks with its share of the batch; its communication does not.
     """
     ocomp = sum(layer.computing for layer in layers[:-1]) + layers[-1].computing / 3
     ocomms = sum(layer.communication for layer in layers)

@@ -1,4 +1,4 @@
-"""Autograd's hooks become the events of a step program; gradients lie in buckets, which travel meanwhile."""
+"""Reducer: autograd's hooks become the events of a step program, and buckets of gradients are exchanged meanwhile."""
 
 from unisono.reducer.attachment import reducer_of
 from unisono.reducer.control import asked_by

@@ -1,4 +1,4 @@
-"""What ties a model to its reducer."""
+"""Attachment of a model to its reducer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
 
 ATTACHED = "_unisono"
-"""The attribute of a model under which its Attachment is found."""
+"""Attribute of a model that holds its Attachment."""
 
 
 class Attachment:
-    """Ties a model to its Reducer. Copies of the model are not tied."""
+    """Link from a model to its Reducer. Copies of the model are not linked."""
 
     handle: RemovableHandle
 
@@ -24,9 +24,9 @@ class Attachment:
         self.reducer = reducer
 
     def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Look for new parameters, and show a forward pass's first input, for a warning only.
+        """Look for new parameters, and show the forward pass's first input to the reducer, for a warning only.
 
-        Nothing is done in compiled code, nor in a recomputation.
+        Nothing is done in compiled code, in a recomputation, or where gradients are disabled.
         """
         if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
             return
@@ -42,27 +42,27 @@ class Attachment:
 
 
 def attach(model: torch.nn.Module, reducer: Reducer) -> None:
-    """Tie a model to its reducer."""
+    """Attach a reducer to its model."""
     attachment = Attachment(reducer)
     attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
     setattr(model, ATTACHED, attachment)
 
 
 def detach(model: torch.nn.Module) -> None:
-    """Untie a model from its reducer."""
+    """Detach a model from its reducer."""
     attachment: Attachment = getattr(model, ATTACHED)
     attachment.handle.remove()
     delattr(model, ATTACHED)
 
 
 def reducer_of(model: torch.nn.Module) -> Reducer | None:
-    """The Reducer of a model that was made parallel; None for another."""
+    """Return the Reducer of a model that was made parallel; None for any other model."""
     attachment: Attachment | None = getattr(model, ATTACHED, None)
     return None if attachment is None else attachment.reducer
 
 
 def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
-    """The first tensor in what a model is given, in dicts, lists and tuples too."""
+    """Return the first tensor among a model's inputs, also inside dicts, lists and tuples; None where there is none."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return value

@@ -1,5 +1,5 @@
-"""Parameters and buffers that are waited for when a module reads them: the next forward pass begins before all are
-there."""
+"""Parameters and buffers that are waited for when a module reads them. The next forward pass can begin before all are
+up to date."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 class Awaited(dict[str, Any]):
-    """A module's parameters, or buffers. Whoever looks one up, or sets it, waits for that one; whoever goes through all
-    waits for all."""
+    """Parameters, or buffers, of one module. Looking one up or setting it waits for that one; `items` and `values` wait
+    for all."""
 
     def __init__(self, parameters: dict[str, Any], need: Callable[[Any], None]) -> None:
         super().__init__(parameters)
         self.need = need
-        """Called with each parameter that is looked up."""
+        """Called with each parameter before it is read or replaced."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -29,18 +29,18 @@ class Awaited(dict[str, Any]):
         super().__setitem__(name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The parameter of that name, up to date."""
+        """Return the parameter of that name, up to date."""
         value = super().get(name, default)
         self.need(value)
         return value
 
     def items(self) -> Any:
-        """All, up to date."""
+        """Return all items, up to date."""
         self._need_all()
         return super().items()
 
     def values(self) -> Any:
-        """All, up to date."""
+        """Return all values, up to date."""
         self._need_all()
         return super().values()
 
@@ -56,12 +56,12 @@ class Awaited(dict[str, Any]):
 
 
 def await_parameters(model: torch.nn.Module, need: Callable[[Any], None], need_buffer: Callable[[Any], None]) -> bool:
-    """Have `need` called with each parameter whenever a module of the model reads it, before it gets it; whether it is.
+    """Call `need` with each parameter before a module of the model reads it. Return False where that is not possible.
 
-    `need_buffer` is called with each buffer that is read or set.
+    `need_buffer` is called with each buffer before it is read or set.
 
-    Modules that keep their parameters in lists of their own as well (LSTM) are waited for when they are called. A model
-    that is compiled or scripted reads parameters where nothing can be called: it is left as it is.
+    Modules that also keep their parameters in lists of their own (LSTM) wait when they are called. A compiled or
+    scripted model reads parameters where no function can be called: it is left unchanged, and False is returned.
     """
     modules = list(model.modules())
     compiled = any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in modules)

@@ -1,4 +1,4 @@
-"""One backward pass: which gradients are there, which buckets are full, and what tasks do with them."""
+"""State of one backward pass: gradients that are ready, buckets that are full, and the work of its tasks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from unisono.world import World
 
 
 class OptimizerStep(Protocol):
-    """The optimizer's step for one backward pass: its options are those of when the step began."""
+    """Optimizer step for one backward pass, with the options it had when the step began."""
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Make the step for some parameters."""
+        """Make the step for these parameters, given by number."""
 
 
 class BackwardPass:
-    """The replica that one pass's tasks act on (`step/replica.py`). Buckets are known by their keys.
+    """Replica that one pass's tasks act on (`step/replica.py`). Buckets are identified by their keys.
 
-    They leave in the order of the program, whatever fills first: the same on all ranks.
+    Buckets are sent in the order of the program, the same on all ranks, whichever fills first.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class BackwardPass:
         self.memory, self.layout = memory, layout
         self._buffers, self._optimizer = buffers, optimizer
         self.word = word
-        """What this rank tells the others."""
+        """Control word of this rank."""
         self.agreed: Agreed | None = None
-        """What all have told; None until it is known."""
+        """Sum of all ranks' control words; None until it is known."""
         self.weight = 1.0
-        """What the gradients are multiplied by before they are summed; known when all ranks have told their samples."""
+        """Factor of the gradients before they are summed; known once all ranks' samples are."""
         self.void = False
-        """True once nothing may come of it any more: it has failed."""
+        """True once the pass has failed and may have no further effect."""
         self.buffers_come = False
-        """True while rank 0's buffers are on their way, or have come and nobody has taken them."""
+        """True while rank 0's buffers are on their way, or have come and were not taken."""
         self.lock = Lock()
-        """Held by whoever makes it void, and by whoever sets gradients unless it is."""
+        """Lock held while the pass is made void, and while gradients are set unless it is void."""
         self.ended = False
         """True once the backward pass has ended."""
         self.fresh: dict[int, torch.Tensor | None] = {}
-        """The gradient of each parameter that is there; None where there is none."""
+        """Gradient of each parameter that is ready; None where there is none."""
         self.order: list[int] = []
-        """The parameters as their gradients came."""
+        """Parameters in the order in which their gradients came."""
         self._open = [0, *(len(one.parameters) for one in layout.buckets)]
         self._parts = [len(keys) for keys in layout.keys_of]
         self._unsettled = list(self._parts)
@@ -63,7 +63,7 @@ class BackwardPass:
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
         """Add a parameter's gradient. A second one (of another part of the backward pass) is added to the first.
 
-        Raises UsageError when the first has left already.
+        Raises UsageError when the first is already on its way.
         """
         keys = self.layout.keys_of[number]
         if number in self.fresh:
@@ -81,25 +81,25 @@ class BackwardPass:
             self._open[key] -= 1
 
     def full(self, key: int) -> bool:
-        """Return whether all gradients of a bucket are there."""
+        """Return True where all gradients of a bucket are ready."""
         return not self._open[key]
 
     def note(self, task: Task) -> None:
-        """Note that a task is about to be carried out: a bucket that is packed, or applied, is on its way."""
+        """Note that a task is about to run: a bucket that is packed, or applied, is on its way."""
         if task.operation is PACK:
             self._left.add(task.key)
         elif task.operation is UPDATE_ALONE:
             self._left.update(key for number in task.parameters for key in self.layout.keys_of[number])
 
     def drop(self) -> None:
-        """Let nothing come of it: what is under way sets no gradient from here on."""
+        """Make the pass void: running tasks set no gradient from here on."""
         with self.lock:
             self.void = True
 
     # What tasks do
 
     def agree(self, world: World) -> None:
-        """Sum the control words of all ranks."""
+        """Sum the control words of all ranks. The pass becomes void where that shows an error."""
         total = torch.tensor(encode(self.word, world.rank, world.size), dtype=torch.float64)
         world.allreduce(total)
         agreed = decode(total.tolist())
@@ -109,7 +109,7 @@ class BackwardPass:
         self.agreed = agreed
 
     def pack(self, key: int) -> None:
-        """Put gradients, times this rank's weight, into a bucket; let go of those of which no part is missing."""
+        """Write gradients, times this rank's weight, into a bucket; release those of which all parts are packed."""
         stretch = self.memory.stretch(key)
         self.memory.pack(stretch, self.fresh, self.weight)
         for number in stretch.parameters:
@@ -118,7 +118,7 @@ class BackwardPass:
                 self.fresh[number] = None
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return what travels in a bucket."""
+        """Return the elements of a bucket that are sent, as a flat tensor."""
         return self.memory.part(self.memory.stretch(key))
 
     def sums(self, key: int) -> torch.Tensor:
@@ -127,14 +127,14 @@ class BackwardPass:
         return self.bucket(key)[: stretch.flags - stretch.start]
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that says which parameters have a gradient: not 0 where any rank has one."""
+        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         stretch = self.memory.stretch(key)
         return self.bucket(key)[stretch.flags - stretch.start :]
 
     def settle(self, key: int) -> None:
-        """Make what lies in a bucket the gradients of its parameters; what no rank had a gradient for has none.
+        """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
 
-        A parameter that is cut has its gradient with its last part: on several communicators any may come last.
+        A parameter that is cut gets its gradient with its last part: on several communicators any may come last.
         """
         stretch = self.memory.stretch(key)
         flags = self.memory.flags(stretch)
@@ -147,20 +147,20 @@ class BackwardPass:
                     self.memory.parameters[number].grad = view
 
     def clip(self) -> None:
-        """Scale all gradients so that their common norm is at most the layout's."""
+        """Scale all gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
 
     def clip_alone(self) -> None:
-        """Scale all of this rank's own gradients so that their common norm is at most the layout's."""
+        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one for one in self.fresh.values() if one is not None])
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Have the optimizer make its step for some parameters."""
+        """Apply the optimizer's step to these parameters."""
         assert self._optimizer is not None, "the program has updates where there is an optimizer"
         self._optimizer.update(parameters)
 
     def update_alone(self, parameters: Sequence[int]) -> None:
-        """Have the optimizer make its step for some parameters, with this rank's own gradients."""
+        """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         with self.lock:
             if not self.void:
                 for number in parameters:
@@ -169,20 +169,20 @@ class BackwardPass:
         self.update(parameters)
 
     def pack_weights(self, key: int) -> None:
-        """Put weights, over the number of ranks, into a bucket."""
+        """Write weights, divided by the number of ranks, into a bucket."""
         self.memory.pack_weights(self.memory.stretch(key), self.layout.ranks)
 
     def unpack_weights(self, key: int) -> None:
-        """Make what lies in a bucket the weights of its parameters."""
+        """Copy the contents of a bucket to the weights of its parameters."""
         self.memory.unpack_weights(self.memory.stretch(key))
 
     def pack_buffers(self) -> None:
-        """Put the model's buffers, as they are now, where they travel: rank 0's are everybody's."""
+        """Copy the model's present buffers to the memory they are sent from. All ranks will take rank 0's."""
         self.buffers_come = True
         self._buffers.pack()
 
     def buffers(self) -> torch.Tensor:
-        """Return what travels of the model's buffers."""
+        """Return the memory that the model's buffers are sent in."""
         return self._buffers.flat
 
     def _clip(self, gradients: list[torch.Tensor]) -> None:
@@ -193,8 +193,8 @@ class BackwardPass:
 
 
 class End:
-    """What autograd calls at the end of a backward pass. It forgets one whose pass has failed: then `failed` is called,
-    before the program hears of the failure."""
+    """Callback for autograd at the end of a backward pass. Autograd drops it when the pass fails; `failed` is then
+    called, before the program sees the failure."""
 
     def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
         self._ended, self._failed, self._called = ended, failed, False

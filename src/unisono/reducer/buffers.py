@@ -1,10 +1,11 @@
-"""Floating-point buffers (running means of batch norm) are rank 0's: all ranks begin each step with the same.
+"""Floating-point buffers (running means of batch norm), broadcast from rank 0: all ranks begin each step with the same.
 
     rank 0   running_mean ─ pack ─▶ │ mean │ var │ 1 1 │ ─┐ broadcast, beside the bucket that fills last
     rank 1                          │ mean │ var │ 1 1 │ ◀┘ ─ unpack ─▶ running_mean, before anybody reads it
 
-They travel as bytes: no weight, no wire rounds them. A flag for each says whether it still has the shape and dtype that
-it had when the model was made parallel; one that has not is each rank's own. So are integer buffers, which count.
+They are sent as bytes: no weight and no wire format rounds them. A flag for each is set where the buffer still has the
+shape and dtype of when the model was made parallel; otherwise each rank keeps its own. Integer buffers, which count,
+are also each rank's own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ ALIGNMENT = 64
 
 
 class Slot(NamedTuple):
-    """A buffer and its place."""
+    """Buffer of a module, and its place in the memory that is sent."""
 
     owner: weakref.ref[torch.nn.Module]
-    """The module, which may be the model: it is not kept alive."""
+    """Module of the buffer, possibly the model itself. It is not kept alive."""
     name: str
     place: torch.Tensor
-    """A view of what travels, with the buffer's shape and dtype."""
+    """View of the memory that is sent, with the buffer's shape and dtype."""
 
     def current(self) -> torch.Tensor | None:
-        """Return the module's buffer of today, unless it has changed its form. Nobody is waited for."""
+        """Return the module's present buffer; None where its shape or dtype has changed. Nothing is waited for."""
         module = self.owner()
         buffer: torch.Tensor | None = None if module is None else dict.get(module._buffers, self.name)
         alike = buffer is not None and (buffer.shape, buffer.dtype) == (self.place.shape, self.place.dtype)
@@ -36,7 +37,7 @@ class Slot(NamedTuple):
 
 
 class Buffers:
-    """The floating-point buffers of a model, and room for them to travel in."""
+    """Floating-point buffers of a model, and memory to send them in."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         found = [(name, one) for name, one in model.named_buffers() if one.is_floating_point() or one.is_complex()]
@@ -45,7 +46,7 @@ class Buffers:
             starts.append(total)
             total += -(-buffer.numel() * buffer.itemsize // ALIGNMENT) * ALIGNMENT
         self.flat = torch.zeros(total + len(found), dtype=torch.uint8)
-        """What travels."""
+        """Memory that is sent, in uint8: the buffers, then their flags."""
         self._flags = self.flat[total:]
         self.slots: list[Slot] = []
         for (path, buffer), start in zip(found, starts, strict=True):
@@ -54,7 +55,7 @@ class Buffers:
             self.slots.append(Slot(weakref.ref(model.get_submodule(parent)), name, place))
 
     def pack(self) -> None:
-        """Put the buffers into their places: rank 0 does."""
+        """Copy the buffers to their places, and set their flags. Only rank 0's are sent."""
         with torch.no_grad():
             for number, slot in enumerate(self.slots):
                 buffer = slot.current()
@@ -63,7 +64,7 @@ class Buffers:
                     slot.place.copy_(buffer)
 
     def unpack(self) -> None:
-        """Give the buffers what has come. Autograd sees it, so that a graph that needs the old values says so.
+        """Copy the received values to the buffers. Autograd sees it: a graph that needs the old values raises an error.
 
         Norms are excepted: in training their backward pass does not read the running means, and several graphs of one
         norm are common. In eval mode they do not change.

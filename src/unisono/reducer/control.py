@@ -1,12 +1,12 @@
-"""The control word of a step: what ranks tell each other before their gradients are averaged, in one small sum.
+"""Control word of a step: ranks share samples and requests in one small sum, before their gradients are averaged.
 
     rank 0   said 8 samples            ─▶ [8, 1, 0, ..., 0, 0]  ┐
     rank 1   said 5 samples, "save"    ─▶ [5, 1, 0, ..., 1, 0]  ┼ sum ─▶ 13 samples, 2 ranks said; {"save"}
     rank 2   has no batch: absent      ─▶ [0, 0, 0, ..., 0, 0]  ┘        weights 8/13, 5/13, 0
 
-Every rank decodes the same sum, so that all find the same weights, the same error and the same requests. Ranks are
-named by a bit each, which add up without a carry. First dimensions x differ where n * sum(x * x) is not sum(x) ** 2
-(Cauchy and Schwarz), so that a sum tells it.
+Every rank decodes the same sum, so all find the same weights, the same error and the same requests. Each rank is named
+by one bit, so names add up without a carry. First dimensions x differ where n * sum(x * x) is not sum(x) ** 2 (Cauchy
+and Schwarz), so a sum shows it.
 """
 
 from __future__ import annotations
@@ -18,57 +18,58 @@ from dataclasses import dataclass
 from unisono.errors import UsageError
 
 KINDS = ("save", "stop")
-"""What a rank can request of all."""
+"""Kinds of requests that a rank can make of all ranks."""
 
 FIELDS = 5 + 2 * len(KINDS)
-"""Numbers before those that name ranks."""
+"""Number of fields before those that name ranks."""
 
 BITS = 48
-"""Ranks that one number names: a float64 holds whole numbers up to 2**53 exactly."""
+"""Ranks that one number names: a float64 holds integers up to 2**53 exactly."""
 
 EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
 class Word:
-    """One rank's part of the control word."""
+    """Part of the control word that one rank contributes."""
 
     samples: float | None = None
-    """Samples that its loss is a mean of, as the program has said; None where it has not."""
+    """Samples that its loss is a mean of, as given by the program; None where none were given."""
     absent: bool = False
-    """True where the rank has no gradients in this step and has said nothing: it weighs 0."""
+    """True where the rank has no gradients in this step and gave no samples: its weight is 0."""
     first: int | None = None
-    """First dimension of its last input, where one was seen. For a warning only."""
+    """First dimension of its last input, where one was seen. Used for a warning only."""
     requests: frozenset[str] = frozenset()
 
     @property
     def said(self) -> bool:
-        """Whether the program has said how many samples there are."""
+        """True where the program has given the number of samples."""
         return self.samples is not None
 
     @property
     def contributes(self) -> bool:
-        """Whether the rank's gradients count: not where it is absent, and not where it has said 0 samples."""
+        """True where the rank's gradients count: it is not absent, and did not give 0 samples."""
         return self.samples != 0 and not self.absent
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """The control word of a step, as all ranks have it."""
+    """Control word of a step, as all ranks have it."""
 
     samples: float
-    """Of all ranks."""
+    """Number of samples of all ranks."""
     said: int
-    """How many ranks have said their samples."""
+    """Number of ranks that gave their samples."""
     unsaid: tuple[int, ...]
-    """The ranks that have gradients and have not."""
+    """Ranks that have gradients but gave no samples."""
     uneven: bool
-    """Whether the inputs' first dimensions are known to differ."""
+    """True where the inputs' first dimensions are known to differ."""
     requests: Mapping[str, str]
-    """The kinds that were requested, and by whom: "rank 2", or "3 ranks"."""
+    """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
 
     def weight_of(self, word: Word) -> float:
-        """The factor of a rank's gradients in the average: its share of the samples, or 1/n where nobody has said."""
+        """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where no rank gave
+        any."""
         if not word.contributes:
             return 0.0
         if word.samples is None:
@@ -76,7 +77,7 @@ class Agreed:
         return word.samples / self.samples
 
     def error(self) -> UsageError | None:
-        """The error of all ranks where some have said their samples and others have not."""
+        """Return the error of all ranks where only some have given their samples; else None."""
         if not self.said or not self.unsaid:
             return None
         one = len(self.unsaid) == 1
@@ -95,14 +96,14 @@ def check_samples(samples: float) -> float:
 
 
 def check_request(kind: str) -> str:
-    """Return a kind of request. Raises UsageError for one that there is not."""
+    """Return a kind of request. Raises UsageError for an unknown one."""
     if kind not in KINDS:
         raise UsageError(f"there is no request {kind!r}; there are {', '.join(KINDS)}")
     return kind
 
 
 def encode(word: Word, rank: int, size: int) -> list[float]:
-    """A rank's word as numbers, to be summed over all `size` ranks."""
+    """Return a rank's word as numbers, to be summed over all `size` ranks."""
     unsaid = not word.said and not word.absent
     first = float(word.first) if unsaid and word.first is not None else None
     names = [0.0] * -(-size // BITS)
@@ -121,7 +122,7 @@ def encode(word: Word, rank: int, size: int) -> list[float]:
 
 
 def decode(sums: Sequence[float]) -> Agreed:
-    """The words of all ranks, from the sums of their numbers."""
+    """Return the words of all ranks, decoded from the sums of their numbers."""
     samples, said, known, total, squares = sums[:5]
     unsaid = [
         place * BITS + bit
@@ -138,14 +139,14 @@ def decode(sums: Sequence[float]) -> Agreed:
 
 
 def asked_by(count: float, ranks: float) -> str:
-    """Who has asked for something, in words, where so many ranks did, whose numbers have the sum `ranks`."""
+    """Return the origin of a request in words: `count` ranks made it, and their numbers have the sum `ranks`."""
     return f"rank {ranks:.0f}" if count == 1 else f"{count:.0f} ranks"
 
 
 def warning_of(agreed: Agreed, before: bool) -> str | None:
-    """The warning where no rank has said its samples and they seem to differ.
+    """Return the warning where no rank gave its samples although they seem to differ; else None.
 
-    `before` says that ranks have said their samples for an earlier average.
+    `before`: True where ranks gave samples for an earlier average.
     """
     if agreed.said or len(agreed.unsaid) < 2 or not (agreed.uneven or before):
         return None

@@ -1,4 +1,4 @@
-"""Models that differ between ranks: found before anything of them is exchanged.
+"""Comparison of the ranks' models, before any tensor of them is exchanged.
 
 rank 0   0.weight (4, 4) float32   1.weight (2, 4) float32   hash ─┐ one number is compared
 rank 1   0.weight (4, 4) float32   1.weight (3, 4) float32   hash ─┘ only if it differs, ranks tell each other all
@@ -16,24 +16,24 @@ from unisono.errors import MismatchError
 from unisono.world import World
 
 Description = Sequence[tuple[str, str]]
-"""Names of tensors, with what has to be the same on all ranks."""
+"""Names of tensors, each with the properties that must be equal on all ranks."""
 
 REMEDY = "build the same model on every rank, from the same options and in the same order"
 
 
 def compare_models(model: torch.nn.Module, world: World) -> None:
-    """Raise MismatchError on every rank where names, shapes, dtypes or what is trained are not the same on all."""
+    """Raise MismatchError on every rank where names, shapes, dtypes or frozen parameters are not the same on all."""
     if world.size == 1:
         return
     mine = describe(model)
     number = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "little")
     most = world.allreduce(torch.tensor([number, -number]), op="maximum")
     if int(most[0]) != -int(most[1]):
-        raise MismatchError(difference(world.gather(mine)))
+        raise MismatchError(difference(world.all_gather_object(mine)))
 
 
 def describe(model: torch.nn.Module) -> Description:
-    """The parameters and buffers of a model in their order; tensors under several names count under each."""
+    """Return the parameters and buffers of a model in order. A tensor with several names is listed under each."""
     parameters = [(f"parameter {name}", one) for name, one in model.named_parameters(remove_duplicate=False)]
     buffers = [(f"buffer {name}", one) for name, one in model.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
@@ -45,7 +45,7 @@ def describe(model: torch.nn.Module) -> Description:
 
 
 def difference(descriptions: Sequence[Description]) -> str:
-    """The first thing in which some rank's model differs from rank 0's, in words."""
+    """Return a message with the first difference between rank 0's model and another rank's."""
     for rank, other in enumerate(descriptions):
         for one, another in zip_longest(descriptions[0], other):
             if one != another:

@@ -1,4 +1,4 @@
-"""What steps show of themselves: when parameters are needed and gradients ready, what exchanges and updates take."""
+"""Measurements of steps: when parameters are needed and gradients ready, and durations of exchanges and updates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from unisono.world import World
 
 
 class Measured:
-    """Of one rank, in seconds. The clock stands still while the rank waits."""
+    """Times of one rank, in seconds. The clock stands still while the rank waits."""
 
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
         self.communicating = 0.0
-        """In which exchanges went on, since the start."""
+        """Seconds of exchanges, since the start."""
         self.updating = 0.0
-        """In which parameters were updated, since the start."""
+        """Seconds of parameter updates, since the start."""
         self.waiting = 0.0
-        """In which this rank computed nothing, as it waited for an exchange or an update, since the start."""
+        """Seconds since the start in which this rank computed nothing, as it waited for an exchange or an update."""
         self._exchanges: dict[int, float] = {}  # of the last step, by key
         self._updates: dict[int, float] = {}
         self._began = self.whole = 0.0
@@ -34,7 +34,7 @@ class Measured:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins, if it has not shown a gradient yet: it may begin again; what the last one showed is kept."""
+        """Begin a step. It may be called again before the first gradient; the times of the last step are kept."""
         if self.whole or not self._began:
             self._last = self.needed, self.ready, self.whole
         self._began = self._clock()
@@ -44,21 +44,21 @@ class Measured:
         self.whole = 0.0
 
     def need(self, number: int) -> None:
-        """A parameter is read; what counts is the first time in a step."""
+        """Note that a parameter is read. Only the first time in a step counts."""
         if number not in self._seen:
             self._seen.add(number)
             self.needed[number] = self._clock() - self._began
 
     def come(self, number: int) -> None:
-        """A parameter's gradient is there."""
+        """Note that a parameter's gradient is ready."""
         self.ready[number] = self.whole = self._clock() - self._began
 
     def wait(self, since: float) -> None:
-        """This rank has waited since then."""
+        """Add the time from `since` (a time.perf_counter() value) until now to the waiting time."""
         self.waiting += time.perf_counter() - since
 
     def observe(self, span: Span) -> None:
-        """Take what a task of the step program took."""
+        """Record the duration of a task of the step program."""
         task, seconds = span.about, span.end - span.begin
         if not isinstance(task, Task):
             return
@@ -70,7 +70,7 @@ class Measured:
             self._updates[task.key] = seconds
 
     def computing(self, world: Talk | World, nbytes: int) -> Computing:
-        """The mean over ranks of the last step; `nbytes` of gradients were applied in it. Called by all together."""
+        """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""
         needed, ready, whole = self._last
         mine = [*needed, *ready, whole, sum(self._updates.values())]
         mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
@@ -79,7 +79,7 @@ class Measured:
         return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
 
     def exchanges(self, world: Talk | World, keys: Sequence[int]) -> list[float]:
-        """What exchanges of the last step took, mean over ranks."""
+        """Return the seconds of the last step's exchange of each key, as the mean over ranks."""
         mine = torch.tensor([self._exchanges[key] for key in keys], dtype=torch.float64)
         return (world.allreduce(mine) / world.size).tolist()
 

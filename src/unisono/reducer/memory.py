@@ -1,4 +1,4 @@
-"""The memory that gradients travel in: shared with the node's other ranks where there is one node."""
+"""Memory that gradients are sent from. With a single node it is shared with the node's other ranks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from unisono.world import World
 
 
 class Memory:
-    """Room for the gradients of `parameters`, and what is done to it. All ranks of `world` make one together."""
+    """Memory for the gradients of `parameters`, and its operations. All ranks of `world` construct it together."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], world: World) -> None:
         self.parameters = parameters
         self._kinds = [_kind(parameter) for parameter in parameters]
         self._flat = {dtype: world.empty(room, dtype) for dtype, room in room_for(self._kinds).items()}
         self.views: list[torch.Tensor] = []
-        """Each parameter's gradient, with the parameter's shape and strides."""
+        """Gradient of each parameter, with the parameter's shape and strides."""
         self.layout = MemoryLayout((), {}, ())
         self._sent: tuple[Stretch, ...] = ()
 
     def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = ()) -> MemoryLayout:
-        """Give every gradient another place, for buckets that are sent in this order (empty: as they fill). What was
-        there is lost."""
+        """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
+        Return the layout; earlier contents are lost."""
         for flat in self._flat.values():
             flat.zero_()  # what lies between gradients is summed with them
         self.layout = plan_memory(self._kinds, order, largest)
@@ -38,19 +38,19 @@ class Memory:
         return self.layout
 
     def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
-        """Return the buckets that `lay_out` would make, as they fill."""
+        """Return the buckets that `lay_out` would make, in the order in which they fill."""
         return [Bucket(one.nbytes, one.parameters) for one in plan_memory(self._kinds, order, largest).stretches]
 
     def stretch(self, key: int) -> Stretch:
-        """Return where the bucket of a key lies."""
+        """Return the place of the bucket with this key."""
         return self._sent[key - 1]
 
     def part(self, bucket: Stretch) -> torch.Tensor:
-        """Return what travels, flat."""
+        """Return the elements of a bucket that are sent, as a flat tensor."""
         return self._flat[bucket.dtype][bucket.start : bucket.stop]
 
     def pack_weights(self, bucket: Stretch, ranks: int) -> None:
-        """Put weights, over the number of ranks, into their places."""
+        """Write weights, divided by the number of ranks, into a bucket."""
         flat = self._flat[bucket.dtype]
         for number, first, last, start in self._places(bucket):
             whole = self._in_order(self.parameters[number].detach(), number)
@@ -58,7 +58,7 @@ class Memory:
         flat[bucket.flags : bucket.flags + len(bucket.ends)] = 0
 
     def unpack_weights(self, bucket: Stretch) -> None:
-        """Make what lies in a bucket the weights of its parameters."""
+        """Copy the contents of a bucket to the weights of its parameters."""
         flat = self._flat[bucket.dtype]
         for number, first, last, start in self._places(bucket):
             parameter = self.parameters[number].detach()
@@ -71,8 +71,8 @@ class Memory:
                 parameter.copy_(dense)
 
     def _places(self, bucket: Stretch) -> list[tuple[int, int, int, int]]:
-        """Return each parameter that lies in a bucket: its number, where it begins and ends there, and where it begins
-        at all."""
+        """Return, for each parameter in a bucket, its number, the start and the end of its part there, and the start of
+        the whole."""
         found = []
         for number in bucket.parameters:
             start, length = self.layout.starts[number], self._kinds[number][0]
@@ -80,7 +80,7 @@ class Memory:
         return found
 
     def pack(self, bucket: Stretch, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
-        """Put gradients, times their weight, into their places, and flags behind them. Those that are None are zero."""
+        """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
         flat = self._flat[bucket.dtype]
         for number, first, last, start in self._places(bucket):
             into, gradient = flat[first:last], fresh[number]
@@ -93,12 +93,12 @@ class Memory:
             flat[place] = fresh[number] is not None
 
     def flags(self, bucket: Stretch) -> list[bool]:
-        """For each gradient that ends in the bucket: whether any rank had one."""
+        """Return, for each gradient that ends in the bucket, True where any rank had one."""
         there = self._flat[bucket.dtype][bucket.flags : bucket.flags + len(bucket.ends)]
         return (there != 0).tolist()
 
     def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
-        """A gradient's elements, flat, in the order in which they lie in memory; complex ones as pairs."""
+        """Return a gradient's elements, flat, in memory order; complex ones as pairs."""
         view = self.views[number]
         if gradient.stride() != view.stride():
             gradient = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(gradient)
@@ -107,18 +107,18 @@ class Memory:
 
 
 def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
-    """The numbers that travel for a parameter, and their dtype: a complex one is a pair."""
+    """Return the count and the dtype of the numbers that are sent for a parameter. A complex element is a pair."""
     if parameter.is_complex():
         return 2 * parameter.numel(), parameter.dtype.to_real()
     return parameter.numel(), parameter.dtype
 
 
 def _view(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """What travels for a parameter as a tensor like it."""
+    """Return `flat` as a tensor with the shape and strides of a parameter."""
     elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
     return elements.as_strided(parameter.shape, _strides(parameter))
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
+    """Return the parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
     return torch.empty_like(parameter, device="meta").stride()

@@ -1,10 +1,10 @@
-"""Where each gradient lies, and what travels together: a plan (swCaffe section 5.1: packing).
+"""Plan of the memory for gradients: the place of each, and the buckets that are sent (swCaffe section 5.1: packing).
 
     parameters  w0 (2)  w1 (3)  w2 (9)  w3 (1)          become ready as 3, 1, 2, 0; a bucket holds 4 at most
     memory      │ w3 w1 f f │ w2 │ w2 │ w2 f │ w0 f │    one stretch for each dtype
     buckets     └─── 0 ─────┘└ 1 ┘└ 2 ┘└─ 3 ─┘└─ 4 ─┘    what is too large for one is cut
 
-Behind the gradients that end in a bucket lies a flag for each: its sum says whether any rank had a gradient at all.
+After the gradients that end in a bucket lies one flag each. Its sum shows if any rank had a gradient at all.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from typing import NamedTuple
 import torch
 
 ALIGNMENT = 64
-"""Bytes at whose multiples each gradient begins: a cache line, and what vector instructions like."""
+"""Alignment of each gradient in bytes: a cache line, which also suits vector instructions."""
 
 
 class Stretch(NamedTuple):
-    """A bucket in the memory of a dtype, in elements. Those that `parameters` names lie in it, whole or in part."""
+    """Bucket in the memory of one dtype, in elements. The gradients of `parameters` lie in it, whole or in part."""
 
     dtype: torch.dtype
     start: int
     stop: int
     parameters: tuple[int, ...]
     flags: int
-    """Where the flags begin: one for each of `ends`."""
+    """First element of the flags, one for each of `ends`."""
     ends: tuple[int, ...]
-    """The parameters whose last element lies here."""
+    """Parameters whose last element lies here."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel."""
+        """Number of bytes that are sent."""
         return (self.stop - self.start) * self.dtype.itemsize
 
 
 class MemoryLayout(NamedTuple):
-    """The places of all gradients, and the buckets in the order in which they fill."""
+    """Places of all gradients, and the buckets in the order in which they fill."""
 
     starts: tuple[int, ...]
-    """Of each parameter, in the memory of its dtype, in elements."""
+    """First element of each parameter, in the memory of its dtype."""
     lengths: Mapping[torch.dtype, int]
-    """Elements of the memory of each dtype."""
+    """Number of elements in the memory of each dtype."""
     stretches: tuple[Stretch, ...]
 
 
 def plan_memory(parameters: Sequence[tuple[int, torch.dtype]], order: Sequence[int], largest: int) -> MemoryLayout:
-    """The layout of parameters of these (length, dtype), which become ready in `order`.
+    """Return the layout of parameters, given as (length, dtype), whose gradients become ready in `order`.
 
-    A bucket is closed before the gradients in it take more than `largest` bytes; a gradient above that is cut into
-    equal parts, each a bucket of its own.
+    A bucket is closed before its gradients take more than `largest` bytes. A larger gradient is cut into equal parts,
+    each a bucket of its own.
     """
     lines = {dtype: _Line(dtype, largest) for dtype in dict.fromkeys(dtype for _, dtype in parameters)}
     starts = [0] * len(parameters)
@@ -66,7 +66,7 @@ def plan_memory(parameters: Sequence[tuple[int, torch.dtype]], order: Sequence[i
 
 
 class _Line:
-    """The memory of one dtype while it is being planned."""
+    """Memory of one dtype while it is being planned."""
 
     def __init__(self, dtype: torch.dtype, largest: int) -> None:
         self.dtype = dtype
@@ -76,7 +76,7 @@ class _Line:
         self.members: list[int] = []
 
     def add(self, number: int, length: int, buckets: list[Stretch]) -> int:
-        """Place a parameter; where it begins."""
+        """Place a parameter. Return its first element."""
         padded = self._aligned(length)
         if self.members and self.stop - self.start + padded > self.most:
             self.close(buckets)
@@ -93,7 +93,7 @@ class _Line:
         return begin
 
     def close(self, buckets: list[Stretch]) -> None:
-        """End the open bucket with its flags."""
+        """Close the open bucket, with its flags at the end."""
         if self.members:
             flags, ends = self.stop, tuple(self.members)
             self.stop += self._aligned(len(ends))
@@ -105,7 +105,7 @@ class _Line:
 
 
 def room_for(parameters: Sequence[tuple[int, torch.dtype]]) -> dict[torch.dtype, int]:
-    """Elements of each dtype that suffice for parameters of these (length, dtype) in any layout."""
+    """Return the elements of each dtype that suffice for parameters of these (length, dtype) in any layout."""
     room: dict[torch.dtype, int] = {}
     for length, dtype in parameters:
         step = ALIGNMENT // dtype.itemsize  # the padding of the gradient, and a line of flags at the most

@@ -1,11 +1,11 @@
-"""The optimizer's step in parts, each as soon as its gradients are there.
+"""Optimizer steps in parts. Each part runs as soon as its gradients are ready.
 
     optimizer        group 0: w0 w1 w2    group 1: w3            one step, of all
     part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
 
-PyTorch's optimizers and those in `optimizers/` treat each parameter by itself, so that a step of the parts is the step
-of the whole, bit for bit. Any other optimizer, or one that has hooks, makes its own step when all gradients are there,
-and is waited for. LBFGS, which computes several times in a step, cannot be driven so.
+PyTorch's optimizers and those in `optimizers/` update each parameter independently, so the parts together equal the
+whole step, bit for bit. Any other optimizer, or one with hooks, makes its whole step when all gradients are ready, and
+the main thread waits for it. LBFGS evaluates the loss several times in a step, which is not supported.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from unisono.reducer.reducer import Reducer
 from unisono.step.layout import Updates
 
 BY_PARAMETER = ("torch.optim.", "unisono.optimizers.")
-"""Where optimizers come from that treat each parameter by itself."""
+"""Module prefixes of the optimizers that update each parameter independently."""
 
 
 class PartedStep:
-    """An optimizer's step, with the options (learning rate) of when it began, whatever is set before its last part."""
+    """Step of an optimizer, with the options (learning rate) it had when it began. Later changes have no effect."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
         self.updates = Updates.PARTS if _may_be_parted(optimizer) else Updates.WHOLE
-        """Whether it is made in parts, which nobody has to wait for."""
+        """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
         self._groups = [
             {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
             for group in optimizer.param_groups
         ]
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Make the step for some parameters, or for all where it is not made in parts."""
+        """Make the step for these parameters, given by number; for all parameters where it is not made in parts."""
         if self.updates is Updates.WHOLE:
             self._optimizer.step()
             return
@@ -51,10 +51,10 @@ class PartedStep:
 
 
 class Optimizing:
-    """Has `optimizer` applied to the gradients of `reducer`, which waits for it."""
+    """Application of `optimizer` to the gradients of `reducer`, which waits for it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-        """Raises UsageError for LBFGS."""
+        """Make the optimizer's methods wait for pending updates. Raises UsageError for LBFGS."""
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)"
@@ -67,7 +67,7 @@ class Optimizing:
     def begin(self) -> PartedStep:
         """Return the step that begins.
 
-        Raises UsageError for a parameter that would be updated, but whose gradients are not averaged.
+        Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
         """
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
         for group in self._optimizer.param_groups:
@@ -88,9 +88,9 @@ def _may_be_parted(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Waiting:
-    """A method of an optimizer that waits first until all updates are over: it needs gradients and state as they are.
+    """Method of an optimizer that first waits until all updates are finished: it needs final gradients and state.
 
-    It keeps neither alive: the optimizer keeps it.
+    It keeps neither optimizer nor reducer alive, since the optimizer holds it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, reducer: Reducer) -> None:

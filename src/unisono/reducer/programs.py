@@ -1,4 +1,4 @@
-"""The step programs of a model under a setting: made once, prepared for the engine, and played again in each step."""
+"""Step programs of a model under a setting: built once, prepared for the engine, and run again in each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unisono.step.verify import check_groups, check_threads
 
 
 class Programs:
-    """Programs of one model. All ranks of a world make one together."""
+    """Step programs of one model. All ranks of a world construct it together."""
 
     def __init__(
         self,
@@ -30,32 +30,32 @@ class Programs:
         observe: Callable[[Span], None],
         buffers: bool,
     ) -> None:
-        """`buffers`: rank 0's buffers travel with the gradients."""
+        """Store the inputs of the programs. `buffers`: True where rank 0's buffers are sent with the gradients."""
         self._memory, self._exchanges, self._rule, self._talk = memory, exchanges, rule, talk
         self._user, self._observe, self._has_buffers = user, observe, buffers
         self._player: Player | None = None
         self._communicators = 0
         self.number = 0
-        """Of the next step that synchronizes."""
+        """Number of the next step that synchronizes."""
         self._buckets: tuple[Bucket, ...] = ()
         self._filled: tuple[int, ...] = ()
         self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
-        """Steps of a period that are alike share one."""
+        """Prepared programs. Equal steps of a period share one."""
         self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
 
     @property
     def player(self) -> Player:
-        """What carries the programs out."""
+        """Player that runs the programs."""
         assert self._player is not None, "it is made with the first setting"
         return self._player
 
     @property
     def by_main(self) -> bool:
-        """True where the main thread carries collectives out."""
+        """True where the main thread runs collectives."""
         return self._rule.found_overlap.by_main
 
     def adopt(self, setting: Setting, order: Sequence[int]) -> None:
-        """Follow a setting, for gradients that come in this order. Nothing is under way."""
+        """Adopt a setting, for gradients that become ready in `order`. No program may be running."""
         memory = self._memory
         for parameter, view in zip(memory.parameters, memory.views, strict=False):
             if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
@@ -73,7 +73,7 @@ class Programs:
             self._player = Player(self._exchanges, self._communicators, self._user, self._observe)
 
     def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
-        """Return the layout and the program of the next step that synchronizes."""
+        """Return the layout and the program of the next step that synchronizes, and advance `number`."""
         number = self.number % self._rule.period
         self.number += 1
         made = self._made.get((updates, deferred, clip, number))

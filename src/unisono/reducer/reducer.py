@@ -1,13 +1,13 @@
-"""A model's gradients: autograd's hooks become the events of the rule's step program, which goes on meanwhile.
+"""Reducer of a model's gradients: autograd's hooks become the events of the rule's step program, which runs meanwhile.
 
     backward      w3       w2       w1       w0
     hooks         mark_ready 3, 2   │ mark_ready 1, 0 │
     program       backward 1 ended ─┘  backward 2 ────┴ ended
     engine        pack 1, allreduce 1, settle 1, update 1 ...      what follows each of them (`step/play.py`)
 
-Which buckets there are, in which order they leave and where communication sits in the step is a Setting, the same on
-all ranks; `tuning.py` finds it. What each rank's gradients weigh is known once all have told their control words
-(`control.py`), which travel with the first gradient.
+A Setting, the same on all ranks, fixes the buckets, the order in which they are sent and the place of communication in
+the step; `tuning.py` finds it. The weight of each rank's gradients is known once the control words of all ranks
+(`control.py`) are summed. They are sent with the first gradient.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from unisono.world import World
 
 
 class Reducer:
-    """The gradients of a model on one rank, and what a rule makes of them with those of the other ranks."""
+    """Gradients of a model on one rank, and their combination with those of the other ranks by a rule."""
 
     def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule) -> None:
-        """Called by all ranks of `world` together."""
+        """Attach to `model`. Called by all ranks of `world` together."""
         self._model, self._structure = weakref.ref(model), Structure(model)
         self._checked = False  # whether the parameters have been looked at since the last backward pass
         self.parameters = self._structure.parameters
         self.rule = rule
         self.measured = Measured(len(self.parameters))
         self.observe: Callable[[Span], None] = lambda _: None
-        """Hears of all that the engine carries out."""
+        """Called with the Span of each operation that the engine runs."""
         self.samples: float | None = None
-        """Samples that the next average's loss is a mean of, as the program has said; None where it has not."""
+        """Samples that the next average's loss is a mean of, as given by the program; None where none were given."""
         self._first: int | None = None  # first dimension of the last input since the last average
         self._requests: set[str] = set()  # of this rank, that have not been told
         self._last: BackwardPass | None = None  # whose control word is the last one
@@ -73,7 +73,7 @@ class Reducer:
         exchanges = world.resource(Exchanges)
         name = f"model {exchanges.enter(self)}"
         self._talk = Talk(exchanges, name)
-        self.memory = self._talk.call(lambda twin: Memory(self.parameters, twin))
+        self.memory = self._talk.call(lambda world: Memory(self.parameters, world))
         has_buffers = bool(self._buffers.slots) and world.size > 1
         self._programs = Programs(self.memory, exchanges, rule, self._talk, name, weakly(self._observe), has_buffers)
         self._tuning = Tuning(self.memory, self._talk, self.measured, rule)
@@ -92,7 +92,7 @@ class Reducer:
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._programs.adopt(self.setting, self._tuning.order)
         self._left: list[int] = []
-        """Gradients that are there, and are taken once the program's own hooks have seen them."""
+        """Parameters whose gradients are ready, but are taken only once the program's own hooks have seen them."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(self.parameters)
@@ -102,21 +102,21 @@ class Reducer:
     # What the program calls
 
     def add_samples(self, samples: float) -> None:
-        """Add to the samples that the next average's loss is a mean of."""
+        """Add to the number of samples that the next average's loss is a mean of."""
         self.samples = (self.samples or 0.0) + check_samples(samples)
 
     def see(self, first: torch.Tensor | None) -> None:
-        """A forward pass begins; the first dimension of its first input is compared where nobody says the samples."""
+        """Note a forward pass. The first dimension of its first input is compared where no samples are given."""
         if self._first is None:
             self.measured.begin()
         self._first = first.shape[0] if first is not None and first.dim() else 1
 
     def request(self, kind: str) -> None:
-        """Have all ranks told with the next control word: "save" or "stop". A signal handler may call it."""
+        """Request "save" or "stop" of all ranks, with the next control word. A signal handler may call it."""
         self._requests.add(check_request(kind))
 
     def requests(self) -> Mapping[str, str]:
-        """Return what was requested in the last control word, and by whom; wait for that word alone."""
+        """Return the requests of the last control word, each with its origin; wait for that word alone."""
         if self._last is None:
             return {}
         if self._last.agreed is None:
@@ -124,8 +124,8 @@ class Reducer:
         return {} if self._last.agreed is None else self._last.agreed.requests
 
     def backward(self, backward: Callable[[], Any], optimizer: OptimizerStep, updates: Updates) -> None:
-        """Carry a backward pass out whose gradients `optimizer` applies, and return before all is applied where it is
-        made in parts: wait for all, or for what is read (`wait_for`)."""
+        """Run a backward pass whose gradients `optimizer` applies. A step in parts returns before all are applied: wait
+        for all (`wait`), or for each parameter that is read (`wait_for`)."""
         self._deferred, self._optimizer, self._updates = True, optimizer, updates
         try:
             self.prepare_for_backward()
@@ -145,7 +145,7 @@ class Reducer:
     def synchronize(self) -> None:
         """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
 
-        It gives what it has accumulated since the last average; without that and without samples it weighs nothing.
+        It contributes what it has accumulated since the last average. Without that and without samples its weight is 0.
         """
         views = self.memory.views
         there = any(
@@ -162,7 +162,7 @@ class Reducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes in the block add to the gradients of this rank alone; the next one after it averages."""
+        """Let backward passes in the block accumulate gradients on this rank alone. The next one after it averages."""
         self._sync = False
         try:
             yield
@@ -171,11 +171,11 @@ class Reducer:
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients of this rank alone are, or are being, added up."""
+        """True where gradients of this rank alone have been, or are being, accumulated."""
         return self._accumulated or not self._sync
 
     def wait(self) -> None:
-        """Wait until all that was begun is over. Raises OperationError when something of it has failed."""
+        """Wait until everything that was begun is finished. Raises OperationError when any of it has failed."""
         began = time.perf_counter()
         self._programs.player.wait()
         self.measured.wait(began)
@@ -183,7 +183,7 @@ class Reducer:
         self._hear()
 
     def wait_for(self, parameter: torch.Tensor) -> None:
-        """Wait until a parameter is up to date: the gate of its forward."""
+        """Wait until a parameter is up to date, before its module's forward pass reads it."""
         number = self._numbers.get(id(parameter))
         if number is None or self._pass is not None:
             return
@@ -193,7 +193,7 @@ class Reducer:
         self.measured.need(number)
 
     def wait_for_buffers(self, _: object = None) -> None:
-        """Wait until rank 0's buffers have come, and take them over: before this rank reads one, or updates it."""
+        """Wait until rank 0's buffers have come, and copy them to this rank's, before it reads or updates one."""
         last = self._last
         if last is None or not last.buffers_come or self._pass is not None:
             return
@@ -204,7 +204,7 @@ class Reducer:
             self._buffers.unpack()
 
     def drop(self) -> None:
-        """Have the next backward pass make gradients anew, once the last ones are no longer needed."""
+        """Wait for pending work and clear all gradients: the next backward pass makes new ones."""
         self.wait()
         for parameter in self.parameters:
             parameter.grad = None
@@ -220,18 +220,18 @@ class Reducer:
             )
 
     def differs(self, model: torch.nn.Module) -> bool:
-        """Whether other parameters of the model are trained now than when it was made parallel."""
+        """Return True where other parameters of the model are trained now than when it was made parallel."""
         return self._structure.differs(model)
 
     def finish(self) -> None:
-        """The program ends, or memory is about to be given back: let what is under way come to an end first."""
+        """Wait for pending work before the program ends or memory is freed; print an error of it to stderr."""
         try:
             self.wait()
         except (OperationError, UsageError) as error:
             print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
 
     def release(self) -> None:
-        """Let go of the model, which is like any other from here on."""
+        """Detach from the model, which behaves like any other from here on."""
         self.finish()
         for handle in self._hooks:
             handle.remove()
@@ -244,12 +244,12 @@ class Reducer:
 
     @property
     def setting(self) -> Setting:
-        """How gradients travel at present."""
+        """Setting that gradients are exchanged with at present."""
         return self._tuning.setting
 
     @property
     def predicted(self) -> Prediction | None:
-        """What a step was predicted to take when the setting was chosen."""
+        """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
         return self._tuning.predicted
 
     def _observe(self, span: Span) -> None:
@@ -257,7 +257,7 @@ class Reducer:
         self.observe(span)
 
     def mark_ready(self, number: int) -> None:
-        """Take a parameter's gradient, which is complete."""
+        """Take a parameter's complete gradient. Raises UsageError for a sparse one."""
         parameter = self.parameters[number]
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UsageError(
@@ -279,20 +279,20 @@ class Reducer:
             self._left.append(number)
 
     def _take_left(self) -> None:
-        """Take the gradients of which the program's own hooks, behind this one, have been called by now."""
+        """Take the gradients that waited for the program's own hooks, which have been called by now."""
         for number in self._left:
             self._add(number)
         self._left.clear()
 
     def prepare_for_backward(self) -> None:
-        """Take up another setting, if there is one: a backward pass is about to begin, or has just begun."""
+        """Adopt a new setting, if there is one. A backward pass is about to begin, or has just begun."""
         self.wait()
         if self._tuning.next_step(self._deferred):
             self._programs.adopt(self.setting, self._tuning.order)
         self._prepared = True
 
     def _begin(self, absent: bool = False) -> BackwardPass:
-        """Begin a pass: its first gradient is there, or will never be."""
+        """Begin a pass, when its first gradient is ready or will never come."""
         if not self._checked and (model := self._model()) is not None:
             self.check(model)
         self._checked = False
@@ -310,7 +310,7 @@ class Reducer:
         return self._pass
 
     def _drop(self, begun: BackwardPass | None) -> None:
-        """Forget a backward pass that has failed: nothing of it that is under way may set a gradient."""
+        """Discard a backward pass that has failed: nothing of it that is still running may set a gradient."""
         if begun is None or begun is self._pass:
             self._pass = self._last = self.samples = self._first = self._cursor = None
             self._left.clear()
@@ -319,7 +319,7 @@ class Reducer:
             self._requests |= begun.word.requests
 
     def _hear(self) -> None:
-        """Raise the error, or give the warning, that the last control word told all ranks of."""
+        """Raise the error, or issue the warning, of the last control word."""
         if self._heard or self._last is None or self._last.agreed is None:
             return
         self._heard, agreed = True, self._last.agreed
@@ -343,7 +343,7 @@ class Reducer:
         self._advance()
 
     def _advance(self) -> None:
-        """Go on in the program: the main thread does, where that has to carry something out itself."""
+        """Advance the program. The main thread does so where it has to run collectives itself."""
         if self._arrivals is not None:
             self._arrivals.put(True)
         else:
@@ -353,14 +353,14 @@ class Reducer:
                 self.measured.wait(began)
 
     def _follow(self) -> None:
-        """End each task of the program outside that has ended; what follows it is carried out."""
+        """End each finished task of the outside program, which starts the tasks that follow it."""
         begun, cursor = self._pass, self._cursor
         assert begun is not None and cursor is not None, "a pass goes on"
         while (task := cursor.outside) is not None and _has_ended(task, begun):
             cursor.end(begun.note)
 
     def finalize(self) -> None:
-        """End the backward pass: gradients that have not come will not."""
+        """End the backward pass: missing gradients will not come."""
         begun = self._pass
         assert begun is not None, "a pass goes on"
         self._take_left()
@@ -378,7 +378,7 @@ class Reducer:
                 self.wait()
 
     def finish_step(self) -> None:
-        """Average the weights if the rule does after this step: the user's optimizer has made its own."""
+        """Average the weights if the rule does so after this step: the user's optimizer has made its own step."""
         cursor = self._cursor
         if cursor is None or cursor.outside is None or cursor.outside.operation is not op.STEP_ALONE:
             return
@@ -391,7 +391,7 @@ class Reducer:
             self.finalize()
 
     def _beside(self, backward: Callable[[], Any]) -> None:
-        """Carry a backward pass out in another thread, while this one carries out what is its own."""
+        """Run a backward pass in another thread, while this one runs its own tasks."""
         arrivals = self._arrivals = SimpleQueue()
         ended: list[float] = []
 
@@ -416,21 +416,21 @@ class Reducer:
             self._arrivals = None
 
     def state(self) -> dict[str, Any] | None:
-        """Return the setting, for a run that goes on; None while it is being found."""
+        """Return the setting, for a run that resumes; None while it is being found."""
         return self._tuning.state()
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Take up the setting of the run that goes on here, if it had as many ranks and was set alike."""
+        """Adopt the setting of the run that is resumed, if it had as many ranks and the same options."""
         if state is not None and self._tuning.restore(state):
             self._programs.adopt(self.setting, self._tuning.order)
 
     def resume(self, step: int) -> None:
-        """Go on after so many steps: what the rule does in a step may depend on its number."""
+        """Continue after `step` steps: a rule's program may depend on the number of the step."""
         self._programs.number = step
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Have the model hold the mean of all ranks' weights and buffers in the block, where they differ: for an
+        """Give the model the mean of all ranks' weights and buffers within the block, where they differ: for an
         evaluation."""
         self.wait()
         if not self.rule.differs:
@@ -449,12 +449,12 @@ class Reducer:
                 one.copy_(before)
 
     def say(self, say: Callable[[str], None]) -> None:
-        """Have what is chosen in the first steps told to `say`, on rank 0."""
+        """Report the choices of the first steps through `say`, on rank 0."""
         self._tuning.say = say
 
 
 def _has_ended(task: Task, begun: BackwardPass) -> bool:
-    """Return whether a task of the program outside has ended in a pass that has begun."""
+    """Return True where a task of the outside program has ended in a pass that has begun."""
     if task.operation is op.BACKWARD:
         return begun.full(task.key)  # key 0: a pass begins with its first gradient
     if task.operation is op.END:
@@ -463,7 +463,7 @@ def _has_ended(task: Task, begun: BackwardPass) -> bool:
 
 
 def _hook(reference: weakref.ref[Reducer], number: int) -> Callable[[torch.Tensor], None]:
-    """Return the hook of a parameter, which keeps nothing alive: Python's collector does not see what holds hooks."""
+    """Return the hook of a parameter. It keeps nothing alive: Python's collector does not see what holds hooks."""
 
     def complete(_: torch.Tensor) -> None:
         if (reducer := reference()) is not None:

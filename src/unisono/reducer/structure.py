@@ -1,9 +1,9 @@
-"""The parameters of a model as they were when it was made parallel: finds those that have come since.
+"""Record of a model's parameters when it was made parallel. It finds those that were added since.
 
     known       body.weight  body.bias                  their gradients are averaged
     now         body.weight  body.bias  head.weight     head.weight is trained, and nobody would average its gradient
 
-Parameters are compared by identity, module by module, without going through names: some 20 us for a ResNet-50.
+Parameters are compared by identity, module by module, without their names: about 20 us for a ResNet-50.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NONE = object()
 
 
 class Structure:
-    """Knows the trainable parameters of `model`, which it does not keep alive."""
+    """Trainable parameters of `model`, which is not kept alive."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.names, self.parameters = trainable(model)
-        """Of the trainable parameters; each under its first name."""
+        """Names and tensors of the trainable parameters, each under its first name."""
         self._known = {id(parameter) for parameter in self.parameters}
         self._remember(model)
 
     def added(self, model: torch.nn.Module) -> str | None:
-        """The name of a parameter that is trained now and was not known; None when there is none."""
+        """Return the name of a parameter that is trained now and was not known; None when there is none."""
         if self._same(model):
             return None
         names, parameters = trainable(model)
@@ -40,7 +40,7 @@ class Structure:
         return None
 
     def differs(self, model: torch.nn.Module) -> bool:
-        """Whether other parameters are trained now than those that are known."""
+        """Return True where the parameters trained now are not the known ones."""
         return not _identical(trainable(model)[1], self.parameters)
 
     def _remember(self, model: torch.nn.Module) -> None:
@@ -51,7 +51,7 @@ class Structure:
         self._frozen = [one for one in self._all if one is not None and id(one) not in self._known]
 
     def _same(self, model: torch.nn.Module) -> bool:
-        """Whether all modules and parameters are those that were seen last, and none that was frozen is trained."""
+        """Return True where all modules and parameters are those seen last, and no frozen one has become trainable."""
         modules = [model, *self._modules]
         return (
             _identical(_all(map(_children, modules)), self._children)
@@ -61,7 +61,7 @@ class Structure:
 
 
 def trainable(model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Parameter]]:
-    """The names and the parameters that are trained."""
+    """Return the names of the trainable parameters, and the parameters."""
     found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [name for name, _ in found], [parameter for _, parameter in found]
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other about one model besides its gradients: in turn with all exchanges of the world."""
+"""Collectives about one model besides its gradients. They take turns with all other exchanges of the world."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Talk:
         self.rank, self.size = world.rank, world.size
 
     def call(self, act: Callable[[World], Result]) -> Result:
-        """Return what `act` gives, which all ranks call together."""
+        """Return the result of `act`, which all ranks call together."""
         results: list[Result] = []
         world = self._exchanges.worlds(1)[0]
 
@@ -34,9 +34,9 @@ class Talk:
         return results[0]
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Give every rank what rank 0 holds in `tensor`, in place, and return it."""
+        """Copy rank 0's `tensor` to every rank, in place, and return it."""
         return self.call(lambda world: world.broadcast(tensor))
 
     def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduce `tensor` over all ranks, in place, and return it."""
+        """Reduce `tensor` over all ranks with `op`, in place, and return it."""
         return self.call(lambda world: world.allreduce(tensor, op=op))

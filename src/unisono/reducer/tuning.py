@@ -1,4 +1,4 @@
-"""Finds out, in the first steps, how the gradients had best meet, and says so.
+"""Search, in the first steps, for the fastest way to exchange gradients. The choice is reported.
 
     step 0      buckets as the parameters are declared            the order in which gradients come: rank 0's, for all
     steps 1-4   in small and in large buckets, as a chain         what computing, exchanges and updates take
@@ -7,7 +7,7 @@
                 and the very best in buckets a quarter as large
     from then on the one predicted to be best, unless another was faster beyond doubt
 
-What is given is not looked for. All ranks see the same numbers, so that they plan alike.
+Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
 
 FIRST = 8 << 20
-"""Bytes of a bucket before anything is known."""
+"""Bucket size in bytes before anything was measured."""
 
 SMALL, LARGE = 1 << 19, 8 << 20
-"""Bytes of the buckets whose exchange is measured."""
+"""Bucket sizes in bytes whose exchange is measured."""
 
 NEAR = 1.15
-"""A prediction that is so near to the best is worth a trial."""
+"""Ratio to the best prediction up to which a setting is worth a trial."""
 
 TRIALS = 4
-"""Steps by which a setting is measured."""
+"""Number of steps over which a setting is measured."""
 
 Say = Callable[[str], None]
 
 
 class Tuning:
-    """The setting of the next step. Every rank asks at each step, all together."""
+    """Choice of the setting of the next step. Every rank asks at each step, all together."""
 
     def __init__(self, memory: Memory, world: Talk | World, measured: Measured, rule: BaseRule) -> None:
-        """The rule's overlap and size of buckets are kept, or looked for where they are "auto" and None."""
+        """Keep the rule's overlap and bucket size, or search them where they are "auto" and None. Raises UsageError for
+        an unknown overlap."""
         overlap, bucket_bytes = rule.overlap, rule.exchange.bucket_bytes
         if overlap != AUTO and overlap not in OVERLAPS:
             raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
@@ -62,13 +63,13 @@ class Tuning:
         self._outstandings = OUTSTANDING if rule.outstanding is None else (rule.outstanding,)
         self._sizes = SIZES if bucket_bytes is None else (bucket_bytes,)
         self.order = list(reversed(range(len(memory.parameters))))
-        """The parameters as their gradients come."""
+        """Parameters in the order in which their gradients become ready."""
         first = ("none" if world.size == 1 else "chain") if overlap == AUTO else overlap
         self.setting = Setting(first, bucket_bytes or FIRST, (), self._outstandings[0])
         self.say: Say = logging.getLogger("unisono").info
-        """Where rank 0 tells what was chosen."""
+        """Function that rank 0 reports the choice with."""
         self.predicted: Prediction | None = None
-        """What the setting was predicted to take; None where nothing had to be predicted."""
+        """Prediction for the chosen setting; None where nothing had to be predicted."""
         self._came: Sequence[int] = self.order
         self._begins: list[float] = []
         self._settled = world.size == 1 or not memory.parameters or rule.period > 1  # else steps are not alike
@@ -76,9 +77,9 @@ class Tuning:
         self._deferred = False
 
     def next_step(self, deferred: bool) -> bool:
-        """A step begins, nothing is under way; whether there is another setting from here on.
+        """Begin a step, while nothing is running. Return True where there is another setting from here on.
 
-        `deferred` says that parameters are waited for when they are needed.
+        `deferred`: True where parameters are waited for when they are needed.
         """
         if self._settled:
             return False
@@ -87,21 +88,21 @@ class Tuning:
         return next(self._course, False)
 
     def close(self) -> None:
-        """Look for nothing more: what is looked for keeps this alive."""
+        """End the search; its generator keeps this object alive."""
         self._course = iter(())
 
     def came(self, order: Sequence[int]) -> None:
-        """The order in which the gradients of a step came; those that did not are at its end."""
+        """Record the order in which the gradients of a step became ready; missing ones are at its end."""
         self._came = order
 
     def state(self) -> dict[str, Any] | None:
-        """What was found, for a run that goes on; None while it is being looked for."""
+        """Return the result of the search, for a run that resumes; None while it is running."""
         if not self._settled:
             return None
         return {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Go on with what a run has found; whether it is of use here: it was found by as many ranks."""
+        """Adopt the result of an earlier run. Return False where it does not apply: it must come from as many ranks."""
         overlap, bucket_bytes, sequence, *more = state["setting"]
         outstanding = more[0] if more else OUTSTANDING[0]
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
@@ -116,7 +117,7 @@ class Tuning:
         return True
 
     def _find(self) -> Iterator[bool]:
-        """A step goes by at each `yield`, which tells whether it has another setting than the last one."""
+        """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
         yield False
         self.order = self._world.broadcast(torch.tensor(self._came, dtype=torch.int64)).tolist()
         if len(self._overlaps) > 1 or len(self._sizes) > 1 or (self._deferred and self._overlaps == ("chain",)):
@@ -164,9 +165,9 @@ class Tuning:
 
 
 def _better(one: tuple[list[float], Candidate], other: tuple[list[float], Candidate]) -> tuple[list[float], Candidate]:
-    """The first, unless all of the other's steps but its slowest, a hiccup, were faster than the first's fastest.
+    """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest.
 
-    Steps vary by a tenth on a busy machine; of two that are alike, 1 in 14 would be taken for the better by chance.
+    Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14.
     """
     return other if sorted(other[0])[-2] < min(one[0]) else one
 
@@ -179,7 +180,7 @@ def _report(
     measured: Sequence[tuple[list[float], Candidate]],
     found: Sequence[Candidate],
 ) -> Iterator[str]:
-    """What was chosen, and why, in a few lines."""
+    """Yield a few lines: the choice, and the reasons for it."""
     setting, prediction = chosen
     off = seconds / prediction.step - 1
     rate = f"{1e-6 / cost.a_byte:,.0f} MB/s" if cost.a_byte else "any speed"

@@ -1,4 +1,4 @@
-"""Rules: what ranks exchange and when. One rule, one file, one row here."""
+"""Rules, which define what ranks exchange and when. Each rule has one file, and one row here."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ RULES = Registry(
         "local_sgd": "unisono.rules.local_sgd:LocalSGD",
     },
 )
-"""Each is a class that inherits from `BaseRule`."""
+"""Rules by name. Each is a class that inherits from `BaseRule`."""
 
 __getattr__ = lazily(
     __name__,

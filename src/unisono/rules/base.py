@@ -1,7 +1,7 @@
-"""What rules have in common: how their collectives go, where these sit in the step, and what most rules promise.
+"""Base of all rules: the algorithm of their collectives, their overlap, and the promise that most of them make.
 
-A rule of one's own is a frozen dataclass that inherits from `BaseRule` and gives a program for each event
-(`docs/rules.md` has one of 20 lines).
+A custom rule is a frozen dataclass that inherits from `BaseRule` and returns a program for each event (`docs/rules.md`
+has one of 20 lines).
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from unisono.step.rule import ONE_THREAD, Promise, Whose
 AUTO = "auto"
 
 OUTSTANDING = 2
-"""Collectives that go on at once at most, where several may and nothing else is said."""
+"""Largest number of collectives at once, where several may run and no other number is given."""
 
 
 @dataclass(frozen=True)
 class BaseRule(ABC):
-    """A rule by which all ranks have the same weights after each step that synchronizes, unless it says otherwise."""
+    """Rule by which all ranks have the same weights after each step that synchronizes, unless it promises otherwise."""
 
     exchange: Exchange = field(default_factory=Exchange)
     overlap: str = AUTO
-    """Where communication sits in the step: "chain", "concurrent", "funnel" or "none" (`step/overlaps/` draws them);
-    "auto": what is predicted to be the fastest once the first steps were measured."""
+    """Place of communication in the step: "chain", "concurrent", "funnel" or "none" (`step/overlaps/` draws them).
+    "auto" chooses the one that is predicted to be the fastest from the first steps."""
     outstanding: int | None = None
-    """Collectives that go on at once at most, where the overlap has several; None: what is predicted to be best."""
+    """Largest number of collectives at once, where the overlap has several; None chooses it from the first steps."""
 
     @abstractmethod
     def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
         """Return the tasks of an event on one rank."""
 
     def promise(self, event: Step) -> Promise:
-        """Return what must hold: everybody's gradients are applied in each step that synchronizes."""
+        """Return the promise of an event: all ranks' gradients are applied in each step that synchronizes."""
         return Promise(Whose.ALL if event.synchronize else None)
 
     @property
     def period(self) -> int:
-        """Return after how many steps the programs repeat."""
+        """Number of steps after which the programs repeat."""
         return 1
 
     @property
     def differs(self) -> bool:
-        """False: all ranks have the same weights, so that a checkpoint holds rank 0's."""
+        """False: all ranks have the same weights, so a checkpoint holds rank 0's."""
         return False
 
     def threads(self) -> Mapping[str, int]:
-        """Return how many threads each lane has: one for each communicator."""
+        """Return the number of threads of each lane. Communication has one for each communicator."""
         return {**ONE_THREAD, COMMUNICATION: self.communicators}
 
     @property
     def found_overlap(self) -> Overlap:
-        """The overlap; chain where it has to be looked for. Raises UsageError for an unknown name."""
+        """Overlap of the rule; chain where it has to be searched. Raises UsageError for an unknown name."""
         return find_overlap("chain" if self.overlap == AUTO else self.overlap)
 
     @property
     def communicators(self) -> int:
-        """Communicators that the programs use."""
+        """Number of communicators that the programs use."""
         return self.found_overlap.communicators(self.outstanding or OUTSTANDING)
 
     def collectives(self, layout: Layout) -> build.Collectives:
-        """Return what places a step's collectives."""
+        """Return the builder that places a step's collectives."""
         return build.Collectives(layout, self.found_overlap, self.outstanding or OUTSTANDING)
 
     def allreduce(self) -> Operation:
-        """Return the operation that sums a bucket, as `exchange` says."""
+        """Return the operation that sums a bucket, with the algorithm and wire format of `exchange`."""
         return allreduce(self.exchange.algorithm, self.exchange.wire)

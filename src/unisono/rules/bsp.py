@@ -1,4 +1,4 @@
-"""BSP, bulk synchronous parallel: all ranks agree at every step (Theano-MPI section 3.1: SUBGD, here of the mean).
+"""BSP, bulk synchronous parallel: gradients are averaged at every step (Theano-MPI section 3.1: SUBGD, here the mean).
 
 rank 0   forward  backward ─┐                  ┌─ update   forward ...
 rank 1   forward  backward ─┴── sum of each ───┴─ update   forward ...
@@ -22,7 +22,7 @@ from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradie
 
 @dataclass(frozen=True)
 class BSP(BaseRule):
-    """Every rank has the same weights before each step, and applies the same averaged gradients in it."""
+    """Rule by which every rank has the same weights before each step, and applies the same averaged gradients in it."""
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""

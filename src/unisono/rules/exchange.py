@@ -1,4 +1,4 @@
-"""How gradients meet, as the user says it."""
+"""Options of the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Exchange:
-    """How gradients meet."""
+    """Options of the exchange of gradients."""
 
     algorithm: str = "auto"
-    """"auto" (what was measured, or else priced, chooses), "library", or the name of a schedule."""
+    """Algorithm: "auto" (the fastest as measured, or else as modelled), "library", or the name of a schedule."""
     wire: str | None = None
-    """The number format between nodes: "float32", "float16" or "bfloat16"; None for the gradients' own."""
+    """Number format between nodes: "float32", "float16" or "bfloat16"; None for the gradients' own."""
     bucket_bytes: int | None = None
-    """What a bucket holds at most; None: what is predicted to be best once the first steps were measured."""
+    """Largest bucket in bytes; None chooses it from the first steps."""

@@ -1,4 +1,4 @@
-"""Local SGD: each rank updates alone, and all average their weights every so many steps (Stich, arXiv:1805.09767).
+"""Local SGD: each rank updates alone, and all average their weights every `every` steps (Stich, arXiv:1805.09767).
 
     every = 4      step 0    step 1    step 2    step 3
     rank 0         update    update    update    update ─┐
@@ -24,7 +24,7 @@ from unisono.step.rule import Promise, Whose
 
 @dataclass(frozen=True)
 class LocalSGD(BaseRule):
-    """Every rank applies its own gradients; weights are averaged every `every` steps."""
+    """Rule by which every rank applies its own gradients, and weights are averaged every `every` steps."""
 
     every: int = 16
 
@@ -46,7 +46,7 @@ class LocalSGD(BaseRule):
         return (*build.forward(layout), *stepping, *averaging, *_wait(layout))
 
     def _updates(self, layout: Layout) -> list[tuple[int, list[Task]]]:
-        """Return the optimizer's tasks, each with the bucket behind which it comes."""
+        """Return the optimizer's tasks, each with the key of the bucket that it follows."""
         everyone = tuple(range(layout.parameters))
         own = tuple(map(gradient, everyone))
         if layout.updates is Updates.OUTSIDE:
@@ -58,7 +58,8 @@ class LocalSGD(BaseRule):
         return [(key, [_update(key, layout.ready[key])]) for key in layout.filled if layout.ready[key]]
 
     def _average(self, layout: Layout) -> list[Task]:
-        """Return the averaging of all weights; those of the first layers go first, as the next forward needs them."""
+        """Return the tasks that average all weights. Those of the first layers go first, as the next forward pass needs
+        them first."""
         sends = self.collectives(layout)
         tasks = [*sends.place(AGREE, 0, (build.ENDED,), (build.WORD,))]
         for key in reversed(layout.keys):
@@ -74,17 +75,17 @@ class LocalSGD(BaseRule):
         return (event.number + 1) % self.every == 0
 
     def promise(self, event: Step) -> Promise:
-        """Return what must hold: a rank's own gradients, and equal weights where they are averaged."""
+        """Return the promise of an event: own gradients are applied, and weights are equal where they are averaged."""
         return Promise(Whose.OWN if event.synchronize else None, equal=self._averages(event))
 
     @property
     def period(self) -> int:
-        """Return after how many steps the programs repeat."""
+        """Number of steps after which the programs repeat."""
         return self.every
 
     @property
     def differs(self) -> bool:
-        """True: ranks' weights, where they are not averaged in every step, and states of their optimizers differ."""
+        """True: ranks' weights differ, unless averaged in every step, and so do the states of their optimizers."""
         return True
 
 
@@ -94,5 +95,5 @@ def _update(key: int, parameters: tuple[int, ...]) -> Task:
 
 
 def _wait(layout: Layout) -> list[Task]:
-    """Return what the main thread waits for: all weights, unless they are waited for one by one."""
+    """Return the main thread's wait: for all weights, unless each is waited for when it is read."""
     return build.wait_for_weights(layout) if layout.updates is Updates.OUTSIDE else build.wait(layout)

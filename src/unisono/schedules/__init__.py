@@ -1,6 +1,6 @@
-"""The schedules: one algorithm a file, and the table of their names.
+"""Schedules: one algorithm per file, and the table of their names.
 
-A name may have a variant after a slash, where its file lists any: "halving/round-robin".
+A name may have a variant after a slash, if its file lists any: "halving/round-robin".
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from unisono.schedules.schedule import Family
 
 
 class Entry(NamedTuple):
-    """One name of the table."""
+    """Entry of the table for one name."""
 
     family: Callable[[Placement, str], Family]
-    """Makes the schedules for ranks that sit so; the string is the variant, empty where none is named."""
+    """Function that makes the schedules for a placement and a variant; an empty string is the default variant."""
     worth: Callable[[str, Placement, str], bool]
-    """Whether a collective of ranks that sit so on several nodes may be fastest by this variant: then it is tried."""
+    """Function (collective, placement, variant): True if it may be the fastest on these nodes and is worth a trial."""
     variants: tuple[str, ...] = ()
     by_node: bool = False
-    """Whether it sums within nodes first: there transfers go through memory that a node's ranks share."""
+    """True if it sums within nodes first; those transfers go through the shared memory of a node."""
 
 
 SCHEDULES: dict[str, Entry] = {
@@ -37,7 +37,7 @@ SCHEDULES: dict[str, Entry] = {
     "multicolor": Entry(multicolor.family, multicolor.worth, multicolor.VARIANTS),
     "pipeline": Entry(pipeline.family, pipeline.worth),
 }
-"""One schedule, one file, one row. `hierarchical` and `leader` take each of them between nodes."""
+"""One row per schedule and file. `hierarchical` and `leader` can use each of them between nodes."""
 
 
 def _names(entries: Iterable[tuple[str, Entry]]) -> list[str]:
@@ -45,7 +45,7 @@ def _names(entries: Iterable[tuple[str, Entry]]) -> list[str]:
 
 
 def _by_node(levels: ModuleType) -> Entry:
-    """Return the row of a schedule within which another one, by default `levels.BETWEEN`, goes between the nodes."""
+    """Return the entry of a schedule that uses another one, by default `levels.BETWEEN`, between the nodes."""
     between = levels.BETWEEN
 
     def family(placement: Placement, variant: str) -> Family:
@@ -65,12 +65,12 @@ SCHEDULES |= {"hierarchical": _by_node(hierarchical), "leader": _by_node(leader)
 
 
 def names() -> list[str]:
-    """All names, those with a variant after those without."""
+    """Return all names; those of a schedule's variants follow its own."""
     return _names(SCHEDULES.items())
 
 
 def candidates(collective: str, placement: Placement) -> list[str]:
-    """Return the schedules that are worth a trial for ranks that sit so, on several nodes."""
+    """Return the schedules that are worth a trial for a placement on several nodes."""
 
     def is_candidate(name: str) -> bool:
         base, _, variant = name.partition("/")
@@ -81,13 +81,13 @@ def candidates(collective: str, placement: Placement) -> list[str]:
 
 
 def check(name: str) -> None:
-    """Raise UsageError, listing the names, when there is no schedule called `name`."""
+    """Raise UsageError, listing the names, if there is no schedule called `name`."""
     if name not in names():
         raise UsageError(f"there is no schedule {name!r}; there are {', '.join(sorted(names()))}")
 
 
 def find(name: str, placement: Placement) -> Family:
-    """The schedule called `name` for ranks that sit so. Raises UsageError, listing the names, when there is none."""
+    """Return the schedule called `name` for a placement. Raises UsageError, listing the names, if there is none."""
     check(name)
     base, _, variant = name.partition("/")
     return SCHEDULES[base].family(placement, variant)

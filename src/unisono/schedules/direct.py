@@ -1,4 +1,4 @@
-"""Alltoall, sum, allgather: every rank owns a chunk, collects all parts of it, sums them, and gives the sum to all.
+"""All-to-all, sum, all-gather: every rank owns a chunk, receives all parts of it, sums them, and sends the sum to all.
 
     round 0: everyone sends chunk r to rank r          round 1: rank r sends its sum of chunk r to everyone
 
@@ -10,11 +10,11 @@
     rank 2  3→3 0→0 1→1 +2←3 +2←0 +2←1  2→3 2→0 2→1 3←3 0←0 1←1
     rank 3  0→0 1→1 2→2 +3←0 +3←1 +3←2  3→0 3→1 3→2 0←0 1←1 2←2
 
-Rounds: 2. Bytes sent by each rank: 2n(p-1)/p. Each chunk is summed at one place in one go, so a sum is rounded once:
-Theano-MPI (section 3.2) builds ASA, and ASA16 with halves on the wire, on this. Between two rounds nobody but its owner
-touches a chunk; on shared memory this lets both rounds melt into one sweep (`transports/sweep.py`).
+Rounds: 2. Bytes sent by each rank: 2n(p-1)/p. One rank sums a chunk in one operation, so a sum is rounded once:
+Theano-MPI (section 3.2) builds ASA, and ASA16 with float16 messages, on this. Between two rounds only its owner
+accesses a chunk; on shared memory both rounds can therefore be one sweep (`transports/sweep.py`).
 
-`all_to_all` is a round of the same shape with nothing to sum: chunk d goes to rank d, where it is chunk p+r.
+`all_to_all` is a round of the same form without sums: chunk d goes to rank d, where it is chunk p+r.
 """
 
 from unisono.placement import Placement
@@ -22,37 +22,37 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 
 
 def family(_: Placement, __: str) -> Family:
-    """The same wherever ranks sit."""
-    return Family(direct, part_reduce, part_broadcast, all_to_all=all_to_all)
+    """Return the schedules, which do not depend on the placement."""
+    return Family(direct, reduce_scatter, all_gather, all_to_all=all_to_all)
 
 
 MAX_RANKS = 64
-"""Ranks up to which its p(p-1) messages a round are worth a trial."""
+"""Largest number of ranks for which its p(p-1) messages per round are worth a trial."""
 
 
 def worth(collective: str, placement: Placement, _: str) -> bool:
-    """Among few ranks; for an allreduce, where they are alone on their nodes."""
+    """Return True for few ranks (an allreduce: with one rank per node), and always for all_to_all."""
     alone = placement.ranks == len(placement.nodes)
     return collective == "all_to_all" or (placement.ranks <= MAX_RANKS and (alone or collective != "allreduce"))
 
 
-def part_reduce(rank: int, ranks: int) -> Program:
-    """Reduce-scatter: rank r ends with chunk r whole. 1 round, n(p-1)/p bytes sent by each."""
+def reduce_scatter(rank: int, ranks: int) -> Program:
+    """Return a reduce-scatter: rank r ends with the sum of chunk r. 1 round, n(p-1)/p bytes sent by each rank."""
     return Program(ranks, ((_collect(rank, ranks),),) if ranks > 1 else ((),), max(1, ranks - 1))
 
 
-def part_broadcast(rank: int, ranks: int) -> Program:
-    """All-gather: rank r gives chunk r, all end with all. 1 round, n(p-1)/p bytes sent by each."""
+def all_gather(rank: int, ranks: int) -> Program:
+    """Return an all-gather of chunk r from each rank r. 1 round, n(p-1)/p bytes sent by each rank."""
     return Program(ranks, ((_give(rank, ranks),),) if ranks > 1 else ((),))
 
 
 def direct(rank: int, ranks: int) -> Program:
-    """Allreduce: `part_reduce`, then `part_broadcast`."""
+    """Return an allreduce: `reduce_scatter`, then `all_gather`."""
     return Program(ranks, ((_collect(rank, ranks), _give(rank, ranks)),) if ranks > 1 else ((),), max(1, ranks - 1))
 
 
 def all_to_all(rank: int, ranks: int) -> Program:
-    """Chunk d goes to rank d, chunk p+s comes from rank s. 1 round; each rank sends all but what it has for itself."""
+    """Return an all-to-all: chunk d goes to rank d, chunk p+s comes from rank s. 1 round; the own chunk is not sent."""
     others = _others(rank, ranks)
     once = (*(send(peer, peer) for peer in others), *(receive(peer, ranks + peer) for peer in others))
     return Program(2 * ranks, ((once,),) if others else ((),))
@@ -69,5 +69,5 @@ def _give(rank: int, ranks: int) -> Round:
 
 
 def _others(rank: int, ranks: int) -> list[int]:
-    """The other ranks, each rank beginning with the one after it, so that no rank is everyone's first."""
+    """Return the other ranks, beginning with the next one, so that no rank is the first of all others."""
     return [(rank + k) % ranks for k in range(1, ranks)]

@@ -1,4 +1,4 @@
-"""Everyone sends everything to everyone and sums: the fewest rounds there can be, for payloads of a few kilobytes.
+"""Every rank sends its whole payload to all others and sums: the minimum of rounds, for payloads of a few kilobytes.
 
     0 ⇄ 1 ⇄ 2 ⇄ 3, each pair once
 
@@ -10,8 +10,8 @@
     rank 2  0→3 0→0 0→1 +0←3 +0←0 +0←1
     rank 3  0→0 0→1 0→2 +0←0 +0←1 +0←2
 
-Rounds: 1. Bytes sent by each rank: n(p-1). Since a round's contributions are summed in the order of their ranks, all
-ranks make the same bits, and the same as `direct` makes.
+Rounds: 1. Bytes sent by each rank: n(p-1). The contributions of a round are summed in the order of ranks, so all ranks
+end with the same bits, equal to those of `direct`.
 """
 
 from unisono.placement import Placement
@@ -19,17 +19,17 @@ from unisono.schedules.schedule import Family, Program, add, send
 
 
 def family(_: Placement, __: str) -> Family:
-    """The same wherever ranks sit."""
+    """Return the schedule, which does not depend on the placement."""
     return Family(flat)
 
 
 def worth(_: str, __: Placement, ___: str) -> bool:
-    """Within a node alone: between nodes p n bytes are too many."""
+    """Return False: it is used only within a node, because between nodes p n bytes are too many."""
     return False
 
 
 def flat(rank: int, ranks: int) -> Program:
-    """Allreduce in one round."""
+    """Return an allreduce in one round."""
     others = [(rank + k) % ranks for k in range(1, ranks)]
     once = (*(send(peer, 0) for peer in others), *(add(peer, 0) for peer in others))
     return Program(1, ((once,),) if others else ((),), max(1, len(others)))

@@ -1,6 +1,6 @@
-"""Recursive halving, then recursive doubling, ranks numbered in order; any number of ranks.
+"""Recursive halving, then recursive doubling, for any number of ranks, numbered in order.
 
-4 ranks, 4 chunks. Partners are p/2 apart at first, then closer; each sends what its partner keeps:
+4 ranks, 4 chunks. Partners are p/2 apart at first, then closer; each sends the half that its partner keeps:
 
             round 0       round 1   round 2  round 3
     rank 0  2-3→2 +0-1←2  1→1 +0←1  0→1 1←1  0-1→2 2-3←2
@@ -8,11 +8,11 @@
     rank 2  0-1→0 +2-3←0  3→3 +2←3  2→3 3←3  2-3→0 0-1←0
     rank 3  0-1→1 +2-3←1  2→2 +3←2  3→2 2←2  2-3→1 0-1←1
 
-Rounds: 2 log2 p. Bytes sent by each rank: 2n(p-1)/p. The largest messages go to the farthest ranks, which costs dearly
-where supernodes share an uplink (swCaffe section 5.1, equations 2 and 3).
+Rounds: 2 log2 p. Bytes sent by each rank: 2n(p-1)/p. The largest messages go to the farthest ranks, which is slow if
+the nodes of a supernode share an uplink (swCaffe section 5.1, equations 2 and 3).
 
-When p is no power of two, 2^k < p < 2^(k+1): each of the first p - 2^k odd ranks first sums with the even rank before
-it, half and half, hands its half over, and gets the result from it at the end. With 3 ranks (2 chunks):
+If p is not a power of two, 2^k < p < 2^(k+1): each of the first p - 2^k odd ranks and the even rank before it first sum
+one half each. The odd rank sends its half to the even rank and receives the result at the end. With 3 ranks (2 chunks):
 
             round 0   round 1  round 2   round 3  round 4
     rank 0  1→1 +0←1  1←1      1→2 +0←2  0→2 1←2  0-1→1
@@ -28,22 +28,22 @@ from unisono.schedules.numbering import deals_evenly, renumber, round_robin
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
 VARIANTS = ("round-robin",)
-"""Ranks numbered round-robin over supernodes, so that the large messages stay inside them (swCaffe 5.1)."""
+"""Round-robin numbering of ranks over supernodes keeps the large messages inside them (swCaffe 5.1)."""
 
 
 def family(placement: Placement, variant: str) -> Family:
-    """In the order of ranks, or numbered round-robin."""
+    """Return the schedule in the order of ranks, or with round-robin numbering."""
     return Family(renumber(halving, round_robin(placement)) if variant else halving)
 
 
 def worth(_: str, placement: Placement, variant: str) -> bool:
-    """Between ranks that are alone on their nodes; round-robin where that keeps its large messages near."""
+    """Return True for one rank per node; for round-robin, if it also keeps large messages inside supernodes."""
     alone = placement.ranks == len(placement.nodes)
     return alone and (not variant or deals_evenly(placement, single=True))
 
 
 def halving(rank: int, ranks: int) -> Program:
-    """Allreduce. The payload is cut into as many chunks as the largest power of two that is not above `ranks`."""
+    """Return an allreduce. The number of chunks is the largest power of two that is not above `ranks`."""
     core = 1 << (ranks.bit_length() - 1)
     folded = ranks - core
     if rank >= 2 * folded:
@@ -54,7 +54,7 @@ def halving(rank: int, ranks: int) -> Program:
 
 
 def _fold(rank: int, core: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
-    """The rounds before and after the core for a rank of a pair (even, odd)."""
+    """Return the rounds before and after the core for a rank of a pair (even, odd)."""
     half = core // 2
     if rank % 2 == 0:
         odd = rank + 1
@@ -70,7 +70,7 @@ def _fold(rank: int, core: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
 
 
 def _core(place: int, core: int, folded: int) -> tuple[Round, ...]:
-    """The rounds of place `place` among `core` places, a power of two."""
+    """Return the rounds of place `place` among `core` places, a power of two."""
 
     def who(other: int) -> int:
         return 2 * other if other < folded else other + folded

@@ -1,4 +1,4 @@
-"""Sum within the nodes, any schedule between them, back within the nodes: little crosses the wires between nodes.
+"""Sum within the nodes, any schedule between them, copy within the nodes: few bytes cross the links between nodes.
 
     node 0   rank 0 ═ rank 1     every rank of a node owns a column of the payload; it sums that column over its node,
                ║        ║        goes through the schedule with the owners of the same column on the other nodes, and
@@ -20,12 +20,12 @@
     rank 2  2-3→3    2-3←3
     rank 3  +2-3←2   2→1 +3←1  3→1 2←1  2-3→2
 
-As many columns as the smallest node has ranks; ranks beyond that own none. Each column is a lane of its own, cut into
-the chunks of the schedule between the N nodes (a lane for each column and each of its lanes, where it has several).
+There are as many columns as the smallest node has ranks; further ranks own none. Each column is a separate lane, cut
+into the chunks of the schedule between the N nodes. If that schedule has several lanes, each column has as many.
 
-Rounds: 2 more than the schedule between the nodes. Bytes: a rank of a node of k sends up to 2n(k-1)/k within its node,
-and over the wires of a node go the bytes of one rank of the schedule between: 2n(N-1)/N for `ring`, `halving` and
-`direct`, where a ring through all p ranks sends 2n(p-1)/p. With one rank a node it is the schedule between the nodes.
+Rounds: 2 more than the schedule between the nodes. Bytes: a rank of a node of k sends up to 2n(k-1)/k within its node.
+The link of a node carries the bytes of one rank of the schedule between nodes: 2n(N-1)/N for `ring`, `halving` and
+`direct`, compared to 2n(p-1)/p for a ring of all p ranks. With one rank per node it is the schedule between the nodes.
 Source: DIMD, which sums the GPUs of a node before its trees between nodes; the columns make every rank take part.
 """
 
@@ -37,26 +37,26 @@ from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm, Family, Lane, Program, add, receive, send
 
 BETWEEN = "ring"
-"""The schedule between the nodes where none is named."""
+"""Default schedule between the nodes."""
 
 
 def family(placement: Placement, between: Family) -> Family:
-    """For the nodes as they are, with `between` among `nodes_of` them; nothing of it can be renumbered."""
+    """Return the schedule for this placement, with `between` for `nodes_of` it. It cannot be renumbered."""
     return Family(hierarchical(placement, between.allreduce))
 
 
 def columns(placement: Placement) -> int:
-    """Into how many columns the payload is cut: the number of ranks that every node has."""
+    """Return the number of columns of the payload: the number of ranks that every node has at least."""
     return min(map(len, placement.nodes))
 
 
 def nodes_of(placement: Placement) -> Placement:
-    """Where the ranks of the schedule between the nodes sit: its rank i stands for one rank of node i."""
+    """Return the placement of the schedule between the nodes: its rank i stands for one rank of node i."""
     return Placement(tuple((node,) for node in range(len(placement.nodes))), placement.supernodes)
 
 
 def hierarchical(placement: Placement, among_nodes: Algorithm, wide: int | None = None) -> Algorithm:
-    """The allreduce with `among_nodes` between the nodes, in `wide` columns: as many as there can be, if not given."""
+    """Return the allreduce with `among_nodes` between the nodes, in `wide` columns; by default as many as possible."""
     wide, largest = wide or columns(placement), max(map(len, placement.nodes))
 
     def algorithm(rank: int, ranks: int) -> Program:
@@ -73,7 +73,7 @@ def hierarchical(placement: Placement, among_nodes: Algorithm, wide: int | None 
 
 
 def _lane(placement: Placement, rank: int, column: int, inner: Lane, chunks: int) -> Lane:
-    """Collect, go through a lane of the schedule between the nodes, give: for the owner. Others send and receive."""
+    """Return one lane: the owner collects, runs a lane between the nodes, and sends back; others send and receive."""
     node = placement.nodes[placement.node_of(rank)]
     owner = node[column]
     runs = [(column * chunks + first, span) for first, span in _runs(inner, chunks)]
@@ -93,10 +93,10 @@ def _lane(placement: Placement, rank: int, column: int, inner: Lane, chunks: int
 
 
 def _runs(lane: Lane, chunks: int) -> list[tuple[int, int]]:
-    """(first, span) of each run of neighbouring chunks that a lane carries, of `chunks` in all.
+    """Return (first, span) of each run of neighbouring chunks that a lane carries, of `chunks` in all.
 
-    A rank must hear of every chunk, whatever the algorithm, so its own transfers name all chunks of the lane. On one
-    node there are no transfers between nodes, and the one lane has all chunks.
+    In any algorithm a rank must receive every chunk, so its own transfers name all chunks of the lane. On one node
+    there are no transfers between nodes, and the one lane has all chunks.
     """
     named = {chunk for turn in lane for t in turn for chunk in range(t.chunk, t.chunk + t.span)} or set(range(chunks))
     runs = [[chunk for _, chunk in run] for _, run in groupby(enumerate(sorted(named)), lambda pair: pair[1] - pair[0])]

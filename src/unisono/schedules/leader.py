@@ -1,4 +1,4 @@
-"""One leader a node: it sums what its node has, goes through a schedule with the other leaders, and gives back.
+"""One leader per node: it sums the payloads of its node, runs a schedule with the other leaders, and sends the result.
 
     node 0   rank 0 ◀─ rank 1      sums          rank 0 ─▶ rank 1      gives back
                ║                                   ║
@@ -13,9 +13,9 @@ replaces):
     rank 2  +0←3     0→0      0←0      0→3
     rank 3  0→2      0←2
 
-Rounds: 2 more than the schedule between the nodes. Bytes: a leader of a node of k takes n(k-1) and gives as many; over
-the wires of a node go the bytes of one rank of the schedule between. It is `hierarchical` with a single column: fewer
-messages for a node's processor and link, so better for short payloads, while columns share the work of long ones.
+Rounds: 2 more than the schedule between the nodes. Bytes: the leader of a node of k receives n(k-1) and sends as many;
+the link of a node carries the bytes of one rank of the schedule between nodes. It is `hierarchical` with one column:
+fewer messages for a node's processor and link, so better for short payloads. Columns share the work of long ones.
 Source: DIMD, which sums the GPUs of a node so before its trees between nodes.
 """
 
@@ -26,9 +26,9 @@ from unisono.schedules.hierarchical import hierarchical
 from unisono.schedules.schedule import Family
 
 BETWEEN = "tree"
-"""The schedule between the nodes where none is named."""
+"""Default schedule between the nodes."""
 
 
 def family(placement: Placement, between: Family) -> Family:
-    """For the nodes as they are, with `between` among their leaders; nothing of it can be renumbered."""
+    """Return the schedule for this placement, with `between` among the leaders. It cannot be renumbered."""
     return Family(hierarchical(placement, between.allreduce, wide=1))

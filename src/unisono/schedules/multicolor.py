@@ -1,4 +1,4 @@
-"""As many trees as colors, a chunk each; no rank has children in two of them, so sums and wires are shared evenly.
+"""One tree and one chunk per color; no rank has children in two trees, so sums and links are used evenly.
 
     4 colors on 8 ranks (DIMD, figure 2); ranks 0 and 1 have children in color 0 only, 2 and 3 in color 1 only, ...
 
@@ -9,7 +9,7 @@
         ├── 3  └─ 7       ├── 5  └─ 1       ├── 7  └─ 3       ├── 1  └─ 5
         └── 4             └── 6             └── 0             └── 2
 
-Each chunk is summed up its tree to the root and given back down it; each tree has a lane of its own, and the pieces
+Each chunk is summed up its tree to the root; the result is sent down it. Each tree is a separate lane, and the pieces
 follow one another in it. 4 ranks (`2→1` sends chunk 2 to rank 1, `+2←3` sums it into place, `2←3` replaces):
 
     lane 0
@@ -40,9 +40,9 @@ follow one another in it. 4 ranks (`2→1` sends chunk 2 to rank 1, `+2←3` sum
     rank 2  3→3             3←3
     rank 3  +3←0 +3←1 +3←2  3→0 3→1 3→2
 
-A tree of arity k over p ranks, filled row by row, has ceil((p-1)/k) ranks with children. k of them fit side by side if
-p leaves 0 or 1 when divided by k; else the most colors below k that fit are taken. Two always fit, and with as many
-colors as ranks each tree is a star, and the whole is `direct` without its common rounds.
+A tree of arity k over p ranks, filled row by row, has ceil((p-1)/k) ranks with children. k of these trees fit without a
+common one if p mod k is 0 or 1; otherwise the largest number of colors below k that fits is used. Two always fit. With
+as many colors as ranks each tree is a star, and the schedule is `direct` without its common rounds.
 
 Rounds: up to 4 in each lane; 2 log_k p steps for one piece. Bytes sent by each rank: up to 2n.
 Source: DIMD section 4.2.
@@ -53,24 +53,24 @@ from unisono.schedules.numbering import neighbours, renumber
 from unisono.schedules.schedule import Algorithm, Family, Lane, Program, Round, add, receive, send
 
 COLORS = 4
-"""What DIMD uses."""
+"""Number of colors in DIMD."""
 
 VARIANTS = ("2", "8")
 """Other numbers of colors."""
 
 
 def family(placement: Placement, variant: str) -> Family:
-    """Inner ranks of a tree follow one another, so that they are near each other (DIMD section 4.2)."""
+    """Return the schedule with consecutive, hence near, ranks as the inner ranks of a tree (DIMD section 4.2)."""
     return Family(renumber(multicolor(int(variant or COLORS)), neighbours(placement)))
 
 
 def worth(_: str, placement: Placement, variant: str) -> bool:
-    """Between ranks that are alone on their nodes, with as many colors as DIMD has."""
+    """Return True for one rank per node, and the number of colors of DIMD."""
     return placement.ranks == len(placement.nodes) and not variant
 
 
 def multicolor(most: int) -> Algorithm:
-    """The allreduce with at most `most` colors."""
+    """Return the allreduce with at most `most` colors."""
 
     def algorithm(rank: int, ranks: int) -> Program:
         colors = fitting(most, ranks)
@@ -81,17 +81,17 @@ def multicolor(most: int) -> Algorithm:
 
 
 def fitting(most: int, ranks: int) -> int:
-    """The largest number of colors, up to `most`, of which no two have a rank with children in common."""
+    """Return the largest number of colors, up to `most`, for which no rank has children in two trees."""
     return max(colors for colors in range(1, min(most, ranks) + 1) if colors * _inner(ranks, colors) <= ranks)
 
 
 def _inner(ranks: int, colors: int) -> int:
-    """How many ranks of one tree have children."""
+    """Return the number of ranks with children in one tree."""
     return -(-(ranks - 1) // colors)
 
 
 def _lane(rank: int, ranks: int, color: int, colors: int) -> Lane:
-    """One rank's part in one tree: place 0 is the root, those with children come next, then the leaves."""
+    """Return one rank's rounds in one tree: place 0 is the root, ranks with children are next, then the leaves."""
     root = color * _inner(ranks, colors)
     place = (rank - root) % ranks
     first = colors * place + 1

@@ -1,4 +1,4 @@
-"""Gives an algorithm's places to other ranks: which rank sits where is the network's, which place does what is not.
+"""Assignment of ranks to the places of an algorithm: the placement depends on the network, the algorithm does not.
 
 8 ranks in 2 supernodes, ranks 0-3 and 4-7:
 
@@ -17,16 +17,16 @@ from unisono.schedules.schedule import Algorithm, Program, Transfer
 
 
 def neighbours(placement: Placement) -> tuple[int, ...]:
-    """The ranks by supernode, then node: a ring in this order enters and leaves every node and every supernode once."""
+    """Return the ranks by supernode, then node: a ring in this order enters and leaves each of them once."""
     return tuple(
         sorted(range(placement.ranks), key=lambda rank: (placement.supernode_of(rank), placement.node_of(rank)))
     )
 
 
 def round_robin(placement: Placement) -> tuple[int, ...]:
-    """The ranks dealt from the supernodes by turns: places that are far apart share a supernode (swCaffe 5.1).
+    """Return the ranks taken from the supernodes in turn: places far apart share a supernode (swCaffe 5.1).
 
-    Where the ranks of a node are several, whole nodes are dealt, rank by rank of each.
+    With several ranks per node, whole nodes are taken in turn: the first rank of each, then the second of each.
     """
     turns: dict[int, int] = {}
     key: dict[int, tuple[int, int, int]] = {}
@@ -39,12 +39,12 @@ def round_robin(placement: Placement) -> tuple[int, ...]:
 
 
 def deals_evenly(placement: Placement, single: bool = False) -> bool:
-    """Whether round-robin numbering keeps the large messages of halving inside the supernodes.
+    """Return True if round-robin numbering keeps the large messages of halving inside the supernodes.
 
-    It does where supernodes, the nodes of each and the ranks of each node are powers of two, equally many everywhere;
-    `single` counts every node as one rank. Elsewhere halving folds ranks together that lie in different supernodes, and
-    its halves straddle them: 2 x 6, 3 x 4, 3 x 5, 5 x 4 and 6 x 8 hosts take 3 to 7 times the bound of the links where
-    uplinks are over-subscribed 4 times, a ring 1.0 to 1.2.
+    It does if the numbers of supernodes, of nodes in each and of ranks in each node are powers of two, and equal
+    everywhere; `single` counts every node as one rank. Otherwise halving folds ranks of different supernodes together,
+    and its halves cross them: on 4 times over-subscribed uplinks, 2 x 6, 3 x 4, 3 x 5, 5 x 4 and 6 x 8 hosts take 3 to
+    7 times the bound of the links, a ring 1.0 to 1.2 times.
     """
     nodes = Counter(placement.supernodes).values()
     ranks = {1} if single else {len(node) for node in placement.nodes}
@@ -53,9 +53,9 @@ def deals_evenly(placement: Placement, single: bool = False) -> bool:
 
 
 def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = False) -> Algorithm:
-    """The algorithm with rank `order[place]` in each place.
+    """Return the algorithm with rank `order[place]` in each place.
 
-    `chunks_too` is for the halves, where the rank in a place owns the chunk of its own number, not of its place's.
+    `chunks_too` is for reduce_scatter and all_gather: a rank owns the chunk of its own number, not of its place.
     """
     if list(order) == list(range(len(order))):
         return algorithm

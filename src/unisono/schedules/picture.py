@@ -1,4 +1,4 @@
-"""Draws a schedule as text: a row for each rank, a column for each round.
+"""Drawing of a schedule as text: a row for each rank, a column for each round.
 
 2→1      chunk 2 is sent to rank 1
 +0←3     chunk 0 from rank 3 is summed into place
@@ -12,7 +12,7 @@ from unisono.schedules.schedule import Action, Algorithm, Transfer
 
 
 def draw(algorithm: Algorithm, ranks: int, name: str = "schedule") -> str:
-    """The schedule of all `ranks` ranks as lines of text, each lane a table of its own."""
+    """Return the schedule of all `ranks` ranks as lines of text, with a table for each lane."""
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     lines = [f"{name}: {ranks} ranks, {programs[0].chunks} chunks"]
     for lane in range(len(programs[0].lanes)):

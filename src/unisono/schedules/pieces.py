@@ -1,9 +1,9 @@
-"""Cuts a payload into the pieces that fly at once, and each piece into the chunks of a schedule.
+"""Division of a payload into pieces that are under way at once, and of each piece into the chunks of a schedule.
 
     piece-major (allreduce)        | 0 1 2 3 | 0 1 2 3 | 0 1 2 3 |      a span of chunks is one stretch of memory
-    chunk-major (part_reduce, ...) | 0 0 0 | 1 1 1 | 2 2 2 | 3 3 3 |    rank r's chunk is one stretch of memory
+    chunk-major (reduce_scatter, ...) | 0 0 0 | 1 1 1 | 2 2 2 | 3 3 3 |    rank r's chunk is one stretch of memory
 
-Each piece goes through the whole schedule by itself; several do so at once, so that links stay busy between rounds.
+Each piece runs through the whole schedule independently; several do at once, so that links stay busy between rounds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 def bounds(length: int, parts: int, number: int) -> tuple[int, int]:
-    """First and one-past-last element of part `number` when `length` elements are cut into `parts` equal parts.
+    """Return first and one-past-last element of part `number` of `length` elements in `parts` equal parts.
 
     >>> [bounds(10, 4, part) for part in range(4)]
     [(0, 2), (2, 5), (5, 7), (7, 10)]
@@ -30,7 +30,7 @@ class Cut:
     chunk_major: bool = False
 
     def region(self, piece: int, chunk: int, span: int = 1) -> slice:
-        """Where the `span` chunks from `chunk` of one piece lie. A chunk-major cut has no spans above 1."""
+        """Return the elements of `span` chunks from `chunk` of one piece. A chunk-major cut has no spans above 1."""
         if self.chunk_major:
             assert span == 1, "chunk-major chunks of one piece do not touch"
             start, stop = bounds(self.length, self.chunks, chunk)
@@ -43,5 +43,5 @@ class Cut:
 
 
 def cut(length: int, chunks: int, largest: int, chunk_major: bool = False) -> Cut:
-    """The cut with the fewest pieces in which no chunk of a piece is above `largest` elements."""
+    """Return the cut with the fewest pieces in which no chunk of a piece has more than `largest` elements."""
     return Cut(length, chunks, max(1, -(-length // (chunks * max(1, largest)))), chunk_major)

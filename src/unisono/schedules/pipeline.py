@@ -1,4 +1,4 @@
-"""A chain: the sum runs along it to the root at its end, then the result runs back; the pieces follow one another.
+"""Chain: the sum runs along it to the root at its end, then the result runs back; the pieces follow one another.
 
     0 ← 1 ← 2 ← 3   sums          0 → 1 → 2 → 3   the result          rank 0 is the root
 
@@ -10,9 +10,9 @@
     rank 2  +0←3     0→1      0←1      0→3
     rank 3  0→2      0←2
 
-Rounds: 4 for a rank in the middle, 2 at the ends; one piece needs 2(p-1) steps to go there and back, and while it does,
-the pieces behind it keep the other links busy. Bytes sent by each rank: 2n, n at the ends. Each link carries n in each
-direction and each rank talks to two others, so wires of full length cost no more than short ones.
+Rounds: 4 for a rank in the middle, 2 at the ends. One piece needs 2(p-1) steps to the root and back; meanwhile the
+pieces behind it keep the other links busy. Bytes sent by each rank: 2n, n at the ends. Each link carries n in each
+direction and each rank communicates with two others, so long links cost no more than short ones.
 Source: DIMD section 4.2, which names it, a ring reduced to a root and broadcast the other way, beside its trees.
 """
 
@@ -22,23 +22,23 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 
 
 def family(placement: Placement, _: str) -> Family:
-    """The chain through the ranks of each node and supernode in turn, so that it enters and leaves each once."""
+    """Return the chain through the ranks of each node and supernode in turn: it enters and leaves each once."""
     order = neighbours(placement)
     return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order))
 
 
 def worth(collective: str, placement: Placement, _: str) -> bool:
-    """For a broadcast; for an allreduce between ranks that are alone on their nodes."""
+    """Return True for a broadcast, and for an allreduce with one rank per node."""
     return collective == "broadcast" or placement.ranks == len(placement.nodes)
 
 
 def broadcast(rank: int, ranks: int) -> Program:
-    """From rank 0 along the chain. 2 rounds for a rank in the middle; n bytes sent by all but the last."""
+    """Return a broadcast from rank 0 along the chain. 2 rounds for a middle rank; all but the last send n bytes."""
     return Program(1, (_back(rank, ranks),), steady=True)
 
 
 def pipeline(rank: int, ranks: int) -> Program:
-    """Allreduce: to the root, then `broadcast`."""
+    """Return an allreduce: a reduction to the root, then `broadcast`."""
     return Program(1, (_there(rank, ranks) + _back(rank, ranks),), steady=True)
 
 

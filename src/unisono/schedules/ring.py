@@ -1,4 +1,4 @@
-"""The ring: sums travel once around, then the finished sums travel around once more.
+"""Ring: partial sums travel around once, then the finished sums travel around once more.
 
     0 → 1 → 2 → 3 → 0          chunk c is summed along c+1 → c+2 → ... → c, where it is whole
 
@@ -11,7 +11,7 @@ sums it into place, `2←3` replaces):
     rank 2  1→3 +0←1  0→3 +3←1  3→3 +2←1  2→3 1←1  1→3 0←1  0→3 3←1
     rank 3  2→0 +1←2  1→0 +0←2  0→0 +3←2  3→0 2←2  2→0 1←2  1→0 0←2
 
-Rounds: 2(p-1). Bytes sent by each rank: 2n(p-1)/p, the least possible; every link carries the same.
+Rounds: 2(p-1). Bytes sent by each rank: 2n(p-1)/p, the minimum; every link carries equally many.
 Source: Patarasuk and Yuan, 2009; DIMD section 4.2 names it beside its trees.
 """
 
@@ -21,32 +21,32 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 
 
 def family(placement: Placement, _: str) -> Family:
-    """The ring through the ranks of each node and supernode in turn, so that it enters and leaves each once."""
+    """Return the ring through the ranks of each node and supernode in turn: it enters and leaves each once."""
     order = neighbours(placement)
     return Family(
         renumber(ring, order),
-        renumber(part_reduce, order, chunks_too=True),
-        renumber(part_broadcast, order, chunks_too=True),
+        renumber(reduce_scatter, order, chunks_too=True),
+        renumber(all_gather, order, chunks_too=True),
     )
 
 
 def worth(_: str, __: Placement, ___: str) -> bool:
-    """The fewest bytes: for long payloads wherever ranks sit."""
+    """Return True: it sends the fewest bytes, which is good for long payloads on any placement."""
     return True
 
 
-def part_reduce(rank: int, ranks: int) -> Program:
-    """Reduce-scatter around the ring: rank r ends with chunk r whole. p-1 rounds, n(p-1)/p bytes sent by each."""
+def reduce_scatter(rank: int, ranks: int) -> Program:
+    """Return a reduce-scatter: rank r ends with the sum of chunk r. p-1 rounds, n(p-1)/p bytes sent by each rank."""
     return Program(ranks, (_sums(rank, ranks),), steady=True)
 
 
-def part_broadcast(rank: int, ranks: int) -> Program:
-    """All-gather around the ring: rank r gives chunk r, all end with all. p-1 rounds, n(p-1)/p bytes sent by each."""
+def all_gather(rank: int, ranks: int) -> Program:
+    """Return an all-gather of chunk r from each rank r. p-1 rounds, n(p-1)/p bytes sent by each rank."""
     return Program(ranks, (_copies(rank, ranks),), steady=True)
 
 
 def ring(rank: int, ranks: int) -> Program:
-    """Allreduce: `part_reduce`, then `part_broadcast`."""
+    """Return an allreduce: `reduce_scatter`, then `all_gather`."""
     return Program(ranks, (_sums(rank, ranks) + _copies(rank, ranks),), steady=True)
 
 

@@ -1,4 +1,4 @@
-"""A binomial tree: sums climb to rank 0, the result descends; the fewest messages there can be, for tiny payloads.
+"""Binomial tree: sums go up to rank 0, the result goes down; the minimum of messages, for tiny payloads.
 
     0 ─┬─ 4 ─┬─ 6 ── 7         the parent of a place is its number without the lowest bit that is set;
        │     └─ 5              what hangs below a place follows it without a gap
@@ -14,8 +14,8 @@
     rank 3  0→2        0←2
 
 Rounds: 4 for a rank with a parent and children, 2 for one that lacks either; 2 log2 p steps from the first message to
-the last. Messages: 2(p-1) in all; every rank but the root must be heard and told, so fewer will not do. Bytes sent by
-each rank: n for a leaf, up to n log2 p at the root, which sums from all its children in one round and serves the child
+the last. Messages: 2(p-1) in all, the minimum: every rank but the root must send and receive one. Bytes sent by each
+rank: n for a leaf, up to n log2 p at the root. The root sums from all its children in one round, and sends to the child
 with the most ranks below it first.
 Source: Thakur, Rabenseifner and Gropp, 2005.
 """
@@ -26,23 +26,23 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 
 
 def family(placement: Placement, _: str) -> Family:
-    """Near ranks hang below each other, so that few messages leave a node and a supernode."""
+    """Return the tree with near ranks below each other, so that few messages leave a node and a supernode."""
     order = neighbours(placement)
     return Family(renumber(tree, order), broadcast=renumber(broadcast, order))
 
 
 def worth(_: str, __: Placement, ___: str) -> bool:
-    """Few messages: for short payloads wherever ranks sit."""
+    """Return True: it sends few messages, which is good for short payloads on any placement."""
     return True
 
 
 def broadcast(rank: int, ranks: int) -> Program:
-    """From rank 0 down the tree. log2 p steps, p-1 messages in all."""
+    """Return a broadcast from rank 0 down the tree. log2 p steps, p-1 messages in all."""
     return Program(1, (_down(rank, ranks),))
 
 
 def tree(rank: int, ranks: int) -> Program:
-    """Allreduce: up to rank 0, then `broadcast`."""
+    """Return an allreduce: a reduction up to rank 0, then `broadcast`."""
     return Program(1, (_up(rank, ranks) + _down(rank, ranks),), max(1, len(_children(0, ranks))))
 
 
@@ -63,7 +63,7 @@ def _parent(place: int) -> int:
 
 
 def _children(place: int, places: int) -> list[int]:
-    """Those with the most places below them first."""
+    """Return the children of a place, those with the most places below them first."""
     lowest = place & -place or places
     distances = [1 << bit for bit in reversed(range(places.bit_length())) if 1 << bit < lowest]
     return [place + distance for distance in distances if place + distance < places]

@@ -1,4 +1,4 @@
-"""Draws a schedule as SVG: a line for each rank, time from left to right, an arrow for each message.
+"""Drawing of a schedule as SVG: a line for each rank, time from left to right, an arrow for each message.
 
     rank 0  ──(2)──────────────      the badge is the chunk, at the end of the arrow where it stands for most messages;
                  ╲                   the colour of the arrow tells a sum from a copy
@@ -6,10 +6,10 @@
                    ╲
     rank 2  ────────▶──────────
 
-Ranks need not be in the same round at the same time: what a leaf of a tree sends in its round 0 is taken in a round of
-its parent that waits for others as well. So steps are drawn: a message takes one step, the first that finds both of its
-ends in the rounds that name it, and a round begins one step after the last message of the round before. Each lane has
-a panel of its own.
+Ranks need not be in the same round at the same time: the message of a leaf in its round 0 is received in a round of its
+parent that waits for others as well. So steps are drawn. A message takes one step: the first in which both ends are in
+the rounds that name it. A round begins one step after the last message of the round before. Each lane has a separate
+panel.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from unisono.placement import Placement
 from unisono.schedules.schedule import Action, Algorithm, Program
 
 PAGE = 1200.0
-"""Panels stand side by side up to this width."""
+"""Largest width of a row of panels, in SVG units."""
 
 MARGIN, ROW, LABEL, CAPTION, LEGEND = 20.0, 30.0, 56.0, 40.0, 66.0
-"""Around everything; of a rank; of its name; over the lines of a panel; over the panels."""
+"""Sizes in SVG units: outer margin, row of a rank, label of a rank, caption of a panel, top of the panels."""
 
 INK, FAINT, BANDS = "#24292f", "#c8d1da", ("#eef2f6", "#dfe6ee")
 COLOURS = {Action.ADD: "#c2410c", Action.RECEIVE: "#1d63b5"}
@@ -37,7 +37,7 @@ WORDS = {Action.ADD: "summed into place", Action.RECEIVE: "replaces what was the
 
 
 class Flight(NamedTuple):
-    """One message and the step in which it goes from rank to rank."""
+    """Message and the step in which it goes from rank to rank."""
 
     lane: int
     step: int
@@ -46,11 +46,11 @@ class Flight(NamedTuple):
     chunk: int
     span: int
     action: Action
-    """What the receiver does with it: ADD or RECEIVE."""
+    """Action of the receiver: ADD or RECEIVE."""
 
     @property
     def chunks(self) -> str:
-        """The chunks in words."""
+        """Numbers of the chunks, as text."""
         return f"{self.chunk}" if self.span == 1 else f"{self.chunk}-{self.chunk + self.span - 1}"
 
 
@@ -61,7 +61,7 @@ class _Place(NamedTuple):
 
 
 class _Panel(NamedTuple):
-    """A drawn lane, its upper left corner at (0, 0)."""
+    """Drawn lane, with its upper left corner at (0, 0)."""
 
     width: float
     height: float
@@ -69,8 +69,8 @@ class _Panel(NamedTuple):
 
 
 def flights(programs: Sequence[Program]) -> list[Flight]:
-    """All messages of a schedule, lane by lane in the order of their steps. Raises ScheduleError when ranks would wait
-    for each other forever."""
+    """Return all messages of a schedule, by lane and step. Raises ScheduleError if ranks would wait for each other
+    forever."""
     ends = _ends(programs)
     begins = _begins(programs, [(start, stop) for start, stop, *_ in ends])
     found = [
@@ -81,7 +81,7 @@ def flights(programs: Sequence[Program]) -> list[Flight]:
 
 
 def _ends(programs: Sequence[Program]) -> list[tuple[_Place, _Place, int, int, Action]]:
-    """Where each message is sent and where it is taken: between two ranks, in a lane, in the order they were sent."""
+    """Return the places that send and receive each message, matched in order between two ranks in a lane."""
     sent, taken = defaultdict(list), defaultdict(list)
     for rank, program in enumerate(programs):
         for lane, rounds in enumerate(program.lanes):
@@ -97,7 +97,7 @@ def _ends(programs: Sequence[Program]) -> list[tuple[_Place, _Place, int, int, A
 
 
 def _begins(programs: Sequence[Program], messages: Sequence[tuple[_Place, _Place]]) -> dict[_Place, int]:
-    """The step in which each round begins."""
+    """Return the step in which each round begins."""
     begins = {
         _Place(rank, lane, number): number
         for rank, program in enumerate(programs)
@@ -120,7 +120,7 @@ def _begins(programs: Sequence[Program], messages: Sequence[tuple[_Place, _Place
 
 
 def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
-    """The schedule of all `ranks` ranks as an SVG document. With a placement, the ranks of a node share a shade."""
+    """Return the schedule of all `ranks` ranks as an SVG document. With a placement, ranks of a node share a shade."""
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     shades = _shades(placement) if placement else {}
     every = flights(programs)
@@ -149,14 +149,14 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
 
 
 def _shades(placement: Placement) -> dict[int, str]:
-    """A colour for each rank, unless every rank is alone on its node."""
+    """Return a color for each rank; none if every node has one rank."""
     if len(placement.nodes) == placement.ranks:
         return {}
     return {rank: BANDS[node % 2] for rank, node in enumerate(placement.node_of_rank)}
 
 
 def _markers() -> list[str]:
-    """Arrow heads."""
+    """Return the arrow heads."""
     return [
         f'<marker id="{action.value}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
         f'orient="auto"><path d="M0,1 L8,4 L0,7 z" fill="{colour}"/></marker>'
@@ -165,7 +165,7 @@ def _markers() -> list[str]:
 
 
 def _legend(fleet: Sequence[Flight], shaded: bool) -> list[str]:
-    """What the colours mean, of those that are there."""
+    """Return the legend of the colors that are used."""
     x, y = MARGIN, MARGIN + 30
     drawn: list[str] = []
     for action, words in WORDS.items():
@@ -185,7 +185,7 @@ def _legend(fleet: Sequence[Flight], shaded: bool) -> list[str]:
 
 
 def _arrange(panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
-    """Panels from left to right and from top to bottom: width and height of it all, and the drawing."""
+    """Return total width, total height and drawing of panels placed from left to right and from top to bottom."""
     x, y, below, width = MARGIN, LEGEND, LEGEND, 520.0
     body: list[str] = []
     for panel in panels:
@@ -198,7 +198,7 @@ def _arrange(panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
 
 
 def _panel(fleet: Sequence[Flight], programs: Sequence[Program], lane: int, shades: dict[int, str]) -> _Panel:
-    """One lane. Where all its messages carry the same chunks, those are named once, above it."""
+    """Return the panel of one lane. If all its messages carry the same chunks, the caption names them once."""
     ranks = len(programs)
     columns = _columns(fleet)
     right = columns[-1]
@@ -227,7 +227,7 @@ def _panel(fleet: Sequence[Flight], programs: Sequence[Program], lane: int, shad
 
 
 def _columns(fleet: Sequence[Flight]) -> list[float]:
-    """Where steps begin, and where the last ends: the more messages fan out or in, the wider."""
+    """Return the x positions where steps begin, and the end of the last. More messages per rank widen a step."""
     edges = [LABEL]
     for step in range(1 + max((flight.step for flight in fleet), default=-1)):
         senders = Counter(flight.sender for flight in fleet if flight.step == step)
@@ -238,7 +238,7 @@ def _columns(fleet: Sequence[Flight]) -> list[float]:
 
 
 def _in_step(fleet: Sequence[Flight], programs: Sequence[Program], lane: int) -> bool:
-    """Whether all ranks are in the same round at the same time."""
+    """Return True if all ranks are in the same round at the same time."""
     steps = {(flight.sender, flight.step) for flight in fleet} | {(flight.receiver, flight.step) for flight in fleet}
     return steps == {(rank, step) for rank, program in enumerate(programs) for step in range(len(program.lanes[lane]))}
 
@@ -246,7 +246,7 @@ def _in_step(fleet: Sequence[Flight], programs: Sequence[Program], lane: int) ->
 def _messages(
     fleet: Sequence[Flight], columns: Sequence[float], ys: Sequence[float], chunks: int, badges: bool
 ) -> list[str]:
-    """Arrows, then badges on top of them, each once."""
+    """Return the arrows, then the badges on top of them, each once."""
     leaving, coming = defaultdict(set), defaultdict(set)
     for flight in fleet:
         leaving[flight.step, flight.sender].add(flight.chunks)
@@ -273,7 +273,7 @@ def _arrow(x: float, y: float, to_x: float, to_y: float, action: Action) -> str:
 
 
 def _badge(x: float, y: float, words: str, chunk: int, chunks: int) -> list[str]:
-    """The number of a chunk in a pill of a colour of its own."""
+    """Return the number of a chunk in a rounded rectangle, colored by chunk."""
     half = 4 + 3.5 * len(words)
     red, green, blue = (round(255 * part) for part in hls_to_rgb(chunk / max(1, chunks), 0.85, 0.75))
     return [

@@ -1,15 +1,15 @@
-"""Proves a schedule right for one number of ranks, by running it on sets of contributions instead of numbers.
+"""Proof that a schedule is correct for one number of ranks, by running it on sets of contributions instead of numbers.
 
-Every chunk at every rank holds the set of ranks whose contributions are in it. Messages are handed over only when both
-ends are in the round that names them (rule 3 of `schedule.py`), so a schedule that passes needs no buffering anywhere.
+Every chunk on every rank holds the set of ranks whose contributions are in it. Messages are passed only when both ends
+are in the round that names them (rule 3 of `schedule.py`), so a schedule that passes needs no buffering.
 
     allreduce        begins {r} everywhere,                ends {0..p-1} in every chunk of every rank
-    part_reduce      begins {r} everywhere,                ends {0..p-1} in chunk r of rank r
-    part_broadcast   begins {0..p-1} in chunk r of rank r, ends {0..p-1} in every chunk of every rank
+    reduce_scatter      begins {r} everywhere,                ends {0..p-1} in chunk r of rank r
+    all_gather   begins {0..p-1} in chunk r of rank r, ends {0..p-1} in every chunk of every rank
     broadcast        begins {0..p-1} in all of rank 0,     ends {0..p-1} in every chunk of every rank
     all_to_all       begins {r to d} in chunk d of rank r, ends {s to r} in chunk p+s of rank r, for all s but r
 
-A chunk that is named nowhere in "begins" holds what lay in that memory before, so adding to it is noticed, too.
+A chunk that "begins" does not name holds old memory contents, so that adding to it is detected, too.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from unisono.placement import Placement, apart
 from unisono.schedules.schedule import Action, Algorithm, Program, Round, Transfer
 
 Held = list[list[frozenset[int]]]
-"""For each rank and each chunk: whose contributions are in it. For all_to_all, what s has for d is number s p + d."""
+"""Contributions in each chunk of each rank, by rank. For all_to_all, the chunk from s for d is number s p + d."""
 
 _BEFORE = frozenset([-1])
-"""What a chunk holds that nobody has set."""
+"""Contents of a chunk that no rank has set."""
 
 
 class Goal(Enum):
-    """What a schedule is for."""
+    """Collective that a schedule carries out."""
 
     ALLREDUCE = "allreduce"
-    PART_REDUCE = "part_reduce"
-    PART_BROADCAST = "part_broadcast"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
 
@@ -47,10 +47,10 @@ class _Message(NamedTuple):
 
 
 def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE, placement: Placement | None = None) -> None:
-    """Raise ScheduleError unless the schedule reaches its goal on `ranks` ranks, which sit by `placement` or apart.
+    """Raise ScheduleError unless the schedule reaches its goal on `ranks` ranks, by default with one rank per node.
 
-    Checked: every contribution arrives, exactly once; no rank waits forever; no message is left over; messages are
-    taken in the order and the shape they were sent; no two transfers race for a chunk. Costs O(ranks^2 x chunks).
+    Checks that every contribution arrives exactly once, no rank waits forever, no message is left over, messages are
+    received in the order and shape they were sent, and no two transfers race for a chunk. Costs O(ranks^2 x chunks).
     """
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     for rank, program in enumerate(programs):
@@ -66,14 +66,14 @@ def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE, placem
 
 
 def _begin(ranks: int, chunks: int, goal: Goal) -> Held:
-    needed = {Goal.PART_REDUCE: ranks, Goal.PART_BROADCAST: ranks, Goal.ALL_TO_ALL: 2 * ranks}.get(goal, chunks)
+    needed = {Goal.REDUCE_SCATTER: ranks, Goal.ALL_GATHER: ranks, Goal.ALL_TO_ALL: 2 * ranks}.get(goal, chunks)
     if chunks != needed:
         raise ScheduleError(f"{goal.value} on {ranks} ranks needs {needed} chunks, not {chunks}")
     everyone = frozenset(range(ranks))
 
     def first(rank: int, chunk: int) -> frozenset[int]:
         match goal:
-            case Goal.PART_BROADCAST:
+            case Goal.ALL_GATHER:
                 return everyone if chunk == rank else _BEFORE
             case Goal.BROADCAST:
                 return everyone if rank == 0 else _BEFORE
@@ -85,11 +85,11 @@ def _begin(ranks: int, chunks: int, goal: Goal) -> Held:
 
 
 def _wanted(rank: int, chunk: int, ranks: int, goal: Goal) -> frozenset[int] | None:
-    """What the chunk must hold in the end; None where it does not matter."""
+    """Return the required contents of a chunk at the end; None if any will do."""
     if goal is Goal.ALL_TO_ALL:
         sender = chunk - ranks
         return frozenset([sender * ranks + rank]) if sender >= 0 and sender != rank else None
-    return frozenset(range(ranks)) if goal is not Goal.PART_REDUCE or chunk == rank else None
+    return frozenset(range(ranks)) if goal is not Goal.REDUCE_SCATTER or chunk == rank else None
 
 
 def _wrong(contributions: frozenset[int], wanted: frozenset[int], goal: Goal) -> str:
@@ -101,7 +101,7 @@ def _wrong(contributions: frozenset[int], wanted: frozenset[int], goal: Goal) ->
 
 
 def _check_alone(rank: int, ranks: int, program: Program, first: Program) -> None:
-    """What can be seen in one program: a shape that is not rank 0's, and transfers that race for a chunk."""
+    """Raise ScheduleError for errors in one program: a shape unlike rank 0's, or transfers that race for a chunk."""
     chunks = first.chunks
     if program.chunks != chunks:
         raise ScheduleError(f"rank {rank} cuts the payload into {program.chunks} chunks, rank 0 into {chunks}")
@@ -131,7 +131,7 @@ def _check_alone(rank: int, ranks: int, program: Program, first: Program) -> Non
 
 
 def _check_places(rank: int, program: Program, placement: Placement) -> None:
-    """What a program says of where its transfers come from: its columns, what lands from other nodes, who is heard."""
+    """Check the fields of a program that depend on the placement: `columns`, `landing_far` and `steady`."""
     a_column = len(program.lanes) // program.columns
     adding = {
         number // a_column
@@ -153,7 +153,7 @@ def _check_places(rank: int, program: Program, placement: Placement) -> None:
 
 
 def _check_races(where: str, transfers: Round) -> None:
-    """A RECEIVE needs its chunks to itself; two ADDs, the same chunks or none in common; rule 2 settles the rest."""
+    """Refuse a RECEIVE that shares chunks, and two ADDs whose chunks partly overlap; rule 2 allows the rest."""
     for one, other in combinations(transfers, 2):
         overlap = one.chunk < other.chunk + other.span and other.chunk < one.chunk + one.span
         actions = {one.action, other.action}
@@ -163,7 +163,7 @@ def _check_races(where: str, transfers: Round) -> None:
 
 
 class _Run:
-    """All ranks side by side, one round at a time for each lane."""
+    """Run of all ranks side by side, one round at a time for each lane."""
 
     def __init__(self, programs: list[Program], held: Held, same_chunks: bool) -> None:
         self.programs, self.held = programs, held
@@ -175,7 +175,7 @@ class _Run:
         self.arrived: dict[tuple[int, int], list[_Message | None]] = {}
 
     def finish(self) -> None:
-        """Hand over messages until every lane has ended, or raise when nothing moves."""
+        """Pass messages until every lane has ended; raise ScheduleError if a lane cannot."""
         for rank, lane in self.lanes:
             self._enter(rank, lane)
         moving = True
@@ -194,7 +194,7 @@ class _Run:
         return f"rank {rank}, lane {lane}, round {self.position[rank, lane]}"
 
     def _enter(self, rank: int, lane: int) -> None:
-        """Begin the present round: its sends are on offer from now on."""
+        """Begin the current round: its messages can be received from now on."""
         transfers = self._transfers(rank, lane) or ()
         self.arrived[rank, lane] = [None] * len(transfers)
         for action, peer, chunk, span in transfers:
@@ -204,7 +204,7 @@ class _Run:
                 self.untaken[rank, lane] += 1
 
     def _advance(self, rank: int, lane: int) -> bool:
-        """Take what is on offer and end the round if nothing is missing; whether anything moved."""
+        """Receive available messages, and end the round if it is complete; return True if anything moved."""
         transfers = self._transfers(rank, lane)
         if transfers is None:
             return False
@@ -229,7 +229,7 @@ class _Run:
 
 
 def _put(where: str, transfers: Round, messages: list[_Message | None], chunks: list[frozenset[int]]) -> None:
-    """End a round: sum and replace, refusing a contribution that is there already."""
+    """End a round: sum and replace chunks. Raises ScheduleError for a contribution that is there already."""
     for transfer, message in zip(transfers, messages, strict=True):
         if message is None:
             continue

@@ -1,1 +1,1 @@
-"""A training step as a program: what a rule is written with, and what reads it."""
+"""Training steps as programs: the parts that rules are written with, and the modules that read them."""

@@ -1,4 +1,4 @@
-"""Plays programs of several ranks in one process, in a random order that they allow."""
+"""Execution of several ranks' programs in one process, in a random order that they allow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from unisono.step.matching import Matching, Member
 from unisono.step.program import StepProgram, graph_of
 
 Carry = Callable[[Sequence[Member]], None]
-"""Called with a task, or with all members' tasks of a collective, when it is carried out."""
+"""Called with a task, or with all members' tasks of a collective, when it runs."""
 
 
 def play_in_some_order(programs: Sequence[StepProgram], carry: Carry, seed: int = 0) -> None:
-    """Play one program a rank, each task when what it waits for has been played; `seed` chooses among those.
+    """Play one program per rank. Each task comes after those it waits for; `seed` chooses among the ready ones.
 
     Raises StepError where ranks wait for each other for ever. Linear in the number of tasks.
     """

@@ -1,4 +1,4 @@
-"""The parts that rules put step programs together from.
+"""Building blocks of the step programs of rules.
 
 begin ─ forward 0 ─ forward 1 ─ ... ─ backward 0 ─ backward 1 ─ backward 2 ─ ... ─ end ─ wait
                                           │             └ gradients of bucket 1: full
@@ -28,23 +28,23 @@ from unisono.step.program import (
 )
 
 WORD = Value("word", 0)
-"""Control word: what this rank's gradients weigh."""
+"""Control word, which gives the weight of this rank's gradients."""
 
 BEGUN = Value("begun", 0)
-"""Written when the first gradient is there."""
+"""Value that is written when the first gradient is ready."""
 
 ENDED = Value("ended", 0)
-"""Written when the backward pass has ended."""
+"""Value that is written when the backward pass has ended."""
 
 NORM = Value("norm", 0)
 """Common norm of the averaged gradients."""
 
 BUFFERS = Value("buffers", 0)
-"""What travels of the model's buffers."""
+"""Memory that the model's buffers are sent in."""
 
 
 def seen(parameter: int) -> Value:
-    """Version of a parameter that the forward pass has read."""
+    """Return the value that stands for the version of a parameter that the forward pass has read."""
     return Value("seen", parameter)
 
 
@@ -71,11 +71,11 @@ def backward(layout: Layout, lane: str) -> list[Task]:
 
 
 AT_THE_END = -1
-"""In place of a bucket's key: when the backward pass has ended."""
+"""Key for tasks that come when the backward pass has ended."""
 
 
 def behind(passing: Iterable[Task], follow: Iterable[tuple[int, Iterable[Task]]]) -> Iterator[Task]:
-    """Yield a backward pass with what follows on it: (key, tasks) come as soon as that bucket is full."""
+    """Yield the tasks of a backward pass and those that follow: each (key, tasks) comes once that bucket is full."""
     left, full = deque(passing), set[int]()
     for key, tasks in follow:
         while key not in full:
@@ -87,7 +87,7 @@ def behind(passing: Iterable[Task], follow: Iterable[tuple[int, Iterable[Task]]]
 
 
 class Collectives:
-    """Collectives of all ranks, placed by an overlap one after another."""
+    """Collectives of all ranks, placed one after another by an overlap."""
 
     def __init__(self, layout: Layout, overlap: Overlap, outstanding: int) -> None:
         self._group = Group(tuple(range(layout.ranks)))
@@ -117,30 +117,30 @@ def updates(layout: Layout, key: int) -> list[Task]:
 
 
 def update(layout: Layout, key: int, parameters: tuple[int, ...]) -> Task:
-    """Return the optimizer's task for some parameters, with averaged gradients."""
+    """Return the optimizer's task for these parameters, with averaged gradients."""
     buckets = dict.fromkeys(bucket(one) for number in parameters for one in layout.keys_of[number])
     norm = (NORM,) if layout.clip is not None else ()
     return Task(op.UPDATE, key, UPDATE, (*buckets, *norm), stepped(parameters), parameters=parameters)
 
 
 def stepped(parameters: Iterable[int]) -> tuple[Value, ...]:
-    """Return what the optimizer's step writes."""
+    """Return the values that the optimizer's step writes."""
     return tuple(value for number in parameters for value in (weights(number), state(number)))
 
 
 def buffers(sends: Collectives) -> list[Task]:
-    """Return the tasks that give all ranks rank 0's buffers, as they are when the main thread comes here."""
+    """Return the tasks that send rank 0's buffers to all ranks, as they are when the main thread gets here."""
     pack = Task(op.PACK_BUFFERS, 0, MAIN, (), (BUFFERS, thread(MAIN)))
     return [pack, *sends.place(op.BROADCAST_BUFFERS, 0, (), (BUFFERS,))]
 
 
 def wait_for_weights(layout: Layout) -> list[Task]:
-    """Return the wait of the main thread for all weights."""
+    """Return the main thread's wait for all weights."""
     return [Task(op.WAIT, 0, MAIN, tuple(map(weights, range(layout.parameters))), (thread(MAIN),))]
 
 
 def wait(layout: Layout) -> list[Task]:
-    """Return what the main thread waits for at the end of a step: nothing where parameters are gated one by one."""
+    """Return the main thread's wait at the end of a step; empty where each parameter is waited for when it is read."""
     everyone = tuple(range(layout.parameters))
     if layout.updates is Updates.OUTSIDE:
         read = (*map(bucket, layout.keys), BUFFERS)

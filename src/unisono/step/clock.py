@@ -1,11 +1,11 @@
-"""A clock on which step programs are played with costs in place of work: when each task begins and ends.
+"""Clock on which step programs are played with costs in place of work: it gives the begin and end of each task.
 
     lanes       a task waits for what it touches, then for a thread of its lane
     groups      a collective begins when all its members have come, each of which keeps its thread meanwhile
     the link    collectives that go on at once share it: together they are no faster than one after another, but for
                 their latency
 
-Ranks that are not played are taken to do at the same time what the first one that is played does.
+Ranks that are not played are assumed to do the same as the first one that is played, at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Carry = Callable[[Sequence[Member]], None]
 
 
 class Span(NamedTuple):
-    """When a task was carried out; `number` is its place in its rank's program."""
+    """Begin and end of a task; `number` is its place in its rank's program."""
 
     rank: int
     number: int
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """Plays one program a rank. `run` gives the spans, in the order in which they end."""
+    """Player of one program per rank. `run` returns the spans, in the order in which they end."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class Clock:
         price: Callable[[int, Task], Duration],
         carry: Carry | None = None,
     ) -> None:
-        """`price` gives what a task of a rank takes; `carry` is called with the tasks that begin together, in time."""
+        """Prepare a run. `price` returns the duration of a rank's task; `carry` is called with the tasks that begin
+        together, in order of time."""
         self._programs, self._price, self._carry = programs, price, carry
         graphs = {rank: graph_of(program) for rank, program in programs.items()}
         self._open = {rank: list(graph.before) for rank, graph in graphs.items()}
@@ -59,7 +60,7 @@ class Clock:
         self._count = 0
 
     def run(self) -> list[Span]:
-        """Play all to the end. Raises StepError where ranks wait for each other for ever."""
+        """Play all tasks, and return their spans. Raises StepError where ranks wait for each other for ever."""
         spans: list[Span] = []
         for rank, waits in self._open.items():
             for number, count in enumerate(waits):
@@ -88,7 +89,7 @@ class Clock:
         heappush(self._queues[rank, self._programs[rank][number].lane], (now, number))
 
     def _dispatch(self, rank: int, now: float, lanes: Iterable[str]) -> None:
-        """Give the free threads of some lanes what is ready."""
+        """Assign ready tasks to the free threads of some lanes."""
         for lane in lanes:
             queue = self._queues[rank, lane]
             while queue and self._free[rank, lane]:
@@ -117,5 +118,5 @@ class Clock:
 
 
 def play_on_clock(programs: Mapping[int, StepProgram], threads: Mapping[str, int], costs: Costs) -> list[Span]:
-    """Return when each task begins and ends, with the same costs on every rank."""
+    """Return the begin and end of each task, with the same costs on every rank."""
     return Clock(programs, threads, lambda _, task: task.operation.price(task, costs)).run()

@@ -1,4 +1,4 @@
-"""What tasks cost: a step's computing as it was measured, and what its collectives and updates take.
+"""Costs of tasks: the measured computing of a step, and the times of its collectives and updates.
 
 computing   0 ──forward──────────────▶│──backward─────────────────▶ whole        seconds that go on computing
 needed      w0  w1    w2   w3
@@ -19,9 +19,9 @@ from unisono.step.layout import Layout
 
 @dataclass(frozen=True)
 class Computing:
-    """When computing needs each parameter and has its gradient, in seconds of computing since the step began.
+    """Times when computing needs each parameter and has its gradient, in seconds of computing since the step began.
 
-    Time in which it waits does not count. Parameters are known by their numbers.
+    Waiting time does not count. Parameters are identified by their numbers.
     """
 
     needed: tuple[float, ...]
@@ -32,7 +32,7 @@ class Computing:
 
 
 class Cost(NamedTuple):
-    """What a collective takes: `latency + nbytes * a_byte` seconds."""
+    """Cost of a collective: `latency + nbytes * a_byte` seconds."""
 
     latency: float
     a_byte: float
@@ -43,33 +43,33 @@ class Cost(NamedTuple):
 
 
 class Duration(NamedTuple):
-    """What a task takes."""
+    """Duration of a task."""
 
     alone: float
     """Seconds, where nothing else uses the link."""
     link: float = 0.0
-    """Seconds of these in which it keeps the link busy: collectives that go on at once share it."""
+    """Seconds of these in which it keeps the link busy: collectives that run at once share it."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the tasks of a layout's programs cost."""
+    """Costs of the tasks of a layout's programs."""
 
     layout: Layout
     computing: Computing
     collective: Cost
 
     def nbytes(self, key: int) -> int:
-        """Return the bytes that travel in a bucket."""
+        """Return the bytes that are sent for a bucket; 0 for a key without one."""
         return self.layout.bucket(key).nbytes if 0 < key <= len(self.layout.buckets) else 0
 
     def exchange(self, nbytes: float) -> Duration:
-        """Return what a collective of that many bytes takes; an allreduce is the measure."""
+        """Return the duration of a collective of that many bytes, at the cost of an allreduce."""
         return Duration(self.collective.seconds(nbytes), nbytes * self.collective.a_byte)
 
     @cached_property
     def forward(self) -> dict[int, float]:
-        """Seconds from the reading of each parameter to that of the next; of key -1, to that of the first."""
+        """Seconds from the reading of each parameter to that of the next; for key -1, until the first is read."""
         order, needed = self.layout.order, self.computing.needed
         times = _rising([0.0, *(needed[number] for number in order)])
         between = [after - before for before, after in pairwise(times)]
@@ -89,17 +89,17 @@ class Costs:
 
 
 class Prediction(NamedTuple):
-    """Seconds of a step."""
+    """Predicted seconds of a step."""
 
     step: float
     communicating: float
-    """In which a collective goes on, whatever goes on beside it."""
+    """Seconds in which a collective runs, whatever runs beside it."""
     waiting: float
-    """In which nothing is computed."""
+    """Seconds in which nothing is computed."""
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
-    """Return the cost that collectives of these bytes took, by least squares; neither part is below 0.
+    """Return the cost of collectives of these bytes that took these seconds, by least squares; neither part is below 0.
 
     >>> fit([1, 2, 3], [3.0, 5.0, 7.0])
     Cost(latency=1.0, a_byte=2.0)
@@ -116,7 +116,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
 
 
 def _rising(times: Sequence[float]) -> list[float]:
-    """Return times none of which is before the one before it."""
+    """Return the times, none of them before the previous one."""
     found: list[float] = []
     for time in times:
         found.append(max(time, found[-1]) if found else time)

@@ -1,11 +1,11 @@
-"""Draws steps as text and as SVG: a row for each lane of rank 0, time from left to right.
+"""Drawing of steps as text and as SVG: a row for each lane of rank 0, time from left to right.
 
     main           f0··f1··b0··b1······b2······
     update                             p1 s1 u1      letter: operation; figure: bucket, of a forward the parameter
     communication              w0··        a1······
 
-What is drawn is what `predict` plays: the rule's programs on the clock. Costs are made up (`drawn_costs`) unless others
-are given.
+The drawn steps are those that `predict` plays: the rule's programs on the clock. Costs are invented (`drawn_costs`)
+unless others are given.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from unisono.step.program import Step, Task
 from unisono.step.rule import Rule
 
 COLUMNS = 4
-"""Characters of a unit of time."""
+"""Characters per unit of time."""
 
 SMALL = 0.75
-"""Units that a task is drawn with at the least: room for a letter, a figure and a space."""
+"""Smallest width of a drawn task, in units of time: room for a letter, a figure and a space."""
 
 ROW, LABEL, UNIT, MARGIN = 30.0, 120.0, 34.0, 20.0
-"""Of the SVG: height of a lane, width of its name, width of a unit of time, and space around all."""
+"""Sizes in the SVG: height of a lane, width of its name, width of a unit of time, and outer margin."""
 
 COLOURS = ("#9ecae1", "#4292c6", "#fd8d3c", "#74c476", "#dadaeb", "#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c")
 INK = "#24292f"
@@ -43,7 +43,7 @@ class Picture:
 
 
 def drawn_costs(layout: Layout) -> Costs:
-    """Return costs for a picture: a unit for a layer's forward, two for its backward, two for a bucket's allreduce."""
+    """Return costs for a drawing: 1 unit for a layer's forward, 2 for its backward, 2 for a bucket's allreduce."""
     count = layout.parameters
     needed = tuple(float(number) for number in range(count))
     ready = tuple(float(count + 2 * (count - number)) for number in range(count))
@@ -52,7 +52,7 @@ def drawn_costs(layout: Layout) -> Costs:
 
 
 def picture_of(rule: Rule, layout: Layout, steps: int, title: str = "", costs: Costs | None = None) -> Picture:
-    """Return the picture of so many steps that follow one another."""
+    """Return the picture of `steps` consecutive steps."""
     used = costs or drawn_costs(layout)
     program = tuple(task for number in range(steps) for task in rule(Step(number), 0, layout))
 
@@ -68,7 +68,7 @@ def picture_of(rule: Rule, layout: Layout, steps: int, title: str = "", costs: C
 
 
 def draw(picture: Picture) -> str:
-    """Return the picture as text, with a line for what the letters mean."""
+    """Return the picture as text, with a legend of the letters."""
     width = max(map(len, picture.lanes), default=0)
     rows = [f"{name:>{width}} │{row}" for lane in picture.lanes for name, row in _rows(picture, lane)]
     letters = {_letter(span.task): span.task.operation.name for span in picture.spans}
@@ -77,7 +77,7 @@ def draw(picture: Picture) -> str:
 
 
 def _rows(picture: Picture, lane: str) -> list[tuple[str, str]]:
-    """Return a row for each thread of a lane that is ever needed: its name, and what it does."""
+    """Return a row for each thread of a lane that is ever needed: its name, and its tasks."""
     rows: list[tuple[str, str]] = []
     for track in _tracks([one for one in picture.spans if one.task.lane == lane]):
         row = ""
@@ -94,7 +94,7 @@ def _letter(task: Task) -> str:
 
 
 def draw_svg(picture: Picture) -> str:
-    """Return the picture as an SVG document; each task has a title that says what it is, and when."""
+    """Return the picture as an SVG document. Each task has a title with its name and its times."""
     names = list(dict.fromkeys(span.task.operation.name for span in sorted(picture.spans, key=lambda one: one.begin)))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     end = max((span.end for span in picture.spans), default=0.0)
@@ -125,7 +125,7 @@ def draw_svg(picture: Picture) -> str:
 
 
 def _tracks(spans: Sequence[Span]) -> list[list[Span]]:
-    """Return a lane's tasks by thread: each goes to the first thread that is free."""
+    """Return a lane's tasks by thread. Each task goes to the first free thread."""
     tracks: list[list[Span]] = []
     for span in sorted(spans, key=lambda one: (one.begin, one.end)):
         free = next((track for track in tracks if track[-1].end <= span.begin), None)

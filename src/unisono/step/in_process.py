@@ -1,11 +1,11 @@
-"""Plays a rule on real tensors, all ranks in one process: the serial oracle of every rule, and of what a user writes.
+"""Serial reference of every rule, a user's own included: its programs run on real tensors, all ranks in one process.
 
     rank 0's model ┐
     rank 1's model ┼─ one loop: a task of one rank, a collective of all, ... in any order that the programs allow
     rank 2's model ┘
 
-Nothing here is fast. Each rank has a replica of its own, whose gradients, buckets and updates are made in the plainest
-way; a collective is played by a thread for each member.
+Nothing here is fast. Each rank has its own replica, whose gradients, buckets and updates are made in the plainest way.
+A collective is run by one thread for each member.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Batch(NamedTuple):
-    """What a rank trains on in a step. A rank without a batch has None in its place."""
+    """Batch that a rank trains on in a step. A rank without a batch has None in its place."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
 
 
 class InProcessWorld:
-    """The calls of a world for one of several threads that stand for ranks. Sums are made in the order of ranks."""
+    """World of one of several threads that stand for ranks. Sums are made in the order of ranks."""
 
     def __init__(self, rank: int, gathering: _Gathering) -> None:
         self.rank, self.size, self._gathering = rank, gathering.size, gathering
 
-    def gather(self, mine: Any) -> list[Any]:
-        """Return what every rank gives, in the order of ranks."""
+    def all_gather_object(self, mine: Any) -> list[Any]:
+        """Return the objects of all ranks, in the order of ranks."""
         return self._gathering.gather(self.rank, mine)
 
     def allreduce(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
-        """Sum a tensor over the ranks, in place."""
+        """Sum a tensor over the ranks, in place, and return it."""
         dtype = tensor.dtype if wire is None else getattr(torch, wire)
         total = torch.zeros_like(tensor)
-        for one in self.gather(tensor.to(dtype, copy=True).to(tensor.dtype)):
+        for one in self.all_gather_object(tensor.to(dtype, copy=True).to(tensor.dtype)):
             total += one
         return tensor.copy_(total)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
-        """Give every rank what `root` has, in place."""
-        return tensor.copy_(self.gather(tensor.clone())[root])
+        """Copy `root`'s tensor to every rank, in place, and return it."""
+        return tensor.copy_(self.all_gather_object(tensor.clone())[root])
 
     def barrier(self) -> None:
-        """Wait until all ranks have come."""
-        self.gather(None)
+        """Wait until all ranks have called this."""
+        self.all_gather_object(None)
 
 
 class _Gathering:
@@ -79,7 +79,7 @@ class _Gathering:
 
 
 class InProcessReplica:
-    """One rank's model, trained by tasks in the plainest way."""
+    """Model of one rank, trained by tasks in the plainest way."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class InProcessReplica:
         self._averaged: dict[int, torch.Tensor | None] = {}
 
     def outside(self, task: Task) -> None:
-        """Carry out what the program outside does."""
+        """Run a task of the outside program."""
         if task.operation is op.BEGIN:
             self._batch = next(self._batches)
         elif task.operation is op.FORWARD:
@@ -124,13 +124,13 @@ class InProcessReplica:
             self.update(task.parameters)
 
     def agree(self, world: InProcessWorld) -> None:
-        """Tell the others how many samples there are."""
-        total = sum(world.gather(self._samples))
+        """Sum the samples of all ranks, which gives this rank's weight."""
+        total = sum(world.all_gather_object(self._samples))
         self._weight = self._samples / total if total else 0.0
         self._samples = 0
 
     def pack(self, key: int) -> None:
-        """Put gradients, times this rank's share of the samples, into a bucket, and behind them which are there."""
+        """Write gradients, times this rank's share of the samples, into a bucket, and flags behind them."""
         parts, there = [], []
         for number, first, last in self._ranges(key):
             own = self._own[number]
@@ -143,7 +143,7 @@ class InProcessReplica:
         self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return what travels."""
+        """Return the elements of a bucket that are sent."""
         return self._sent[key]
 
     def sums(self, key: int) -> torch.Tensor:
@@ -151,11 +151,11 @@ class InProcessReplica:
         return self._sent[key][: -len(self._ranges(key))]
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that says which parameters have a gradient."""
+        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         return self._sent[key][-len(self._ranges(key)) :]
 
     def settle(self, key: int) -> None:
-        """Make the sums averaged gradients; what no rank had a gradient for has none."""
+        """Make the sums averaged gradients. A parameter without a gradient on any rank gets None."""
         ranges = self._ranges(key)
         at = 0
         for place, (number, first, last) in enumerate(ranges):
@@ -169,28 +169,28 @@ class InProcessReplica:
             at += last - first
 
     def clip(self) -> None:
-        """Scale all averaged gradients."""
+        """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._averaged)
 
     def clip_alone(self) -> None:
-        """Scale all of this rank's own gradients."""
+        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._own)
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Make the optimizer's step with averaged gradients."""
+        """Apply the optimizer's step to these parameters, with averaged gradients."""
         self._step({number: self._averaged.pop(number) for number in parameters})
 
     def update_alone(self, parameters: Sequence[int]) -> None:
-        """Make the optimizer's step with this rank's own gradients."""
+        """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         self._step({number: self._own.pop(number) for number in parameters})
 
     def pack_weights(self, key: int) -> None:
-        """Put weights, over the number of ranks, into a bucket."""
+        """Write weights, divided by the number of ranks, into a bucket."""
         found = [self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)]
         self._sent[key] = torch.cat(found) / self.layout.ranks
 
     def unpack_weights(self, key: int) -> None:
-        """Make the sums weights."""
+        """Copy the sums in a bucket to the weights of its parameters."""
         at = 0
         with torch.no_grad():
             for number, first, last in self._ranges(key):
@@ -198,16 +198,16 @@ class InProcessReplica:
                 at += last - first
 
     def pack_buffers(self) -> None:
-        """Note the floating-point buffers."""
+        """Copy the floating-point buffers to the memory they are sent from."""
         self._flat = torch.cat([one.reshape(-1).double() for one in self._buffers()])
 
     def buffers(self) -> torch.Tensor:
-        """Return the floating-point buffers, flat."""
+        """Return the floating-point buffers that are sent, as one flat float64 tensor."""
         assert self._flat is not None, "packed before they travel"
         return self._flat
 
     def take_buffers(self) -> None:
-        """Set the floating-point buffers that have come."""
+        """Copy the received floating-point buffers, if any, to the model's."""
         if self._flat is None:
             return
         at = 0
@@ -220,7 +220,7 @@ class InProcessReplica:
         return [one for one in self.model.buffers() if one.is_floating_point()]
 
     def _compute(self) -> None:
-        """Make the gradients of the batch, with the weights that the forward pass has read."""
+        """Compute the gradients of the batch, with the weights that the forward pass has read."""
         self._fresh = dict.fromkeys(range(len(self.parameters)))
         if self._batch is None:
             return
@@ -247,7 +247,7 @@ class InProcessReplica:
             one.mul_(factor)
 
     def _ranges(self, key: int) -> list[tuple[int, int, int]]:
-        """Return the parameters that lie in a bucket, each with its first and last element there."""
+        """Return the parameters in a bucket, each with its first and last element (exclusive) there."""
         bucket = self.layout.bucket(key)
         whole = tuple((0, self.parameters[number].numel()) for number in bucket.parameters)
         return [
@@ -267,8 +267,8 @@ def play_in_process(
     seed: int = 0,
     costs: Costs | None = None,
 ) -> list[Span]:
-    """Train replicas, one a rank, by a rule. In a random order that the programs allow, which `seed` chooses; with
-    `costs` in the order of the clock, and when each task would have begun and ended is returned."""
+    """Train replicas, one for each rank, by a rule. The order is a random one that the programs allow, chosen by
+    `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
     layout = replicas[0].layout
     programs = [tuple(task for event in events for task in rule(event, rank, layout)) for rank in range(len(replicas))]
 
@@ -283,7 +283,7 @@ def play_in_process(
 
 
 def carry_out(replicas: Sequence[InProcessReplica], together: Sequence[Member]) -> None:
-    """Carry a task out; a collective with a thread for each member. Raises what a member raises."""
+    """Run a task; a collective runs with a thread for each member. Raises what a member raises."""
     act = together[0].task.operation.act
     if act is None:
         replicas[together[0].rank].outside(together[0].task)

@@ -1,4 +1,4 @@
-"""What a rule is told of a model: its parameters, the buckets that travel, and who updates the weights."""
+"""Layout of a model, as rules see it: its parameters, the buckets that are exchanged, and who updates the weights."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import NamedTuple
 
 
 class Bucket(NamedTuple):
-    """Gradients that travel together."""
+    """Gradients that are exchanged together."""
 
     nbytes: int
     parameters: tuple[int, ...]
-    """Those that lie in it, whole or in part."""
+    """Numbers of the parameters in it, whole or in part."""
     ranges: tuple[tuple[int, int], ...] = ()
-    """First and last element (exclusive) of each parameter that lies in it; empty where all lie in it whole."""
+    """First and last element (exclusive) of each parameter in it; empty where all lie in it whole."""
 
 
 class Updates(Enum):
-    """Who applies the gradients to the weights."""
+    """Ways to apply the gradients to the weights."""
 
     PARTS = "parts"
-    """The optimizer, a part for each bucket as soon as it is there."""
+    """Optimizer's step in parts, one for each bucket as soon as it is ready."""
     WHOLE = "whole"
-    """The optimizer, in one step when all buckets are there: it, or its hooks, see all gradients together."""
+    """Optimizer's step as a whole when all buckets are ready: it, or its hooks, see all gradients together."""
     OUTSIDE = "outside"
-    """The user's loop, after it has waited for all buckets."""
+    """Update by the user's loop, after it has waited for all buckets."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A model as a rule sees it. Parameters are numbered from 0, buckets by keys from 1 in the order of exchange."""
+    """Model as a rule sees it. Parameters are numbered from 0, buckets have keys from 1 in the order of exchange."""
 
     ranks: int
     parameters: int
     buckets: tuple[Bucket, ...]
     filled: tuple[int, ...] = ()
-    """Keys in the order in which the buckets fill; empty: the order of exchange."""
+    """Keys in the order in which the buckets fill; empty means the order of exchange."""
     needed: tuple[int, ...] = ()
-    """Parameters in the order in which a forward pass reads them; empty: as they are numbered."""
+    """Parameters in the order in which a forward pass reads them; empty means the order of their numbers."""
     updates: Updates = Updates.PARTS
     deferred: bool = True
     """True where each parameter is waited for when the next forward pass reads it."""
     clip: float | None = None
-    """Largest norm of all averaged gradients together."""
+    """Largest norm of all gradients together; None does not clip."""
     buffers: bool = False
-    """True where rank 0's buffers (running means of batch norms) travel with the gradients."""
+    """True where rank 0's buffers (running means of batch norms) are sent with the gradients."""
     order: tuple[int, ...] = field(init=False)
-    """Parameters in the order of forward passes."""
+    """Parameters in the order in which forward passes read them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", self.needed or tuple(range(self.parameters)))
@@ -60,12 +60,12 @@ class Layout:
         return tuple(range(1, len(self.buckets) + 1))
 
     def bucket(self, key: int) -> Bucket:
-        """Return the bucket of a key."""
+        """Return the bucket with this key."""
         return self.buckets[key - 1]
 
     @cached_property
     def keys_of(self) -> tuple[tuple[int, ...], ...]:
-        """For each parameter, the keys of the buckets that it lies in."""
+        """Keys of the buckets that hold each parameter, by its number."""
         found: list[list[int]] = [[] for _ in range(self.parameters)]
         for key, one in enumerate(self.buckets, 1):
             for number in one.parameters:
@@ -74,7 +74,7 @@ class Layout:
 
     @cached_property
     def complete(self) -> tuple[tuple[int, ...], ...]:
-        """For each key, from 0 on, the parameters of which no part is missing once its bucket has been exchanged."""
+        """Parameters that are complete once a bucket has been exchanged, by key; key 0: those in no bucket."""
         found: list[list[int]] = [[] for _ in range(len(self.buckets) + 1)]
         for number, keys in enumerate(self.keys_of):
             found[keys[-1] if keys else 0].append(number)
@@ -82,7 +82,7 @@ class Layout:
 
     @cached_property
     def ready(self) -> tuple[tuple[int, ...], ...]:
-        """For each key, from 0 on, the parameters whose gradient comes first in that bucket, as the buckets fill."""
+        """Parameters whose gradient comes first in a bucket, as the buckets fill, by key from 0 on."""
         found: list[list[int]] = [[] for _ in range(len(self.buckets) + 1)]
         seen: set[int] = set()
         for key in self.filled:
@@ -93,5 +93,5 @@ class Layout:
 
 
 def even_layout(ranks: int, buckets: int, nbytes: int = 1 << 20) -> Layout:
-    """Return the layout of `buckets` parameters of one size, each a bucket of its own: for pictures and tests."""
+    """Return the layout of `buckets` parameters of one size, each a bucket of its own: for drawings and tests."""
     return Layout(ranks, buckets, tuple(Bucket(nbytes, (number,)) for number in reversed(range(buckets))))

@@ -1,4 +1,4 @@
-"""Which tasks of different ranks are one collective, or one message: rule 3 of `program.py`.
+"""Matching of tasks of different ranks that are one collective, or one message: rule 3 of `program.py`.
 
 rank 0   allreduce 1 ──┐        allreduce 2 ─┐           send 1 to 2 ───┐
 rank 1   allreduce 1 ──┤ first  allreduce 2 ─┤ second                   │
@@ -15,19 +15,20 @@ from unisono.step.program import Group, Role, Task
 
 
 class Member(NamedTuple):
-    """A task that a rank has come to."""
+    """Task that a rank has reached."""
 
     rank: int
     task: Task
     token: Any = None
-    """What the caller knows it by."""
+    """Label that the caller gave it."""
 
 
 class Matching:
-    """Collects the tasks that ranks come to, and gives those back that go together."""
+    """Collector of the tasks that ranks reach. It returns those that run together."""
 
     def __init__(self, ranks: Collection[int]) -> None:
-        """`ranks` are those that are played; others of a group are taken to come at the same time."""
+        """Match the tasks of `ranks`, those that are played. Others of a group are assumed to arrive at the same
+        time."""
         self._ranks = frozenset(ranks)
         self._members: dict[Group, tuple[int, ...]] = {}
         self._come: dict[Group, dict[int, deque[Member]]] = {}
@@ -35,7 +36,7 @@ class Matching:
         self._receives: dict[tuple[Group, int], deque[Member]] = {}
 
     def come(self, member: Member) -> Sequence[Member]:
-        """Add a task that its rank has come to; return all that are carried out together now, or none yet."""
+        """Add a task that its rank has reached. Return all tasks that run together now, or none yet."""
         task = member.task
         if task.group is None or task.operation.role is Role.ALONE:
             return (member,)
@@ -44,7 +45,7 @@ class Matching:
         return self._message(task.group, member)
 
     def waiting(self) -> list[str]:
-        """Return who waits, in words."""
+        """Return the ranks that wait and their tasks, in words."""
         members = [one for come in self._come.values() for queue in come.values() for one in queue]
         members += [one for queues in (self._sends, self._receives) for queue in queues.values() for one in queue]
         return [f"rank {one.rank} in {one.task}" for one in members]

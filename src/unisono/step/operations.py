@@ -1,4 +1,4 @@
-"""The operations that rules share. A rule may bring others: an `Operation` is all that the readers ask for.
+"""Operations that rules share. A rule may add others: an `Operation` has everything that readers need.
 
 outside     begin, forward, backward, end, wait: what the program outside does with its batch
 gradients   agree (control word), pack, allreduce, settle, clip, update; update_alone for a rank's own
@@ -62,19 +62,19 @@ def _nothing(_: Sequence[Symbols], __: Task) -> None:
 
 
 BEGIN = Operation("begin", None, _mean_begin, lambda _, costs: Duration(costs.forward[-1]))
-"""A batch is there."""
+"""Start of a step: its batch is ready."""
 
 FORWARD = Operation("forward", None, _mean_forward, lambda task, costs: Duration(costs.forward[task.key]))
-"""A module reads parameter `key`, and computes until the next is read."""
+"""Reading of parameter `key` by a module, and computing until the next is read."""
 
 BACKWARD = Operation("backward", None, _mean_backward, lambda task, costs: Duration(costs.backward[task.key]))
-"""Computing goes on until bucket `key` is full; for key 0, until the first gradient is there."""
+"""Computing until bucket `key` is full; for key 0, until the first gradient is ready."""
 
 END = Operation("end", None, _nothing, lambda _, costs: Duration(costs.backward[-1]))
-"""The backward pass has ended."""
+"""End of the backward pass."""
 
 WAIT = Operation("wait", None, _mean_wait, lambda _, __: Duration(0.0))
-"""The program outside waits for what the task reads; it then updates the weights that the task writes."""
+"""Wait of the outside program for the values that the task reads. It then updates the weights that the task writes."""
 
 # Gradients ----------------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ def _price_update(task: Task, costs: Costs) -> Duration:
 
 
 def _free(_: Task, __: Costs) -> Duration:
-    """Beside a collective, what stays in a rank's memory takes no time."""
+    """Return a duration of 0: next to a collective, work in a rank's own memory takes no time."""
     return Duration(0.0)
 
 
@@ -195,7 +195,7 @@ def _price_whole(task: Task, costs: Costs) -> Duration:
 
 
 def _price_half(task: Task, costs: Costs) -> Duration:
-    """Half of an allreduce: each byte travels once."""
+    """Return half the duration of an allreduce: each byte is sent once."""
     return costs.exchange(costs.nbytes(task.key) / 2)
 
 
@@ -232,50 +232,50 @@ def _act_update_alone(replica: Replica, task: Task, _: Any) -> None:
 
 
 def _act_reduce_scatter(replica: Replica, task: Task, world: Any) -> None:
-    world.part_reduce(replica.bucket(task.key))
+    world.reduce_scatter(replica.bucket(task.key))
 
 
 def _act_all_gather(replica: Replica, task: Task, world: Any) -> None:
-    world.part_broadcast(replica.bucket(task.key))
+    world.all_gather(replica.bucket(task.key))
 
 
 AGREE = Operation("agree", _act_agree, _mean_agree, _price_small, Role.COLLECTIVE, "w")
-"""Sum of the control words: what each rank's gradients weigh, and what is requested of all."""
+"""Sum of the control words: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
 PACK = Operation("pack", _act_pack, _mean_pack, _free)
-"""Gradients, times their rank's weight, into their bucket."""
+"""Copy of gradients, times their rank's weight, into their bucket."""
 
 SETTLE = Operation("settle", _act_settle, _mean_settle, _free)
-"""The sums in a bucket become the gradients of its parameters; of those that no rank had, nothing does."""
+"""Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
 CLIP = Operation("clip", _act_clip, _mean_clip, _free)
-"""All averaged gradients are scaled, so that their common norm is at most `Layout.clip`."""
+"""Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
 
 CLIP_ALONE = Operation("clip", _act_clip_alone, _mean_clip_alone, _free)
-"""All of this rank's own gradients are scaled, so that their common norm is at most `Layout.clip`."""
+"""Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""
 
 UPDATE = Operation("update", _act_update, _mean_update, _price_update)
-"""The optimizer's step for some parameters, with averaged gradients."""
+"""Optimizer's step for some parameters, with averaged gradients."""
 
 UPDATE_ALONE = Operation("update", _act_update_alone, _mean_update_alone, _price_update)
-"""The optimizer's step for some parameters, with this rank's own gradients."""
+"""Optimizer's step for some parameters, with this rank's own gradients."""
 
 STEP_ALONE = Operation("step", None, _mean_update_alone, lambda _, __: Duration(0.0))
-"""The program outside has its optimizer apply this rank's own gradients."""
+"""Step of the outside program's optimizer, with this rank's own gradients."""
 
 UPDATE_SHARD = Operation("update", _act_update, _mean_update_shard, _price_update)
-"""The optimizer's step for this rank's shard of a bucket."""
+"""Optimizer's step for this rank's shard of a bucket."""
 
 REDUCE_SCATTER = Operation("reduce_scatter", _act_reduce_scatter, _mean_reduce_scatter, _price_half, Role.COLLECTIVE)
-"""Each rank gets the sum of its shard of a bucket."""
+"""Reduce-scatter: each rank gets the sum of its shard of a bucket."""
 
 ALL_GATHER = Operation("all_gather", _act_all_gather, _mean_all_gather, _price_half, Role.COLLECTIVE, "g")
-"""Each rank gets the others' shards of a bucket."""
+"""All-gather: each rank gets the others' shards of a bucket."""
 
 
 @cache
 def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
-    """Return the operation that sums a bucket over the ranks by an algorithm, in a wire format."""
+    """Return the operation that sums a bucket over the ranks with an algorithm, in a wire format."""
 
     def act(replica: Replica, task: Task, world: Any) -> None:
         world.allreduce(replica.bucket(task.key), algorithm, wire)
@@ -320,10 +320,10 @@ def _act_unpack_weights(replica: Replica, task: Task, _: Any) -> None:
 
 
 PACK_WEIGHTS = Operation("pack_weights", _act_pack_weights, _mean_pack_weights, _free, letter="P")
-"""Weights, over the number of ranks, into their bucket."""
+"""Copy of weights, divided by the number of ranks, into their bucket."""
 
 UNPACK_WEIGHTS = Operation("unpack_weights", _act_unpack_weights, _mean_unpack_weights, _free, letter="U")
-"""The sum in a bucket becomes the weights of its parameters."""
+"""Copy of a bucket's sums to the weights of its parameters."""
 
 # Others -------------------------------------------------------------------------------------------------------------
 
@@ -345,20 +345,20 @@ def _price_barrier(_: Task, costs: Costs) -> Duration:
 
 
 BARRIER = Operation("barrier", _act_barrier, _nothing, _price_barrier, Role.COLLECTIVE, "|")
-"""All ranks come together."""
+"""Barrier of all ranks."""
 
 PACK_BUFFERS = Operation("pack_buffers", _act_pack_buffers, _nothing, _free)
-"""The model's buffers, as they are now, where they travel."""
+"""Copy of the model's present buffers to the memory they are sent from."""
 
 BROADCAST_BUFFERS = Operation("buffers", _act_broadcast_buffers, _nothing, _price_small, Role.COLLECTIVE, "n")
-"""Rank 0's buffers for all ranks."""
+"""Broadcast of rank 0's buffers to all ranks."""
 
 
 def send(act: Act, mean: Any) -> Operation:
-    """Return an operation that sends what `act` takes from the replica to the task's peer."""
+    """Return an operation by which `act` sends a part of the replica to the task's peer."""
     return Operation("send", act, mean, _price_half, Role.SEND)
 
 
 def receive(act: Act, mean: Any) -> Operation:
-    """Return an operation that receives from the task's peer; from whoever sends first where it has none."""
+    """Return an operation that receives from the task's peer, or from the first sender where it has none."""
     return Operation("receive", act, mean, _price_half, Role.RECEIVE)

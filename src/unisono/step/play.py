@@ -1,11 +1,12 @@
-"""Carries step programs out on the engine: a value is a variable there, a lane is a pool of threads.
+"""Execution of step programs on the engine: a value is a variable there, a lane is a pool of threads.
 
     program    forward 0 │ backward 1 │ pack 1, allreduce 1, settle 1, update 1 │ backward 2 │ pack 2 ...
                          ▲ the program outside has come so far                                 ▲ and goes on to here
                            what follows was pushed when backward 1 had ended
 
-The program outside is one thread's, so its tasks end in program order: what follows one of them is pushed when it has
-ended, and the gate of the next is a wait for what it reads. Tasks on lane `main` are carried out by whoever goes on.
+The outside program runs in one thread, so its tasks end in program order. The tasks that follow one of them are pushed
+when it has ended, and the next one waits for the values that it reads (its gate). Tasks on lane `main` run in the
+thread that advances the program.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from unisono.step.replica import Replica
 from unisono.world import World
 
 OF_ONE_PASS = frozenset(("seen", "begun", "ended", "thread main", "thread computing"))
-"""Kinds of values without a variable: a pass has its own, or one thread keeps their order."""
+"""Kinds of values without a variable: each pass has its own, or one thread keeps their order."""
 
 OF_UPDATES = frozenset(("gradient", "state"))
 """Kinds of values without a variable where only tasks of lane `update`, which has one thread, touch them."""
 
 
 class PreparedTask(NamedTuple):
-    """A task with what carries it out."""
+    """Task with everything that is needed to run it."""
 
     task: Task
     act: Act
@@ -40,19 +41,19 @@ class PreparedTask(NamedTuple):
     write: tuple[Variable, ...]
     world: World
     label: str
-    """What ranks compare of a collective; empty for what a rank does alone."""
+    """Label that ranks compare in a collective; empty for a task of one rank alone."""
 
 
 Prepared = tuple[PreparedTask, ...]
 
 
 class Player:
-    """Carries out step programs of one user of `exchanges`. All ranks make one together."""
+    """Runner of the step programs of one user of `exchanges`. All ranks construct it together."""
 
     def __init__(
         self, exchanges: Exchanges, communicators: int, user: str = "", observe: Observe | None = None
     ) -> None:
-        """`user` is the name by which ranks tell the collectives of one user from those of others."""
+        """Take `communicators` communicators. `user` tells the collectives of one user from those of others."""
         self._worlds = exchanges.worlds(communicators)
         self._exchanges, self._user, self._observe = exchanges, user, observe
         self._variables: dict[Value, Variable] = {}
@@ -61,11 +62,11 @@ class Player:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for operations of others that need what the tasks bring."""
+        """Engine of the exchanges, for other operations that depend on the results of tasks."""
         return self._exchanges.engine
 
     def variable(self, value: Value) -> Variable:
-        """Return the engine's variable that stands for a value."""
+        """Return the engine's variable for a value."""
         variable = self._variables.get(value)
         if variable is None:
             if value.kind == "order":
@@ -76,13 +77,13 @@ class Player:
         return variable
 
     def prepare(self, program: StepProgram) -> Prepared:
-        """Return a program whose tasks know their variables and communicators: it can be played any number of times."""
+        """Return a program whose tasks have their variables and communicators. It can be played any number of times."""
         inside = [task for task in program if task.operation.act is not None and task.lane != UPDATE]
         touched = {value for task in inside for value in (*task.reads, *task.writes) if value.kind in OF_UPDATES}
         return tuple(self._prepare(task, touched) for task in program)
 
     def play(self, ready: PreparedTask, replica: Replica) -> None:
-        """Carry a task out as soon as it may be; on lane `main`, in this thread."""
+        """Run a task as soon as its values allow; on lane `main`, in this thread."""
         task, act, read, write, world, label = ready
         name = str(task)
 
@@ -103,16 +104,16 @@ class Player:
                 self._writers[value] = handle
 
     def wait_for(self, value: Value) -> bool:
-        """Wait until the weights that a value names are up to date; whether anybody was waited for."""
+        """Wait until the weights that a value names are up to date. Return True where there was a task to wait for."""
         handle = self._writers.pop(value, None)
         if handle is not None:
             handle.wait()
         return handle is not None
 
     def wait(self, *values: Value) -> None:
-        """Wait until all that writes these values, or all that was pushed if there are none, is over.
+        """Wait for all tasks that write these values; without values, for all that were pushed.
 
-        Raises OperationError where it has failed; it raises it again whenever all is waited for.
+        Raises OperationError where one has failed. Each wait for all raises it again.
         """
         if values:
             self.engine.wait(*map(self.variable, values))
@@ -142,7 +143,7 @@ class Player:
         return PreparedTask(task, task.operation.act or _outside, read, write, self._world_of(task), label)
 
     def _world_of(self, task: Task) -> World:
-        """Return the world whose calls meet those of the task's group. Raises UsageError where there is none."""
+        """Return the world whose calls match those of the task's group. Raises UsageError where there is none."""
         group, worlds = task.group, self._worlds
         if group is None:
             return worlds[0]
@@ -159,7 +160,7 @@ class Player:
 
 
 class Cursor:
-    """How far the program outside has come in a step program."""
+    """Position of the outside program in a step program."""
 
     def __init__(self, program: Prepared, player: Player, replica: Replica) -> None:
         self._program, self._player, self._replica = program, player, replica
@@ -167,11 +168,11 @@ class Cursor:
 
     @property
     def outside(self) -> Task | None:
-        """The task of the program outside that has to end next; None where the program has no more."""
+        """Task of the outside program that has to end next; None where the program has no more."""
         return self._program[self._next].task if self._next < len(self._program) else None
 
     def end(self, pushed: Callable[[Task], object]) -> None:
-        """Say that the next task outside has ended: what follows it is carried out, `pushed` called before each."""
+        """Mark the next outside task as ended, and run the tasks that follow it. `pushed` is called before each."""
         self._next += 1
         while self._next < len(self._program):
             ready = self._program[self._next]

@@ -1,4 +1,4 @@
-"""What a step takes once steps follow one another: the rule's own programs, played on a clock with measured costs.
+"""Prediction of a step's time once steps follow one another: the rule's own programs on a clock with measured costs.
 
 main            ──backward──────────▶│    waits for w0   │──forward──▶
 communication        │ allreduce 1 │ allreduce 2 │ allreduce 3 │
@@ -14,11 +14,11 @@ from unisono.step.program import Role, Step
 from unisono.step.rule import Rule
 
 WARMUP = 4
-"""Steps that are played first, at the least: the first finds nothing under way."""
+"""Smallest number of steps that are played before measuring: the first finds nothing under way."""
 
 
 def predict(rule: Rule, costs: Costs) -> Prediction:
-    """Return what a step takes, as the mean over those in which the rule repeats itself. All ranks are alike."""
+    """Return the predicted times of a step, as the mean over one period of the rule. All ranks are assumed alike."""
     period = rule.period
     warmup = max(WARMUP - period, -(-WARMUP // period) * period if period > 1 else 0)
     played = warmup + period

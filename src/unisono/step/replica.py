@@ -1,4 +1,4 @@
-"""What operations act on: one rank's model, its gradients and the buckets they travel in."""
+"""Interface that operations act on: one rank's model, its gradients and the buckets they are sent in."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ if TYPE_CHECKING:
 
 
 class Replica(Protocol):
-    """One rank's copy of a model while it is trained."""
+    """Copy of a model on one rank, in training."""
 
     layout: Layout
 
     def agree(self, world: Any) -> None:
-        """Sum the control words: from here on it is known what this rank's gradients weigh."""
+        """Sum the control words, which gives the weight of this rank's gradients."""
 
     def pack(self, key: int) -> None:
-        """Put gradients, times this rank's weight, into a bucket; this rank's own are gone from here on."""
+        """Write gradients, times this rank's weight, into a bucket. This rank's own are gone from here on."""
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return what travels in a bucket: flat, contiguous, of one dtype."""
+        """Return the elements of a bucket that are sent: flat, contiguous, of one dtype."""
 
     def sums(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds gradients, without the flags behind it."""
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that says which parameters have a gradient: not 0 where any rank has one."""
+        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
 
     def settle(self, key: int) -> None:
-        """Make what lies in a bucket the gradients of its parameters."""
+        """Make a bucket's sums the gradients of its parameters."""
 
     def clip(self) -> None:
-        """Scale all averaged gradients so that their common norm is at most the layout's."""
+        """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
 
     def clip_alone(self) -> None:
-        """Scale all of this rank's own gradients so that their common norm is at most the layout's."""
+        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Have the optimizer make its step for some parameters, with averaged gradients."""
+        """Apply the optimizer's step to these parameters, with averaged gradients."""
 
     def update_alone(self, parameters: Sequence[int]) -> None:
-        """Have the optimizer make its step for some parameters, with this rank's own gradients, which are gone then."""
+        """Apply the optimizer's step to these parameters, with this rank's own gradients, which are gone then."""
 
     def pack_weights(self, key: int) -> None:
-        """Put weights, over the number of ranks, into a bucket."""
+        """Write weights, divided by the number of ranks, into a bucket."""
 
     def unpack_weights(self, key: int) -> None:
-        """Make what lies in a bucket the weights of its parameters."""
+        """Copy the contents of a bucket to the weights of its parameters."""
 
     def pack_buffers(self) -> None:
-        """Put the model's buffers, as they are now, where they travel."""
+        """Copy the model's present buffers to the memory they are sent from."""
 
     def buffers(self) -> torch.Tensor:
-        """Return what travels of the model's buffers: rank 0's, which the model takes before it reads them again."""
+        """Return the memory that the model's buffers are sent in. The model takes rank 0's before its next read."""

@@ -1,4 +1,4 @@
-"""A key-value store without servers: what ranks push under a key is summed over all, and pulled by all.
+"""Key-value store without servers: tensors that ranks push under a key are summed over all ranks, and all pull the sum.
 
     store = create("chain", world)
     store.init(key, weights)                 all have rank 0's
@@ -31,11 +31,11 @@ from unisono.step.program import UPDATE, Operation, Task, Value, bucket
 from unisono.world import World
 
 OUTSTANDING = 2
-"""Collectives that go on at once, where the overlap has several and nothing else is said."""
+"""Largest number of collectives at once, where the overlap has several and no other number is given."""
 
 
 def create(name: str, world: World, algorithm: str = "auto", wire: str | None = None) -> KVStore:
-    """Return a store whose collectives go as an overlap says: "funnel", "concurrent" or "chain".
+    """Return a store whose collectives follow an overlap: "funnel", "concurrent" or "chain".
 
     `algorithm` and `wire` are those of `world.allreduce`. Raises UsageError for an unknown name.
     """
@@ -43,15 +43,15 @@ def create(name: str, world: World, algorithm: str = "auto", wire: str | None = 
 
 
 class Entry(NamedTuple):
-    """What the tasks of one call act on."""
+    """Data that the tasks of one call act on."""
 
     room: torch.Tensor
-    """What travels under the key."""
+    """Memory that is sent for the key."""
     tensor: torch.Tensor
-    """What was pushed, or is pulled into."""
+    """Tensor that was pushed, or is pulled into."""
 
     def bucket(self, _: int) -> torch.Tensor:
-        """Return what travels."""
+        """Return the memory that is sent."""
         return self.room
 
 
@@ -76,12 +76,12 @@ UNPACK = Operation("unpack", _copy_out, _nothing, _free)
 
 
 def value(key: int) -> Value:
-    """Value of a key: what was pushed, and then the sum."""
+    """Return the value of a key: the pushed tensor, and then the sum."""
     return Value("value", key)
 
 
 class KVStore(Closing):
-    """The store of one rank. All ranks of `world` make one, and make the same calls in the same order."""
+    """Store of one rank. All ranks of `world` construct one, and make the same calls in the same order."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class KVStore(Closing):
         wire: str | None = None,
         outstanding: int = OUTSTANDING,
     ) -> None:
-        """`outstanding` are the collectives that may go on at once where the overlap has several."""
+        """Start the engine. `outstanding`: largest number of collectives at once, where the overlap has several."""
         self._exchanges = Exchanges(world)
         self._player = Player(self._exchanges, overlap.communicators(outstanding), "a store")
         self._world, self._allreduce = world, allreduce(algorithm, wire)
@@ -100,11 +100,12 @@ class KVStore(Closing):
 
     @property
     def engine(self) -> Engine:
-        """For other operations that need what the store brings: they read `variable(key)`."""
+        """Engine, for other operations that need the store's results: they read `variable(key)`."""
         return self._exchanges.engine
 
     def init(self, key: int, tensor: torch.Tensor) -> None:
-        """Give all ranks rank 0's tensor, in place, and make room for gradients of its shape and dtype."""
+        """Copy rank 0's tensor to all ranks, in place, and allocate memory for gradients of its shape and dtype. Raises
+        UsageError for a key that was initialised before."""
         if key in self._rooms:
             raise UsageError(f"key {key} has been initialised already")
         world = self._exchanges.worlds(1)[0]
@@ -112,31 +113,31 @@ class KVStore(Closing):
         self._rooms[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
 
     def variable(self, key: int) -> Variable:
-        """Return the engine's variable: who reads it waits for what was pulled under the key; who mutates it, what is
-        pushed under it waits for."""
+        """Return the engine's variable of a key. An operation that reads it waits for what was pulled; one that mutates
+        it is waited for by later pushes."""
         return self._player.variable(value(key))
 
     def push(self, key: int, tensor: torch.Tensor) -> None:
-        """Add a tensor to the sum of all ranks. It must stay as it is until the key is waited for."""
+        """Add a tensor to the sum over all ranks. It must not change until the key is waited for."""
         entry = self._entry(key, tensor)
         self._play(entry, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
         self._play(entry, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
 
     def pull(self, key: int, tensor: torch.Tensor) -> None:
-        """Bring the sum of what all ranks have pushed into a tensor."""
+        """Copy the sum of the tensors that all ranks have pushed into `tensor`."""
         self._play(self._entry(key, tensor), Task(UNPACK, key, UPDATE, (bucket(key),), (value(key),)))
 
     def wait(self, *keys: int) -> None:
-        """Wait until what was pulled under these keys is there. Raises OperationError when a collective has failed."""
+        """Wait until tensors pulled under these keys are ready. Raises OperationError when a collective has failed."""
         self._player.wait(*map(value, keys))
 
     def barrier(self) -> None:
-        """Wait until all that was pushed and pulled is over on all ranks."""
+        """Wait until all pushes and pulls are finished on all ranks."""
         self._player.wait()
         self._exchanges.worlds(1)[0].barrier()
 
     def close(self) -> None:
-        """End the threads once all is over. Memory and communicators go with the world."""
+        """End the threads once all work is finished. Memory and communicators are freed with the world."""
         self._exchanges.close()
         self._rooms.clear()
 

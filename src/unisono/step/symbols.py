@@ -1,11 +1,12 @@
-"""What one rank holds while a step program is played on symbols instead of numbers.
+"""Symbolic state of one rank while a step program is played without numbers.
 
     gradient of w3, part in bucket 2     {(rank 0, batch 4, version 7): 1}
     the same after an allreduce          {(0, 4, 7): 1, (1, 4, 7): 1, (2, 4, 7): 1}
     weights of w3, that part             version 8 = what came of version 7 by applying that sum
 
-Versions are numbers for structures: two ranks have the same version where the same was done to the same weights in the
-same order. So stale, missing and doubled gradients, and ranks that end apart, can be told without computing.
+Versions are numbers for structures: two ranks have the same version where the same updates were applied to the same
+weights in the same order. So stale, missing and doubled gradients, and ranks with different final weights, are found
+without computing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unisono.step.layout import Layout
 
 
 class Contribution(NamedTuple):
-    """One rank's gradient of one batch, made with a version of the weights."""
+    """Gradient of one batch on one rank, made with a version of the weights."""
 
     rank: int
     batch: int
@@ -31,7 +32,7 @@ Sum = Counter[Contribution]
 
 
 class Applied(NamedTuple):
-    """An update: what was applied to which version of a part of a parameter's weights."""
+    """Update of a part of a parameter's weights: the sum that was applied, and the version it was applied to."""
 
     sum: Sum
     version: int
@@ -50,7 +51,7 @@ class Versions:
 
 @dataclass
 class Sent:
-    """What lies in a bucket: for each parameter that lies in it, a sum of gradients, or of versions of weights."""
+    """Contents of a bucket: for each parameter in it, a sum of gradients, or of versions of weights."""
 
     parts: dict[int, Counter[Contribution]]
     settled: bool = False
@@ -61,29 +62,29 @@ class Sent:
 
 @dataclass
 class Symbols:
-    """One rank's values."""
+    """Symbolic values of one rank."""
 
     rank: int
     layout: Layout
     versions: Versions
     absent: frozenset[int] = frozenset()
-    """Batches that this rank has not."""
+    """Batches that this rank lacks."""
     batch: int = -1
-    """Of the step that goes on."""
+    """Batch of the present step."""
     begun: int = -1
-    """Of the last backward pass that has begun."""
+    """Batch of the last backward pass that has begun."""
     word: int = -1
     """Batch of the last control word."""
     made: dict[int, int] = field(default_factory=dict)
-    """For each parameter, the batch of its last gradient."""
+    """Batch of the last gradient, for each parameter."""
     weights: dict[int, dict[int, int]] = field(default_factory=dict)
-    """For each parameter, and each bucket that it lies in, the version of that part."""
+    """Version of each part of a parameter's weights, for each parameter and each bucket that holds a part of it."""
     seen: dict[int, int] = field(default_factory=dict)
-    """For each parameter, the version that the forward pass has read."""
+    """Version that the forward pass has read, for each parameter."""
     gradients: dict[int, dict[int, Sum]] = field(default_factory=dict)
     buckets: dict[int, Sent] = field(default_factory=dict)
     applied: dict[tuple[int, int], list[Applied]] = field(default_factory=dict)
-    """For each parameter and bucket, its updates."""
+    """Updates, for each parameter and bucket."""
 
     def __post_init__(self) -> None:
         begin = self.versions.of("initial")
@@ -91,7 +92,7 @@ class Symbols:
             self.weights[number] = dict.fromkeys(self.parts_of(number), begin)
 
     def parts_of(self, number: int) -> tuple[int, ...]:
-        """Return the keys of the buckets that a parameter lies in; key 0 where it lies in none."""
+        """Return the keys of the buckets that hold a parameter; key 0 where none does."""
         return self.layout.keys_of[number] or (0,)
 
     def version(self, number: int) -> int:
@@ -106,7 +107,8 @@ class Symbols:
         self.weights[number][key] = self.versions.of("update", before, frozenset(contributions.items()))
 
     def take(self, number: int, key: int, who: object) -> Sum:
-        """Return what a bucket holds for a parameter, which is then applied. Raises StepError where it cannot be."""
+        """Remove a bucket's sum for a parameter, and return it to be applied. Raises StepError where it is missing or
+        not settled."""
         sent = self.buckets.get(key)
         if sent is None or number not in sent.parts:
             raise StepError(
@@ -119,7 +121,7 @@ class Symbols:
 
 
 def summed(sums: Iterable[Counter[Contribution]]) -> Counter[Contribution]:
-    """Return the sum of sums: a contribution that is in two of them counts twice."""
+    """Return the sum of sums. A contribution that is in two of them counts twice."""
     total: Counter[Contribution] = Counter()
     for one in sums:
         total.update(one)

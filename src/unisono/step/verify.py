@@ -1,4 +1,5 @@
-"""Proves a rule's step programs right for one number of ranks, by playing them on symbols in an order that they allow.
+"""Proof that a rule's step programs are right for one number of ranks: they are played on symbols in an order they
+allow.
 
     rank 0   ... pack 1 ─▶ allreduce 1 ─▶ settle 1 ─▶ update 1 ...
     rank 1   ... pack 1 ─▶     ┴─ one node of the joined graph
@@ -6,11 +7,11 @@
 Checked, in time linear in the number of tasks:
 
 - every member of a group has the same collectives, in the same order;
-- a group's tasks are totally ordered on each member: each shares a value with the next that one of them writes;
+- a group's tasks are totally ordered on each member: each shares a value with the next, which one of them writes;
 - a lane has a thread for each group it may wait for;
-- the ranks' graphs, joined at collectives, have no circle;
-- played in a random admissible order, each gradient is applied once, complete, to the weights it was made with, and the
-  ranks end with the same weights, where the rule promises so.
+- the ranks' graphs, joined at collectives, have no cycle;
+- in a random admissible order, each gradient is applied once, complete, to the weights it was made with, and the ranks
+  end with the same weights, where the rule promises so.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def verify(
 ) -> None:
     """Raise StepError unless the rule keeps its promises over these steps on `layout.ranks` ranks.
 
-    `absent` are the batches that a rank has not; `seed` chooses among the orders that the programs allow.
+    `absent` maps a rank to the batches that it lacks; `seed` chooses among the orders that the programs allow.
     """
     programs = [[rule(event, rank, layout) for event in steps] for rank in range(layout.ranks)]
     whole = [tuple(task for program in mine for task in program) for mine in programs]
@@ -119,7 +120,7 @@ def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task
 
 
 def check_promises(rule: Rule, steps: Sequence[Step], symbols: Sequence[Symbols]) -> None:
-    """Raise StepError unless what was applied, and what came of it, is what the rule promises."""
+    """Raise StepError unless the applied gradients and the resulting weights are those that the rule promises."""
     promises = [rule.promise(event) for event in steps]
     windows: list[tuple[Promise, list[int]]] = []  # each update, and the batches that it is of
     batches: list[int] = []

@@ -1,11 +1,11 @@
 """Threads that complete futures, so that no callback runs on a communication thread.
 
-A callback may start a collective and wait for its future, which another completion has to complete:
+A callback may start a collective and wait for its future, which another thread must complete:
 
     thread 1    completes A ── A's callback starts B and waits for it ──────────────┐ goes on
     thread 2                                                   completes B ─────────┘
 
-So there is always one thread that is free: when all are busy, one more is started.
+So one thread is always free: when all are busy, another one is started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 
 class Completions:
-    """Runs what it is given, in order, on threads of its own."""
+    """Threads of their own that run submitted functions, in order of submission."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -24,7 +24,7 @@ class Completions:
         self._free = 0  # threads that are not busy, less what is waiting for them
 
     def submit(self, complete: Callable[[], None]) -> None:
-        """Have `complete` run soon."""
+        """Run `complete` soon, on one of the threads."""
         with self._lock:
             self._free -= 1
             short = self._free < 0

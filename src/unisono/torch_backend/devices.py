@@ -1,10 +1,10 @@
-"""Tensors in a GPU's memory: through pinned memory of the host, straight to an MPI library that takes them
-(`direct.py`), or to the backend that serves them beside this one.
+"""GPU tensors: copied through pinned host memory, passed to an MPI library that takes them (`direct.py`), or handed to
+the backend that serves them beside this one.
 
     device ──copy──▶ pinned ── the operation, as for any tensor ──▶ pinned ──copy──▶ device, on the stream that waits
 
-`"cpu:unisono,cuda:nccl"` gives CUDA tensors to NCCL: PyTorch makes only one group of a backend that is written in
-Python, so this group makes NCCL's when the first CUDA tensor comes, which all ranks' does in the same operation.
+`"cpu:unisono,cuda:nccl"` gives CUDA tensors to NCCL. PyTorch creates only one group for a backend that is written in
+Python. So this group creates NCCL's at the first operation on a CUDA tensor, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from unisono.torch_backend.pytorch import GroupBase, WorkBase
 from unisono.torch_backend.work import NO_TIMEOUT
 
 DIRECT = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
-"""The operations that a library may carry out in a GPU's memory."""
+"""Operations that the MPI library may carry out in GPU memory."""
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
 def on_any_device(operation: Operation) -> Operation:
-    """An operation of a process group that takes tensors of the host, made to take those of a GPU as well."""
+    """Return an operation that takes GPU tensors as well, given one of a process group that takes CPU tensors."""
 
     @wraps(operation)
     def call(group: Any, *arguments: Any, **named: Any) -> Any:
@@ -67,16 +67,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
-    """Raise TensorError where tensors that are written share memory, which their copies on the host would hide."""
+    """Raise TensorError if tensors that are written share memory; their copies on the host would hide that."""
     found = find_overlap(written) if all(map(writable, written)) else "several elements of an output"
     if found:
         raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
 
 
 class Staging:
-    """The copies in the host's memory of an operation's tensors; `written` are those that it fills.
+    """Copies in host memory of an operation's tensors; `written` are those that the operation fills.
 
-    The others are not copied back: an output may lie in the memory of an input.
+    Only these are copied back: an output may lie in the memory of an input.
     """
 
     def __init__(self, written: Sequence[torch.Tensor]) -> None:
@@ -84,7 +84,7 @@ class Staging:
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def host(self, value: Any) -> Any:
-        """The same with copies in pinned memory in place of a GPU's tensors; what the streams compute is waited for."""
+        """Return `value` with copies in pinned memory in place of GPU tensors; waits for the streams that fill them."""
         if isinstance(value, list):
             return [self.host(item) for item in value]
         if not isinstance(value, torch.Tensor) or value.is_cpu:
@@ -96,20 +96,20 @@ class Staging:
         return self._pairs[id(value)][1]
 
     def back(self) -> None:
-        """Copy what was filled back, in the order of the current stream."""
+        """Copy the filled tensors back to the GPU, in the order of the current stream."""
         for key, (device, copy) in self._pairs.items():
             if key in self._written:
                 device.detach().copy_(copy, non_blocking=True)
 
     def device(self, value: Any) -> Any:
-        """What `host` was given for what it has returned."""
+        """Return the value that `host` was given, for the value that it returned."""
         if isinstance(value, list):
             return [self.device(item) for item in value]
         return next((device for device, copy in self._pairs.values() if copy is value), value)
 
 
 class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
-    """An operation on the host's copies; who waits for it gets them copied back."""
+    """Operation on copies in host memory; `wait` copies the results back to the GPU."""
 
     def __init__(self, work: Any, staging: Staging) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
         self._copied = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait, then copy back once."""
+        """Wait for the operation, copy its results back once, and return True."""
         self._work.wait(timeout)
         if not self._copied:
             self._copied = True
@@ -125,36 +125,36 @@ class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
         return True
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Do the same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation is over; the tensors are there after `wait`."""
+        """Return True once the operation is over; its tensors are filled after `wait`."""
         return bool(self._work.is_completed())
 
     def is_success(self) -> bool:
-        """Whether it went well."""
+        """Return True if the operation has succeeded."""
         return bool(self._work.is_success())
 
     def exception(self) -> BackendError | None:
-        """What went wrong, if anything did."""
+        """Return the error of the operation, or None."""
         error: BackendError | None = self._work.exception()
         return error
 
     def result(self) -> Any:
-        """The tensors that it filled."""
+        """Wait, and return the tensors that the operation filled."""
         self.wait()
         return self._staging.device(self._work._result)
 
     def source_rank(self) -> int:
-        """The rank that a message came from."""
+        """Return the rank that a message came from."""
         return int(self._work.source_rank())
 
     def _source_rank(self) -> int:
         return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors that it fills."""
+        """Return a future of the tensors that the operation fills."""
 
         def copy_back(future: torch.futures.Future[Any]) -> Any:
             result = future.value()
@@ -166,7 +166,10 @@ class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
 
 
 def backend_beside(group: Any, device: torch.device, store: Any, timeout: timedelta) -> Any:
-    """The group that serves a kind of device beside ours, where PyTorch was asked for one; else None."""
+    """Return the group that serves this kind of device beside ours, or None where PyTorch was not asked for one.
+
+    Raises BackendError for a backend other than NCCL.
+    """
     devices = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
     name = devices.get(device.type)
     if name in (None, "unisono"):

@@ -1,12 +1,13 @@
-"""A GPU's tensors straight to an MPI library that takes them, once it has shown that it does.
+"""GPU tensors passed directly to an MPI library that supports them, once a test has shown that it does.
 
     does the library say so?  ── no ──▶ through pinned memory (`devices.py`)
       └ yes ▶ does a sum of ones on the device come out as the number of ranks?  ── no ──▶ through pinned memory
                 └ yes ▶ all_reduce, reduce_scatter, broadcast and all_gather take the device's memory as it is
 
-A library that was not built for GPUs would read a device's address as one of the host and crash, so it is asked first;
-one that was may still not work with the driver at hand, so it is tried, too. What MPI has no number format or no
-fitting operation for (half types; minimum and maximum, which must agree about NaN) goes through pinned memory.
+A library that was not built for GPUs would read a device address as a host address and crash, so it is queried first.
+One that was built for GPUs may still fail with the installed driver, so it is tested too. Data for which MPI has no
+number format or no fitting operation (half types; minimum and maximum, which must agree about NaN) goes through pinned
+memory.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from unisono.torch_backend.pytorch import ReduceOp
 from unisono.torch_backend.reductions import reduction_of
 
 SUMS = ("sum", "product")
-"""The ops that give the same by any order of the library's, up to rounding."""
+"""Ops whose result depends on the library's order of reduction by rounding only."""
 
 REDUCIBLE = frozenset(MPI_TYPES) - {torch.bool}
-"""What the library can reduce as it is."""
+"""Dtypes that the MPI library can reduce."""
 
 
 def says_so() -> bool:
-    """Whether the MPI library says that it takes a GPU's memory (MPICH's and Open MPI's extension)."""
+    """Return True if the MPI library reports support for GPU memory (an extension of MPICH and Open MPI)."""
     query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     return query is not None and bool(query())
 
 
 def shows_so(group: Group, device: torch.device) -> bool:
-    """Whether a sum over all ranks of `group` comes out right in the memory of `device`. Called by all together."""
+    """Return True if a sum over all ranks of `group` is right in the memory of `device`. Called by all together."""
     ones = torch.ones(1000, device=device)
     allreduce_directly(group, ones, "sum")
     right = bool((ones == group.size).all())
@@ -49,7 +50,7 @@ def shows_so(group: Group, device: torch.device) -> bool:
 
 
 def can_go(name: str, arguments: Sequence[Any]) -> bool:
-    """Whether the tensors of an operation may go straight, and be reduced by the library where it reduces them."""
+    """Return True if the tensors of an operation can be passed directly, and reduced by the library if need be."""
     tensors = [one for part in arguments for one in (part if isinstance(part, list) else [part])]
     tensors = [one for one in tensors if isinstance(one, torch.Tensor)]
     if not all(not one.is_sparse and plain(one) for one in tensors):
@@ -61,15 +62,18 @@ def can_go(name: str, arguments: Sequence[Any]) -> bool:
 
 
 def allreduce_directly(group: Group, tensor: torch.Tensor, op: str) -> None:
-    """Reduce `tensor` over all ranks, in place."""
+    """Reduce `tensor` over all ranks by `op`, in place."""
     _settle(tensor)
     with group.library_call(call(f"all_reduce({tensor.numel()} x {name_of(tensor.dtype)}, {op}) of a device")):
         request = group.comm.Iallreduce(MPI.IN_PLACE, [memory_of(tensor), MPI_TYPES[tensor.dtype]], OPS[op])
         group.finish(request, tensor)
 
 
-def part_reduce_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
-    """Reduce `tensor` over all ranks; `part` of rank r becomes the r-th of its equal parts."""
+def reduce_scatter_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
+    """Reduce `tensor` over all ranks by `op`; `part` of rank r receives the r-th of its equal parts.
+
+    Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
+    """
     with Checks(group, "reduce_scatter"):
         check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
     in_place = shared(part, tensor)  # MPI takes no memory that is both
@@ -84,14 +88,17 @@ def part_reduce_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor,
 
 
 def broadcast_directly(group: Group, tensor: torch.Tensor, root: int) -> None:
-    """All ranks end with what the root had, in place."""
+    """Copy the root's `tensor` to all ranks, in place."""
     _settle(tensor)
     with group.library_call(call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, from {root}) of a device")):
         group.finish(group.comm.Ibcast([memory_of(tensor), MPI.BYTE], root), tensor)
 
 
-def part_broadcast_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` becomes what all ranks have as `part`, side by side."""
+def all_gather_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
+    """Gather every rank's `part` into `out`, side by side.
+
+    Raises TensorError where `part` shares memory with `out` in any other place than its own.
+    """
     with Checks(group, "all_gather"):
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
     own: Any = MPI.IN_PLACE if shared(part, out) else [memory_of(part), MPI.BYTE]
@@ -102,6 +109,6 @@ def part_broadcast_directly(group: Group, part: torch.Tensor, out: torch.Tensor)
 
 
 def _settle(tensor: torch.Tensor) -> None:
-    """Wait for what this thread's stream computes of the tensor: the library knows no streams."""
+    """Wait until this thread's stream has computed the tensor: the MPI library knows no streams."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()

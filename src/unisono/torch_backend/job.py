@@ -1,4 +1,4 @@
-"""What the process groups of a process have in common: the ranks that MPI started, and the threads that serve all."""
+"""State shared by the process groups of a process: MPI's ranks, and the threads that serve all groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unisono.world import init
 
 
 class Job:
-    """The ranks that MPI started, and which of them PyTorch's ranks are."""
+    """Ranks that MPI started, and the mapping of PyTorch's ranks to them."""
 
     def __init__(self) -> None:
         self.world = init()
@@ -32,14 +32,15 @@ class Job:
         self._retirement = Retirement()
 
     def members(self, store: Any, rank: int, size: int, ranks: Sequence[int]) -> list[int]:
-        """The MPI ranks of a group of `size`, of which this is `rank`; `ranks` are its global ones, none for all.
+        """Return the MPI ranks of a group of `size` ranks, of which this is `rank`.
 
-        Raises LaunchError where MPI has not started so many.
+        `ranks` are the group's global ranks, empty for all. Raises LaunchError where MPI has started fewer than `size`.
         """
         if size > self.world.size:
             raise LaunchError(
                 f"a process group of {size} ranks, but MPI started {self.world.size}: start the program with "
-                f"mpiexec -n {size} python PROGRAM.py (or srun), not with torchrun or by itself"
+                f"mpiexec -n {size} python PROGRAM.py (or srun), or unisono run --ranks {size} PROGRAM.py, not with "
+                "torchrun or by itself"
             )
         if not ranks:
             self._defaults += 1
@@ -49,12 +50,12 @@ class Job:
         return [self._mpi_ranks[number] for number in ranks]
 
     def store(self, group: str) -> Any:
-        """Where the ranks of a group write for each other; nobody waits in it for what is not there."""
+        """Return the store in which the ranks of a group publish their state; nobody waits in it for a missing key."""
         assert self._store is not None, "the default group comes first"
         return PrefixStore(f"unisono/{self._defaults}/{group}", self._store)
 
     def _ask_everyone(self, store: Any, rank: int, size: int) -> list[int]:
-        """The MPI rank of each rank of the default group, which need not be in the order of MPI's."""
+        """Return the MPI rank of each rank of the default group; the two orders may differ."""
         if size == self.world.size:
             pairs = self.world.comm.allgather((rank, self.world.rank))
             return [mpi_rank for _, mpi_rank in sorted(pairs)]
@@ -62,7 +63,10 @@ class Job:
         return [int(store.get(f"unisono/{number}")) for number in range(size)]
 
     def group(self, name: str, members: Sequence[int], interrupted: Callable[[], None]) -> Group:
-        """The group of these MPI ranks, made by them together; `name` tells it from others made at the same time."""
+        """Return the group of these MPI ranks, which create it together.
+
+        `name` distinguishes it from other groups that are created at the same time.
+        """
         world = self.world
         everyone = world.comm.Get_group()
         chosen = everyone.Incl(list(members))
@@ -83,7 +87,7 @@ class Job:
         )
 
     def drop(self, group: Group, messages: Messages, broken: bool) -> None:
-        """Give back what a group and its messages held, when all its ranks do so; nothing of a broken one."""
+        """Free what a group and its messages hold, once all its ranks have dropped it; abandon a broken group."""
 
         def free() -> None:
             messages.free()
@@ -97,7 +101,7 @@ class Job:
 
 
 def own_connection(store: Any) -> Any:
-    """Another connection to the same store: a thread that uses it waits for nobody else."""
+    """Return another connection to the same store: a thread that uses it waits for nobody else."""
     base = store
     while isinstance(base, PrefixStore):
         base = base.underlying_store
@@ -106,5 +110,5 @@ def own_connection(store: Any) -> Any:
 
 @cache
 def job() -> Job:
-    """The job of this process; the first call starts MPI."""
+    """Return the job of this process; the first call starts MPI."""
     return Job()

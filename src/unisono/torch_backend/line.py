@@ -1,10 +1,10 @@
-"""A group's collectives, one at a time, in the order in which they are submitted.
+"""Collectives of a group, carried out one at a time in the order of submission.
 
     main thread          all_reduce (blocking), nothing under way ──▶ carried out right here: no thread is changed
                          all_reduce (async) ─┐
     autograd's thread    all_reduce (async) ─┴▶ queue ──▶ communication thread, one after another
 
-Each has a number, the same on all ranks as long as they make the same calls.
+Each collective has a number, the same on all ranks as long as they make the same calls.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from unisono.torch_backend.work import Deadline, Work
 
 
 class Task(NamedTuple):
-    """A collective to be carried out."""
+    """Collective to be carried out."""
 
     number: int
     name: str
-    """By PyTorch's name for it."""
+    """PyTorch's name of the collective."""
     action: Callable[[], object]
     work: Work
     seconds: float
-    """Its time-out."""
+    """Timeout in seconds."""
 
 
 class Line:
-    """Carries out the collectives of one group. `group` and `rank` are for people to read."""
+    """Queue of one group's collectives, which it carries out. `group` is the group's name in messages."""
 
     def __init__(self, group: str, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
         self.current: Task | None = None
-        """What is being carried out."""
+        """Task that is being carried out, if any."""
         self.deadline = Deadline(0)
-        """When the time of the current one is over."""
+        """Deadline of the current task."""
         self.begun = 0
-        """The number of the last that was begun."""
+        """Number of the last task that was begun."""
         self.last = ""
-        """Its name."""
+        """Name of that task."""
         self.verdict = ""
-        """What has ended this group for good."""
+        """Error that has ended this group for good; empty while there is none."""
         self.absent: Callable[[int], str] = lambda _: ""
-        """Says in words which ranks have not come to the collective of a number."""
+        """Function that names the ranks that have not reached the collective of a number, in words."""
         self.gone: Callable[[int], bool] = lambda _: False
-        """Says whether a rank has ended its program."""
+        """Function that returns True if a rank has ended its program."""
         self._number = 0
         self._waiting = 0  # tasks that are not over
         self._queue: SimpleQueue[Task | None] = SimpleQueue()
@@ -57,7 +57,10 @@ class Line:
         self._thread: threading.Thread | None = None
 
     def submit(self, name: str, action: Callable[[], object], work: Work, seconds: float, blocking: bool) -> Work:
-        """Carry `action` out: when it is blocking and nothing is under way, before this returns."""
+        """Carry `action` out and return `work`.
+
+        A blocking one is carried out in this thread if nothing is under way; all others are queued.
+        """
         with self._mutex:
             self._number += 1
             task = Task(self._number, name, action, work, seconds)
@@ -78,11 +81,11 @@ class Line:
         return work
 
     def describe(self, task: Task) -> str:
-        """A task as people know it."""
+        """Return a description of a task for messages."""
         return f"rank {self.rank} of {self.size}: {task.name}, number {task.number} of group {self.group}"
 
     def check(self) -> None:
-        """Raise BackendError when the group has ended, or the time of the current collective is over."""
+        """Raise BackendError if the group has ended or the current collective has timed out."""
         if self.verdict:
             raise BackendError(self.verdict)
         task = self.current
@@ -93,7 +96,7 @@ class Line:
             raise BackendError(self.verdict)
 
     def close(self) -> None:
-        """End the communication thread when it has done what was submitted."""
+        """End the communication thread once the submitted tasks are done."""
         self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self.deadline.seconds if self._waiting else None)

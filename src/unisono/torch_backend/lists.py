@@ -1,4 +1,4 @@
-"""PyTorch's lists and rows of tensors in terms of the collectives, which know one tensor with equal chunks.
+"""Lists and rows of tensors, as PyTorch passes them, mapped to collectives of one tensor with equal chunks.
 
 [a a] [b b]  ◀── copied ──  a a b b        gathered side by side between nodes when all are as long, else each by itself
 [a] [b b b]  ── filled ──▶  a - - b b b    parts that are to be reduced are filled up to the longest
@@ -10,23 +10,23 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.collectives.all_gather import all_gather, check_gather
+from unisono.collectives.all_gather import all_gather
+from unisono.collectives.all_gather_v import all_gather_v, check_gather
 from unisono.collectives.checks import Checks, check_output, check_parts
 from unisono.collectives.group import Group
-from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.payload import name_of
 from unisono.errors import TensorError
 
 
 def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
-    """Fill parts[r] with rank r's tensor; sizes may differ between ranks."""
+    """Gather every rank's `tensor` on all ranks: parts[r] receives rank r's. Sizes may differ between ranks."""
     if group.one_node or len(parts) != group.size or any(part.numel() != parts[0].numel() for part in parts):
-        all_gather(group, tensor, parts)
+        all_gather_v(group, tensor, parts)
         return
     with Checks(group, "all_gather"):
         check_gather(group, tensor, parts)
     flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype)
-    part_broadcast(group, tensor, flat)
+    all_gather(group, tensor, flat)
     spread(flat, parts)
 
 
@@ -38,7 +38,8 @@ def reduce_list(
 ) -> None:
     """Reduce parts[r] over all ranks into rank r's output; `reduce(chunk, flat)` does so for equal chunks.
 
-    The parts are copied before anything is written, so the output may share memory with them.
+    The parts are copied before anything is written, so the output may share memory with them. Raises TensorError unless
+    this rank's own part is as long as its output.
     """
     with Checks(group, "reduce_scatter"):
         check_parts(group, parts, output.dtype, "reduce_scatter")
@@ -59,9 +60,9 @@ def reduce_list(
 
 
 def rows(group: Group, tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-    """Return the rows of a tensor for each rank: so many for each, or equal parts where `counts` is empty.
+    """Return one slice of rows per rank: counts[r] rows for rank r, or equal parts where `counts` is empty.
 
-    Raises TensorError where the rows of all ranks are not those of the tensor.
+    Raises TensorError unless there is a count for each rank and they add up to the rows of the tensor.
     """
     have = tensor.shape[0] if tensor.dim() else 0
     sizes = list(counts) or [have // group.size] * group.size
@@ -74,7 +75,7 @@ def rows(group: Group, tensor: torch.Tensor, counts: Sequence[int]) -> list[torc
 
 
 def together(tensors: Sequence[torch.Tensor], action: Callable[[torch.Tensor], None]) -> None:
-    """Do something in place to tensors that share no memory, to those of one dtype as one flat tensor."""
+    """Apply an in-place `action` to tensors that share no memory; those of one dtype are passed as one flat tensor."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
@@ -83,7 +84,7 @@ def together(tensors: Sequence[torch.Tensor], action: Callable[[torch.Tensor], N
 
 
 def spread(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Copy a flat tensor into tensors that are as long together."""
+    """Copy a flat tensor into `parts`, one after another; together they are as long."""
     start = 0
     for part in parts:
         part.detach().copy_(flat[start : start + part.numel()].view(part.shape))

@@ -1,7 +1,7 @@
-"""Point-to-point messages of a group: send, recv, from any source, with tags.
+"""Point-to-point messages of a group: send, recv, recv from any source, with tags.
 
-A message is posted at once, whatever collectives are under way. Who waits for it looks for itself; for those that
-nobody waits for a thread looks now and then, since messages may need this process to move.
+A message is posted at once, whatever collectives are under way. A thread that waits for a message polls it. Messages
+that nobody waits for are polled by a background thread, since they may not move without this process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from unisono.torch_backend.work import Deadline, Work
 from unisono.transports.messages import until
 
 LOOK = 1e-3
-"""Seconds between two looks at messages that nobody waits for."""
+"""Seconds between two polls of messages that nobody waits for."""
 
 PATIENCE = 3.0
-"""Seconds without news after which a wait asks whether the other rank is still there."""
+"""Seconds without completion after which a wait checks whether the other rank has ended its program."""
 
 OWN_TAGS = 2
-"""The highest tags, which are not for users."""
+"""Number of the highest tags, which are reserved for internal use."""
 
 
 class Message(Work):
-    """One message under way. `peer` is the other rank, MPI.ANY_SOURCE while it is not known."""
+    """Message under way. `peer` is the other rank, MPI.ANY_SOURCE while it is not known."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Message(Work):
         self._asked = time.monotonic()
 
     def look(self) -> bool:
-        """Whether it is over. One thread at a time looks."""
+        """Poll the message, and return True if it is over. Called by one thread at a time."""
         if self._ended:
             return True
         status = MPI.Status()
@@ -99,7 +99,7 @@ class Message(Work):
                 raise BackendError(f"{self._words}: rank {self._peer} has ended its program")
 
     def _await(self, seconds: float | None) -> None:
-        """Look here, instead of the thread."""
+        """Poll in this thread, instead of the background thread."""
         if not self._office.take(self):
             super()._await(seconds)
             return
@@ -110,7 +110,7 @@ class Message(Work):
             super()._await(0)
 
     def source_rank(self) -> int:
-        """The rank that the message came from."""
+        """Return the rank that the message came from."""
         return self._peer
 
     def _source_rank(self) -> int:
@@ -118,7 +118,7 @@ class Message(Work):
 
 
 class Messages:
-    """The messages of one group. `comm` is its own; `line` says how the group stands."""
+    """Messages of one group. `comm` is a communicator of its own; `line` holds the state of the group."""
 
     def __init__(self, comm: MPI.Intracomm, line: Line, completions: Completions) -> None:
         self.comm, self.line, self.completions = comm, line, completions
@@ -131,10 +131,10 @@ class Messages:
         self._thread: threading.Thread | None = None
         self._closed = False
         self.astray = False
-        """Whether something was sent that nobody will receive, and may still be on its way."""
+        """True once a message was sent that nobody will receive and that may still be on its way."""
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
-        """Send to a rank of the group."""
+        """Start to send `tensor` to rank `peer` of the group, with a timeout of `seconds`; return the message."""
         nbytes_of(tensor)
         buffer = content_of(tensor.detach())
         request = self.comm.Isend([memory_of(buffer), MPI.BYTE], peer, self._tag(tag))
@@ -142,7 +142,10 @@ class Messages:
         return self.leave(Message(name, tensor, buffer, request, peer, seconds, self, profiled("send", [tensor])))
 
     def receive(self, tensor: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
-        """Receive from a rank of the group, from any for None."""
+        """Start to receive `tensor` from rank `peer` of the group, or from any rank for None; return the message.
+
+        Raises BackendError for a tensor of which several elements share memory.
+        """
         nbytes_of(tensor)
         if not writable(tensor):
             raise BackendError(
@@ -157,7 +160,7 @@ class Messages:
         return self.leave(Message(name, tensor, buffer, request, source, seconds, self, event))
 
     def own_tag(self, number: int) -> int:
-        """A tag that no user has; `number` is below OWN_TAGS."""
+        """Return a tag that no user can use; `number` is below OWN_TAGS."""
         return self._highest - number
 
     def _tag(self, tag: int) -> int:
@@ -166,7 +169,7 @@ class Messages:
         return tag
 
     def leave(self, message: Message) -> Message:
-        """Leave a message to the thread."""
+        """Leave a message to the background thread, and return it."""
         if message.look():
             return message
         with self._mutex:
@@ -180,7 +183,7 @@ class Messages:
         return message
 
     def take(self, message: Message) -> bool:
-        """Take a message from the thread; whether it had it."""
+        """Take a message from the background thread. Return True if the thread had it."""
         with self._mutex:
             if message not in self._pending:
                 return False
@@ -188,21 +191,21 @@ class Messages:
             return True
 
     def abandon(self, *things: object) -> None:
-        """Keep what MPI may still write to."""
+        """Keep objects alive that MPI may still access."""
         self._abandoned += things
 
     def close(self) -> None:
-        """End the thread."""
+        """End the background thread."""
         self._closed = True
         self._some.set()
         if self._thread is not None:
             self._thread.join()
 
     def free(self) -> None:
-        """Give the communicator back, when all ranks have ended the group.
+        """Free the communicator, once all ranks have ended the group.
 
-        What came and was never asked for is thrown away: MPI uses the numbers of communicators again, and a later one
-        would receive it. What may still come keeps the communicator.
+        Messages that were never received are discarded: MPI reuses the numbers of communicators, and a later
+        communicator would receive them. The communicator is kept where messages may still arrive.
         """
         status = MPI.Status()
         while self.comm.Iprobe(status=status):

@@ -1,4 +1,4 @@
-"""A barrier that says who has not come: rank 0 asks each of the others, and they wait for its word.
+"""Barrier that names the missing ranks: rank 0 waits for a message from each other rank, then answers them all.
 
 rank 1 ── here ──▶ rank 0                rank 0 waits for all of them, or raises and names who is missing
 rank 2 ── here ──▶ rank 0
@@ -20,7 +20,10 @@ HERE, GO_ON = 0, 1
 
 
 def monitored_barrier(messages: Messages, rank: int, size: int, seconds: float, wait_all_ranks: bool) -> None:
-    """Wait until all ranks have come, for `seconds` at most; 2 (p-1) messages. Raises BackendError otherwise."""
+    """Wait until all ranks have reached the barrier, `seconds` at most; 2 (p-1) messages.
+
+    Raises BackendError otherwise. Rank 0's names the first missing rank, or with `wait_all_ranks` all of them.
+    """
     end = time.monotonic() + seconds
     if rank == 0:
         if seconds <= 0:
@@ -43,7 +46,7 @@ def monitored_barrier(messages: Messages, rank: int, size: int, seconds: float, 
 
 
 def _missing(messages: Messages, size: int, end: float, wait_all_ranks: bool) -> list[int]:
-    """Who has not come; the first of them, unless all are asked for."""
+    """Return the missing ranks; only the first, unless `wait_all_ranks`."""
     missing = []
     for other in range(1, size):
         if not _heard(messages, other, HERE, end):
@@ -66,7 +69,7 @@ def _send(messages: Messages, other: int, what: int) -> None:
 
 
 def _heard(messages: Messages, other: int, what: int, end: float) -> bool:
-    """Whether the word of another rank comes in time."""
+    """Return True if the message of another rank arrives in time."""
     word = np.zeros(1, np.uint8)
     request = messages.comm.Irecv(word, other, messages.own_tag(what))
     until(lambda: request.Test() or time.monotonic() > end, lambda: None)

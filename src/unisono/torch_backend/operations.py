@@ -1,7 +1,7 @@
-"""PyTorch's collectives, each mapped to one of ours.
+"""PyTorch's collectives, each mapped to one of Unisono's.
 
-PyTorch knows an operation by several names: what its C++ side calls, what Python's `dist` calls, and what either was
-called in earlier releases. Each is defined once here; the other names are put beside it.
+PyTorch knows an operation by several names: those of its C++ side, of Python's `dist`, and of earlier releases. Each
+operation is defined once here; the other names are aliases.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 
 import torch
 
+from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
-from unisono.collectives.exchange import exchange
 from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
-from unisono.collectives.part_broadcast import part_broadcast
-from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.scatter import scatter
 from unisono.torch_backend.devices import on_any_device
 from unisono.torch_backend.direct import (
+    all_gather_directly,
     allreduce_directly,
     broadcast_directly,
-    part_broadcast_directly,
-    part_reduce_directly,
+    reduce_scatter_directly,
 )
 from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
 from unisono.torch_backend.options import Options
@@ -42,7 +42,7 @@ Tensors = list[torch.Tensor]
 
 
 class Collectives(GroupBase):  # type: ignore[misc]  # untyped
-    """The collectives of a process group whose ranks are those of `group`; `submit` has them carried out."""
+    """Collectives of a process group with the ranks of `group`; `submit` has them carried out."""
 
     def __init__(self, group: Group, options: Options) -> None:
         super().__init__(group.rank, group.size)
@@ -51,13 +51,13 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @abstractmethod
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
-        """Have `action` carried out after what was submitted before."""
+        """Carry `action` out after the operations submitted before, and return its work."""
 
     # One tensor, the same for all
 
     @on_any_device
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """All ranks end with the reduction of what all had, in place."""
+        """Reduce a tensor over all ranks, in place; all ranks receive the result."""
         reduction = _reduction(opts)
         (tensor,) = tensors
         if tensor.is_sparse:
@@ -68,7 +68,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """As `allreduce`, of several tensors at once: those of one dtype travel as one."""
+        """Reduce several tensors over all ranks, in place; those of one dtype are exchanged as one."""
         reduction = _reduction(opts)
 
         def each() -> None:
@@ -80,14 +80,14 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
-        """All ranks end with what the root had, in place."""
+        """Copy the root's tensor to all ranks, in place."""
         (tensor,), root = tensors, opts.rootRank if opts else 0
         carry = broadcast if tensor.is_cpu else broadcast_directly
         return self.submit("broadcast", lambda: carry(self._group, tensor, root), tensors, tensors, opts)
 
     @on_any_device
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """The root ends with the reduction of what all had, in place."""
+        """Reduce a tensor over all ranks into the root's, in place."""
         reduction, root = _reduction(opts), opts.rootRank if opts else 0
         (tensor,) = tensors
 
@@ -118,7 +118,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """All ranks end with what each had; sizes may differ between ranks."""
+        """Gather every rank's tensor on all ranks; sizes may differ between ranks."""
 
         def each() -> None:
             for parts, tensor in zip(outputs, inputs, strict=True):
@@ -128,7 +128,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """As `allgather`, of several tensors; outputs[r] has what rank r gives, in the order of `inputs`."""
+        """Gather several tensors of every rank; outputs[r] receives those of rank r, in the order of `inputs`."""
 
         def each() -> None:
             with Checks(self._group, "all_gather_coalesced"):
@@ -143,26 +143,26 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        """As `allgather`, side by side in one tensor."""
-        carry = part_broadcast if tensor.is_cpu else part_broadcast_directly
+        """Gather every rank's tensor on all ranks, side by side in one tensor."""
+        carry = all_gather if tensor.is_cpu else all_gather_directly
         return self.submit(
             "all_gather_into_tensor", lambda: carry(self._group, tensor, output), [tensor], [output], opts
         )
 
     @on_any_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """As `all_gather_single`, of several tensors."""
+        """Gather several tensors, each as by `all_gather_single`."""
 
         def each() -> None:
             self._check_apart("all_gather_into_tensor_coalesced", outputs, inputs)
             for output, tensor in zip(outputs, inputs, strict=True):
-                part_broadcast(self._group, tensor, output)
+                all_gather(self._group, tensor, output)
 
         return self.submit("all_gather_into_tensor_coalesced", each, inputs, outputs, opts)
 
     @on_any_device
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """The root ends with what each had."""
+        """Gather every rank's tensor on the root."""
         (tensor,), root = inputs, opts.rootRank if opts else 0
         parts = outputs[0] if outputs else None
         return self.submit("gather", lambda: gather(self._group, tensor, parts, root), inputs, outputs, opts)
@@ -171,14 +171,14 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        """Each rank ends with the part that the root had for it."""
+        """Scatter the root's parts: each rank receives its own."""
         (output,), root = outputs, opts.rootRank if opts else 0
         parts = inputs[0] if inputs else None
         return self.submit("scatter", lambda: scatter(self._group, output, parts, root), inputs, outputs, opts)
 
     @on_any_device
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        """Each rank ends with the reduction of what all had for it; sizes may differ between ranks."""
+        """Reduce every rank's parts over all ranks: rank r receives part r. Sizes may differ between ranks."""
         reduction = _reduction(opts)
 
         def each() -> None:
@@ -189,7 +189,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
-        """As `reduce_scatter`, with the parts side by side in one tensor."""
+        """Do the same as `reduce_scatter`, with the parts side by side in one tensor."""
         reduction = _reduction(opts)
         return self.submit(
             "reduce_scatter_tensor", lambda: self._reduce_part(output, tensor, reduction), [tensor], [output], opts
@@ -197,7 +197,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """As `reduce_scatter_single`, of several tensors."""
+        """Reduce and scatter several tensors, each as by `reduce_scatter_single`."""
         reduction = _reduction(opts)
 
         def each() -> None:
@@ -208,7 +208,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         return self.submit("reduce_scatter_tensor_coalesced", each, inputs, outputs, opts)
 
     def _check_apart(self, name: str, outputs: Tensors, inputs: Tensors) -> None:
-        """Several tensors at once: only an output and its own input may share memory."""
+        """Raise TensorError where tensors share memory; only an output and its own input may."""
         with Checks(self._group, name):
             pairs = [(place, place) for place in range(len(outputs))]
             check_memory(self._group, name, outputs, inputs, pairs, lambda *_: True)  # each pair is looked at later
@@ -216,39 +216,39 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
     def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
         source, out = reduction.before(tensor.detach(), copy=True), output.detach()
         if tensor.is_cpu:
-            part_reduce(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
+            reduce_scatter(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
         else:
-            part_reduce_directly(self._group, source, out, reduction.op)
+            reduce_scatter_directly(self._group, source, out, reduction.op)
         reduction.after(out, self._group.size)
 
     @on_any_device
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Each rank ends with what each had for it; sizes may differ."""
-        return self.submit("all_to_all", lambda: exchange(self._group, inputs, outputs), inputs, outputs, opts)
+        """Send inputs[d] to rank d, and receive outputs[s] from rank s; sizes may differ."""
+        return self.submit("all_to_all", lambda: all_to_all_v(self._group, inputs, outputs), inputs, outputs, opts)
 
     @on_any_device
     def all_to_all_single(
         self, output: torch.Tensor, tensor: torch.Tensor, comes: list[int], goes: list[int], opts: Any = None
     ) -> Work:
-        """As `alltoall`, side by side in one tensor; `comes` and `goes` say how many rows, none for equal parts."""
+        """Exchange rows of one tensor: goes[d] to rank d, comes[s] from rank s; equal parts if both are empty."""
 
         def exchange_rows() -> None:
             if comes or goes:
                 with Checks(self._group, "all_to_all"):
                     check_memory(self._group, "all_to_all", [output], [tensor])
                     sends, receives = rows(self._group, tensor, goes), rows(self._group, output, comes)
-                exchange(self._group, sends, receives)
+                all_to_all_v(self._group, sends, receives)
             else:
                 all_to_all(self._group, tensor, "auto", output)
 
         return self.submit("all_to_all", exchange_rows, [tensor], [output], opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        """No rank leaves before the last has come."""
+        """Submit a barrier: no rank passes it before the last has reached it."""
         return self.submit("barrier", lambda: barrier(self._group), [], [], opts)
 
     def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
-        """The number format in which a tensor travels between nodes."""
+        """Return the number format in which a tensor travels between nodes; None for its own."""
         fit = tensor.dtype in (torch.float32, torch.float64) and tensor.nbytes >= self.options.wire_from
         return self.options.wire if fit and reduction.op == "sum" else None
 

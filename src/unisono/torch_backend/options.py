@@ -1,4 +1,4 @@
-"""What a process group may be asked for: `pg_options` of `init_process_group` and `new_group`."""
+"""Options of a process group: `pg_options` of `init_process_group` and `new_group`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from unisono.wires import WIRES
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a process group.
+    """Options of a process group.
 
     `wire` is the number format in which float32 and float64 tensors travel between nodes when they are summed
-    (all_reduce, reduce_scatter, with SUM, AVG or PREMUL_SUM); sums are made in float32. It serves tensors of
-    `wire_from` bytes or more: what is shorter gains nothing, and counts and losses keep all their digits.
+    (all_reduce, reduce_scatter, with SUM, AVG or PREMUL_SUM); sums are computed in float32. It applies to tensors of
+    `wire_from` bytes or more: shorter ones gain nothing, and counts and losses keep all their digits. Raises UsageError
+    for an unknown `wire` and a negative `wire_from`.
     """
 
     wire: str | None = None

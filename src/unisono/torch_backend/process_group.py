@@ -1,4 +1,4 @@
-"""A process group of torch.distributed over MPI: its life, its messages, and who carries out its collectives."""
+"""Process group of torch.distributed over MPI: its lifetime, its messages, and the submission of its collectives."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from unisono.torch_backend.work import NO_TIMEOUT, Work
 
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
-    """Make a process group, all its ranks together; `creation` is what PyTorch knows of it."""
+    """Create a process group, all its ranks together; `creation` holds PyTorch's parameters of the group."""
     return ProcessGroup(job(), creation, options or Options())
 
 
 class ProcessGroup(Collectives):
-    """A process group over MPI."""
+    """Process group over MPI."""
 
     def __init__(self, shared: Job, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
@@ -46,23 +46,23 @@ class ProcessGroup(Collectives):
             shared.watchdog.watch(line, shared.store(name))
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """The name of the backend."""
+        """Return the name of the backend."""
         return "unisono"
 
     def getGroupName(self) -> str:  # noqa: N802
-        """The name by which PyTorch finds the group again."""
+        """Return the name by which PyTorch finds the group again."""
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Give it that name."""
+        """Set the name of the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for, in words."""
+        """Return the description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Say what it is for."""
+        """Set the description of the group."""
         self._description = description
 
     group_name = property(getGroupName)
@@ -84,25 +84,25 @@ class ProcessGroup(Collectives):
 
     @on_any_device
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        """Receive a tensor from any rank of the group; what this returns has its `source_rank()`."""
+        """Receive a tensor from any rank of the group; `source_rank()` of the returned work is that rank."""
         (tensor,) = tensors
         return self._messages.receive(tensor.detach(), None, tag, self._timeout.total_seconds())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that says which ranks have not come within the time."""
+        """Run a barrier whose error names the ranks that have not reached it within `timeout`."""
         seconds = (self._timeout if timeout is None else timeout).total_seconds()
         monitored_barrier(self._messages, self._group.rank, self._group.size, seconds, wait_all_ranks)
 
     # The group itself
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The time-out of what is submitted from now on."""
+        """Set the timeout of operations submitted from now on."""
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """End the group. What was submitted is carried out; its communicators go when all ranks have come to this."""
+        """End the group. Submitted operations are carried out; communicators are freed once all ranks call this."""
         if self._ended:
             return
         self._ended = True
@@ -113,18 +113,18 @@ class ProcessGroup(Collectives):
         self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was destroyed"
 
     def abort(self) -> None:
-        """End the group at once: what is under way fails."""
+        """End the group at once: operations under way fail."""
         self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was aborted"
         self.shutdown()
 
     def beside(self, device: torch.device) -> Any:
-        """The group that serves a kind of device beside this one, if PyTorch was asked for one."""
+        """Return the group that serves this kind of device beside this one; None if PyTorch was not asked for one."""
         if device.type not in self._beside:
             self._beside[device.type] = backend_beside(self, device, self._store, self._timeout)
         return self._beside[device.type]
 
     def goes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
-        """Whether the MPI library takes an operation's tensors on a GPU as they are; it is tried before the first."""
+        """Return True if the MPI library takes an operation's GPU tensors directly; tested at the first one."""
         if device not in self._direct:
             self._direct[device] = False
             if says_so():
@@ -138,7 +138,7 @@ class ProcessGroup(Collectives):
         return self._direct[device] and self.options.wire is None and can_go(name, arguments)
 
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
-        """Have a collective carried out after those before; at once where it is blocking and nothing is under way."""
+        """Submit a collective after those before it; it runs at once if it is blocking and nothing is under way."""
         work = Work(name, outputs, self._job.completions, profiled(name, inputs))
         timeout, blocking = self._timeout, False
         if opts is not None:

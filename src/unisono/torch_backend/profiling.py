@@ -1,6 +1,6 @@
-"""Operations as PyTorch's profiler sees them: `unisono:all_reduce`, with the shapes of what goes in.
+"""Operations in the output of PyTorch's profiler: `unisono:all_reduce`, with the shapes of its inputs.
 
-An event that ends on another thread than it began on counts as asynchronous, which these are.
+An event that ends on another thread than it began on counts as asynchronous, as these events do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.torch_backend.completions import Completions
 
 
 class Event:
-    """An operation in the profiler's eyes, from now until `end`."""
+    """Profiler event of an operation, from its creation until `end`."""
 
     def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
         handle = torch.autograd._record_function_with_args_enter(f"unisono:{name}", *inputs)  # type: ignore[attr-defined]
@@ -24,7 +24,7 @@ class Event:
         self._thread = threading.get_ident()
 
     def end(self, completions: Completions) -> None:
-        """The operation is over; returns when the profiler knows."""
+        """End the event; return once the profiler has recorded it."""
         if threading.get_ident() != self._thread:
             self._over.set_result(None)
             return
@@ -39,7 +39,10 @@ class Event:
 
 
 def profiled(name: str, inputs: Sequence[Any]) -> Event | None:
-    """The event of an operation that begins, if a profiler is looking. `inputs` are tensors, or lists of them."""
+    """Return the profiler event of an operation that begins; None if no profiler is active.
+
+    `inputs` are tensors, or lists of them.
+    """
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     flat = [tensor for value in inputs for tensor in (value if isinstance(value, list) else [value])]

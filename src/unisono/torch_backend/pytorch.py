@@ -1,4 +1,4 @@
-"""The parts of torch.distributed that this room builds on and whose stubs are missing or speak of C++ overloads."""
+"""Parts of torch.distributed that this package builds on and whose stubs are missing or describe C++ overloads."""
 
 from __future__ import annotations
 

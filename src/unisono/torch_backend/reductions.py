@@ -1,4 +1,4 @@
-"""PyTorch's reductions in terms of ours: what is done before the exchange, in it, and after.
+"""PyTorch's reductions in terms of Unisono's: the steps before the exchange, in it, and after it.
 
 SUM          sum
 AVG          sum, then divided by the number of ranks
@@ -31,23 +31,23 @@ NAMES = {
 
 
 class Reduction(NamedTuple):
-    """A reduction."""
+    """Reduction of PyTorch, as steps before, in and after the exchange."""
 
     op: str
-    """By the name that the collectives know."""
+    """Name of the op in the collectives."""
     factor: Any = None
-    """What each rank multiplies its tensor by first, a number or a tensor; None for nothing."""
+    """Factor by which each rank first multiplies its tensor, a number or a tensor; None for none."""
     average: bool = False
-    """Whether the sum is divided by the number of ranks."""
+    """True if the sum is divided by the number of ranks."""
 
     def before(self, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
-        """What goes into the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
+        """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
         if self.factor is None:
             return tensor
         return tensor * self.factor if copy else tensor.mul_(self.factor)
 
     def after(self, tensor: torch.Tensor, ranks: int) -> None:
-        """What comes out of it, in place."""
+        """Apply the step after the exchange in place: divide an average by the number of ranks, truncating integers."""
         if not self.average:
             return
         if tensor.is_floating_point() or tensor.is_complex():
@@ -60,7 +60,7 @@ PLAIN = {kind: Reduction(name, average=kind == Kind.AVG) for kind, name in NAMES
 
 
 def reduction_of(op: Any) -> Reduction:
-    """What PyTorch's `op` asks for. Raises TensorError for an unknown one."""
+    """Return the reduction for PyTorch's `op`. Raises TensorError for an unknown one."""
     kind = getattr(op, "op", op)
     if kind == Kind.PREMUL_SUM:
         return Reduction("sum", op.factor)

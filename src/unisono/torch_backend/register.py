@@ -1,7 +1,7 @@
-"""Makes the name "unisono" known to torch.distributed. Cheap: neither MPI nor the collectives are loaded before use.
+"""Registration of the name "unisono" with torch.distributed. Neither MPI nor the collectives are loaded before use.
 
-Newer releases of PyTorch call `register` through the entry point `torch.distributed.backends` when the name is asked
-for; before them `import unisono` does, at once where PyTorch has been imported, else as soon as it is.
+Newer releases of PyTorch call `register` through the entry point `torch.distributed.backends` when the name is
+requested. For older ones `import unisono` registers it: at once where PyTorch has been imported, else as soon as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ DEVICES = ["cpu", "cuda"]
 
 
 def register() -> None:
-    """Register the backend, and fill in what a launcher of MPI leaves out of the environment. Once is enough."""
+    """Register the backend, and the rendezvous that sets the variables which an MPI launcher leaves out.
+
+    Further calls do nothing.
+    """
     import torch.distributed as dist  # noqa: PLC0415 - not before PyTorch is there
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
@@ -32,7 +35,7 @@ def register() -> None:
 
 
 def register_with_torch() -> None:
-    """Register now if PyTorch has been imported, else when it is."""
+    """Register now if PyTorch has been imported, else as soon as it is."""
     if hasattr(sys.modules.get("torch"), "distributed"):
         register()
     elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
@@ -40,14 +43,14 @@ def register_with_torch() -> None:
 
 
 def _create(options: Any, group_options: Any) -> Any:
-    """What PyTorch calls to make a process group."""
+    """Return a new process group; called by PyTorch."""
     from unisono.torch_backend.process_group import create  # noqa: PLC0415
 
     return create(options, group_options)
 
 
 class _AfterTorch(MetaPathFinder):
-    """Sees PyTorch being imported, leaves that to the finders it would go to anyway, and registers afterwards."""
+    """Import hook that sees PyTorch being imported, leaves that to the usual finders, and registers afterwards."""
 
     def find_spec(
         self,
@@ -55,7 +58,7 @@ class _AfterTorch(MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of PyTorch with a loader that registers; None for everything else."""
+        """Return the spec of PyTorch with a loader that registers; None for everything else."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -66,17 +69,17 @@ class _AfterTorch(MetaPathFinder):
 
 
 class _Registering(Loader):
-    """Loads as `loader` does, then registers."""
+    """Loader that loads as `loader` does, then registers."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """The module that the loader makes."""
+        """Return the module that the loader creates."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load, then register."""
+        """Load the module, then register."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

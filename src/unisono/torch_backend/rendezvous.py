@@ -1,12 +1,12 @@
-"""Where the ranks of torch.distributed find each other: MPI knows, so nobody has to say.
+"""Rendezvous of the ranks of torch.distributed through MPI: no address has to be given.
 
     mpiexec -n 4 python program.py        rank and size from MPI; on one node a store in memory, which listens nowhere;
                                           across nodes rank 0 serves a store, and says where over MPI
     python program.py                     a world of one
 
-This serves env:// where no MASTER_ADDR is set, and where one is set but a launcher of MPI has started all ranks on this
-node: libraries set one without asking. Other programs that were started with an address go PyTorch's own way.
-RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set on the way: programs and libraries look for them.
+It serves env:// where no MASTER_ADDR is set, and where one is set but an MPI launcher has started all ranks on this
+node, or `unisono run` has: some libraries set one unasked. Other programs with an address use PyTorch's own rendezvous.
+RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set as well, because programs and libraries read them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from unisono.torch_backend.pytorch import FileStore, TCPStore
 if TYPE_CHECKING:
     from unisono.world import World  # importing it starts MPI, which registering must not
 
+RUN = "UNISONO_RUN"
+"""Variable of programs that `unisono run` started: env:// is served by our store, whatever address is set."""
+
 TIMEOUT = timedelta(minutes=30)
-"""PyTorch's own."""
+"""PyTorch's own default."""
 
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 
 def install() -> None:
-    """Put our handler of env:// before PyTorch's own, which serves whatever has an address."""
+    """Install our handler of env:// in front of PyTorch's own, which serves every program that has an address."""
     from torch.distributed.rendezvous import _rendezvous_handlers as handlers  # noqa: PLC0415
 
     handlers["env"] = _handler(handlers["env"])
@@ -44,7 +47,8 @@ def _handler(original: Handler) -> Handler:
         asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
         size = asked.get("world_size", os.environ.get("WORLD_SIZE"))
         started = ranks_started(os.environ) or 1
-        addressed = "MASTER_ADDR" in os.environ and ("TORCHELASTIC_RUN_ID" in os.environ or not all_here(os.environ))
+        elsewhere = "TORCHELASTIC_RUN_ID" in os.environ or not all_here(os.environ)
+        addressed = "MASTER_ADDR" in os.environ and RUN not in os.environ and elsewhere
         if addressed or (size is not None and int(size) != started):
             return original(url, timeout=timeout, **named)
         return _by_mpi(asked.get("rank"), timeout)
@@ -53,7 +57,7 @@ def _handler(original: Handler) -> Handler:
 
 
 def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
-    """The store of all ranks that MPI started. `rank` is what this rank wants to be."""
+    """Yield the store of all ranks that MPI started, the rank and the size. `rank` is the requested rank, if any."""
     from unisono.torch_backend.job import job  # noqa: PLC0415 - this starts MPI
 
     world = job().world
@@ -71,10 +75,10 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
 
 
 def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
-    """A store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
+    """Return a store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
     if world.nodes == 1 and (shared := _store_in_memory(world, timeout)) is not None:
         return shared, "127.0.0.1"
-    hosts = world.gather(socket.gethostname())
+    hosts = world.all_gather_object(socket.gethostname())
     others = [host for host in hosts if host != hosts[0]]
     address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
     served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
@@ -83,9 +87,9 @@ def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
 
 
 def _store_in_memory(world: World, timeout: timedelta) -> Any:
-    """PyTorch's store in a file: one without a name, that rank 0 makes in memory. None where a rank has no way to it.
+    """Return PyTorch's store in an unnamed file that rank 0 creates in memory; None if a rank cannot open it.
 
-    Every rank has it open itself, so the system takes it away with the last process, however that ends.
+    Every rank has the file open itself, so the system removes it with the last process, however that ends.
     """
     made = os.memfd_create("unisono-store") if world.rank == 0 and hasattr(os, "memfd_create") else -1
     seat = (os.getpid(), made, _identity(made)) if made >= 0 else None
@@ -94,7 +98,7 @@ def _store_in_memory(world: World, timeout: timedelta) -> Any:
     if own < 0:
         with suppress(OSError):  # ranks in containers of their own do not see each other's processes
             own = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-    if all(world.gather(own >= 0 and _identity(own) == identity)):
+    if all(world.all_gather_object(own >= 0 and _identity(own) == identity)):
         store = FileStore(f"/proc/self/fd/{own}", world.size)
         store.set_timeout(timeout)
         return store

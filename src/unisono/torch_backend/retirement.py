@@ -1,7 +1,7 @@
-"""Gives back what a group held, once all its ranks have ended it.
+"""Release of a group's resources, once all its ranks have ended the group.
 
 MPI frees communicators and shared memory collectively, but a program may end a group on one rank only, or on one rank
-much later than on another. So nobody waits: a thread does, for this group alone, and frees when all have come.
+much later than on another. So no rank waits long: a thread for this group alone waits for all ranks, then frees.
 
     rank 0   destroy ── waits a moment ── goes on        thread: ... all have come ── free
     rank 1   trains ............. destroy ── goes on     thread: all have come ── free
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from unisono.mpi import MPI
 
 MOMENT = 1.0
-"""Seconds that a rank waits for the others: mostly all end a group together."""
+"""Seconds that a rank waits for the others: usually all ranks end a group together."""
 
 LONGEST_NAP = 0.05
-"""Seconds between two looks at most."""
+"""Most seconds between two polls."""
 
 
 class Retirement:
-    """The groups that have been ended on this rank."""
+    """Groups that have been ended on this rank."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -31,14 +31,14 @@ class Retirement:
         atexit.register(self.close)
 
     def retire(self, comm: MPI.Intracomm, free: Callable[[], None]) -> None:
-        """Call `free`, which is collective, when all ranks of `comm` have come to this; wait a moment for that."""
+        """Call `free`, a collective, once all ranks of `comm` have called this; wait up to MOMENT seconds for that."""
         thread = threading.Thread(target=self._run, args=(comm, free), name="unisono retirement", daemon=True)
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
         thread.join(MOMENT)
 
     def close(self) -> None:
-        """The program ends: what has not been given back stays."""
+        """Stop at the end of the program: resources that are not freed yet stay."""
         self._over.set()
         for thread in self._threads:
             thread.join(MOMENT)

@@ -1,12 +1,12 @@
-"""Who has come to a collective, who has left the program: told through the store that PyTorch's ranks share.
+"""Detection of ranks that are missing from a collective or have left, through the store that PyTorch's ranks share.
 
     rank 0   in all_reduce, number 7 ... waits      store:  0/group = 7 all_reduce     1/group = 6 broadcast
     rank 1   computes, or is stuck elsewhere                                            ▲ has not come to number 7
 
-A thread looks every second. A group whose last collective is still the same as a second ago is written down once; one
-that goes on from collective to collective costs nothing. Who ends the program writes that down as well. A rank that
-waits and finds that somebody whom it needs has left raises; where it is held inside the MPI library and cannot, it
-says so and ends the job, which ends all.
+A thread polls every second. If a group's last collective is the same as a second ago, it is published once; a group
+that proceeds from collective to collective costs nothing. A rank that ends its program publishes that as well. A
+waiting rank raises if a rank that it needs has left. Where it is blocked inside the MPI library and cannot raise, it
+prints the error and ends the job with all ranks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from unisono import witness
 from unisono.torch_backend.line import Line, Task
 
 LOOK = 1.0
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 GRACE = 3.0
-"""Seconds that a wait has to raise an error by itself."""
+"""Seconds that a wait has to raise its error itself."""
 
 LEFT = "left"
 
 
 class Watchdog:
-    """Watches over the lines of a process."""
+    """Watchdog of the lines of a process."""
 
     def __init__(self) -> None:
         self._boards: dict[Line, _Board] = {}
@@ -40,7 +40,7 @@ class Watchdog:
         atexit.register(self.leave)
 
     def watch(self, line: Line, store: Any) -> None:
-        """Watch over a line; `store` is one that the ranks of its group alone share, and that nobody else waits in."""
+        """Watch a line; `store` is shared by the ranks of its group alone, and nobody else waits in it."""
         board = _Board(line, store)
         line.absent, line.gone = board.absent, board.gone
         with self._lock:
@@ -50,12 +50,12 @@ class Watchdog:
                 self._thread.start()
 
     def forget(self, line: Line) -> None:
-        """The line has ended, as all its ranks know."""
+        """Stop watching a line that all its ranks have ended."""
         with self._lock:
             self._boards.pop(line, None)
 
     def leave(self) -> None:
-        """The program ends: whoever still waits for this rank will wait in vain."""
+        """Publish at the end of the program that this rank has left: ranks that wait for it wait in vain."""
         with self._lock:
             boards = list(self._boards.values())
             self._boards.clear()
@@ -72,7 +72,7 @@ class Watchdog:
 
 
 class _Board:
-    """What the ranks of one group write down."""
+    """State that the ranks of one group publish."""
 
     def __init__(self, line: Line, store: Any) -> None:
         self._line, self._store = line, store
@@ -81,7 +81,7 @@ class _Board:
         self._late = 0.0  # seconds that the stuck task has had an error coming
 
     def look(self) -> None:
-        """Write down where this rank is, once, and see whether it waits in vain."""
+        """Publish this rank's position, once, and end its wait if the wait is in vain."""
         line = self._line
         task, begun = line.current, line.begun
         if begun != self._seen:
@@ -99,14 +99,14 @@ class _Board:
                 self._end_all(task)
 
     def leave(self) -> None:
-        """Write down that this rank has ended its program."""
+        """Publish that this rank has ended its program."""
         line = self._line
         with suppress(RuntimeError):
             self._store.set(str(line.rank), f"{line.begun} {line.last}".rstrip() + f" {LEFT}")
             self._store.add(LEFT, 1)
 
     def absent(self, number: int) -> str:
-        """Which ranks have not come to the collective of that number, and where they were last."""
+        """Return in words which ranks have not reached the collective of that number, and where they were last."""
         with suppress(RuntimeError):
             self._store.set(str(self._line.rank), f"{number} {self._line.last}")
         time.sleep(LOOK * 1.5)  # those who have come may not have had the time to write it down
@@ -114,7 +114,7 @@ class _Board:
         return f"not come: {', '.join(found)}" if found else ""
 
     def gone(self, rank: int) -> bool:
-        """Whether a rank has ended its program."""
+        """Return True if a rank has ended its program."""
         with suppress(RuntimeError):
             return self._store.check([LEFT]) and self._read(rank)[1].endswith(LEFT)
         return False
@@ -126,7 +126,7 @@ class _Board:
                 return
 
     def _others(self) -> list[tuple[int, int, str]]:
-        """For each other rank what it has begun, and where it is in words."""
+        """Return for each other rank its number, the number of its last collective, and its position in words."""
         found = []
         with suppress(RuntimeError):
             for rank in range(self._line.size):
@@ -143,7 +143,7 @@ class _Board:
         return int(begun), f"last in {name}, number {begun}{gone}" if name else f"in none yet{gone}"
 
     def _end_all(self, task: Task) -> None:
-        """The wait cannot be ended from outside: say what is wrong and end; the launcher ends the others."""
+        """Print the error and exit, where the wait cannot be ended from outside; the launcher ends the other ranks."""
         line = self._line
         absent = self.absent(task.number)
         late = f"Timed out after {task.seconds:g} s" + (f"; {absent}" if absent else "")

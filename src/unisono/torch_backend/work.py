@@ -1,7 +1,7 @@
-"""An operation under way, as its caller holds it.
+"""Handle of an operation under way.
 
-An error must reach whoever waits, in whatever way they wait. A Future of PyTorch that was given an exception loses it
-in C++, where DistributedDataParallel waits; so the future ends well, and what its callers get is a second one:
+An error must reach every caller, in whatever way it waits. A Future of PyTorch that was given an exception loses it in
+C++, where DistributedDataParallel waits. So the future always succeeds, and callers get a second one:
 
     communication thread ── error kept, event set ──▶ wait() raises
                          ── completions ──▶ future.set_result ──▶ then: raises the error  ◀── get_future()
@@ -25,9 +25,9 @@ NO_TIMEOUT = timedelta()
 
 
 class Work(WorkBase):  # type: ignore[misc]  # untyped
-    """What every operation returns. `name` says which it is, `result` is what its future will hold.
+    """Handle that every operation returns. `name` is the operation, `result` the value of its future.
 
-    `event` is the operation in the eyes of the profiler, if one looks.
+    `event` is the profiler's event of the operation, if a profiler is active.
     """
 
     def __init__(self, name: str, result: Any, completions: Completions, event: Event | None = None) -> None:
@@ -43,7 +43,7 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         self._lock = threading.Lock()
 
     def end(self, error: BackendError | None = None) -> None:
-        """The operation is over. Called once, by whoever carried it out."""
+        """Mark the operation as over, with its error if it failed. Called once, by the thread that carried it out."""
         if self._profiled is not None:
             self._profiled.end(self._completions)
         with self._lock:
@@ -55,7 +55,10 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             self._completions.submit(lambda: future.set_result(None))
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait until it is over, for `timeout` at most where one is given. Raises BackendError when it has failed."""
+        """Wait until the operation is over, for `timeout` at most if one is given, and return True.
+
+        Raises BackendError when the operation has failed or `timeout` has passed.
+        """
         if not self._ended:
             self._await(timeout.total_seconds() if timeout > NO_TIMEOUT else None)
         if self._error is not None:
@@ -63,7 +66,7 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         return True
 
     def _await(self, seconds: float | None) -> None:
-        """Wait, however long it takes; an operation has a time-out of its own too."""
+        """Wait for `seconds`, without limit for None; an operation has a timeout of its own too."""
         with self._lock:
             if self._ended:
                 return
@@ -72,28 +75,28 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             raise BackendError(f"{self._name}: Timed out waiting {seconds:g} s; it is still under way")
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Do the same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
+        """Return True once the operation is over."""
         return self._ended
 
     def is_success(self) -> bool:
-        """Whether it is over and went well."""
+        """Return True if the operation is over and has succeeded."""
         return self._ended and self._error is None
 
     def exception(self) -> BackendError | None:
-        """What went wrong, if anything did."""
+        """Return the error of the operation, or None."""
         return self._error
 
     def result(self) -> Any:
-        """The tensors that it filled."""
+        """Wait, and return the tensors that the operation filled."""
         self.wait()
         return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors that it fills."""
+        """Return a future of the tensors that the operation fills."""
         with self._lock:
             first = self._future is None
             future: torch.futures.Future[Any] = self._future or torch.futures.Future()
@@ -109,7 +112,7 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
 
 
 class Deadline:
-    """When an operation's time is over."""
+    """Time at which an operation times out."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -117,5 +120,5 @@ class Deadline:
 
     @property
     def over(self) -> bool:
-        """Whether it is."""
+        """True once that time has passed."""
         return time.monotonic() > self._end

@@ -1,4 +1,4 @@
-"""How much of what is held out a network gets right: its first guess (top-1), and one among its first five (top-5).
+"""Test accuracy of a network: its first guess is right (top-1), or one of its first five (top-5).
 
     scores (0.1, 0.7, 0.2, 0, 0, 0)    label 2    wrong at first, right among five
 
@@ -12,21 +12,23 @@ from dataclasses import dataclass
 import torch
 
 BEST = 5
-"""Guesses of top-5."""
+"""Number of guesses in top-5."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The shares of samples, 0 to 1, whose label is the first guess, and one of the first five."""
+    """Top-1 and top-5 accuracy: shares of samples, 0 to 1, whose label is the first guess, or among the first five."""
 
     top1: float
     top5: float | None
-    """None where there are five classes or fewer, so that no guess could miss."""
+    """Share for top-5; None with five classes or fewer, where no guess could miss."""
 
 
 def count(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Of `scores`, (samples, classes), and `labels`, (samples,): how many are right at first, how many among the first
-    five, and of how many the latter could have been wrong; int64, shape (3,), to be summed over batches and ranks.
+    """Return int64 counts of shape (3,), to be summed over batches and ranks.
+
+    They are: samples right at the first guess, samples right among the first five, and samples for which the latter
+    could have been wrong. `scores` is (samples, classes), `labels` is (samples,).
     """
     samples, classes = scores.shape
     hits = scores.topk(min(BEST, classes)).indices == labels[:, None]
@@ -34,6 +36,6 @@ def count(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def accuracy_of(counts: torch.Tensor, samples: int) -> Accuracy:
-    """What the sum of all counts says of `samples` samples."""
+    """Return the accuracy on `samples` samples from the summed counts."""
     first, five, open_to_error = counts.tolist()
     return Accuracy(first / samples, five / samples if open_to_error else None)

@@ -1,4 +1,4 @@
-"""How accuracy grew in some runs: against time, and against epochs (as DIMD's figures 13 to 16 show it).
+"""Curves of test accuracy over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16).
 
     accuracy                         accuracy
     │      ╭──── top-5               │      ╭──── top-5
@@ -6,7 +6,7 @@
     │  ╱  ╭──╯                       │  ╱  ╭──╯
     └──────────── minutes            └──────────── epochs
 
-They are read from what the runs keep in their folders.
+They are read from the metrics in the runs' folders.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from unisono.training.run_directory import METRICS
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run reached on the test set after each of its epochs."""
+    """Test accuracy of a run after each of its epochs."""
 
     name: str
     epochs: tuple[int, ...]
     seconds: tuple[float, ...]
-    """Since the run began, tests and checkpoints among them; while it was stopped no time passed."""
+    """Seconds since the run began, with tests and checkpoints; time while the run was stopped does not count."""
     top1: tuple[float, ...]
     """Shares, 0 to 1."""
     top5: tuple[float, ...]
-    """None at all where there are five classes or fewer."""
+    """Shares, 0 to 1; empty with five classes or fewer."""
 
 
 def curve_of(folder: Path) -> Curve:
-    """The curve of the run in a folder. Raises UsageError where no epoch of a run is over there."""
+    """Return the curve of the run in a folder. Raises UsageError where no epoch of a run has ended there."""
     path = folder / METRICS
     lines = path.read_text().splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be half written
@@ -51,7 +51,7 @@ def curve_of(folder: Path) -> Curve:
 
 
 def say(curve: Curve) -> str:
-    """What a run has reached, in a line."""
+    """Return a line with the last and the best accuracy of a run."""
     minutes, seconds = divmod(round(curve.seconds[-1]), 60)
     best = max(curve.top1)
     at = curve.epochs[curve.top1.index(best)]
@@ -60,7 +60,7 @@ def say(curve: Curve) -> str:
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
-    """Draw curves into a file, whose ending says the format: (minutes, accuracy) beside (epochs, accuracy)."""
+    """Draw curves into a file, whose suffix sets the format: (minutes, accuracy) beside (epochs, accuracy)."""
     from matplotlib.figure import Figure  # noqa: PLC0415  only who draws needs it
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""The epochs of a run: steps, tests, metrics, and checkpoints when they are due or asked for.
+"""The epochs of a run: steps, tests, metrics, and checkpoints when they are due or requested.
 
 ┌─ an epoch ─────────────────────────────────────────────────┐
 │ load, rate, step, load, rate, step, ... (checkpoint) ...   │ test ─ metrics ─ checkpoint
@@ -38,7 +38,7 @@ from unisono.world import World
 
 @dataclass
 class Epochs:
-    """What is left of a run, made on all ranks."""
+    """The rest of a run, made on all ranks together."""
 
     recipe: Recipe
     world: World
@@ -48,15 +48,15 @@ class Epochs:
     report: Report
     place: Place
     begun: float
-    """On this clock, as if the run had never stopped."""
+    """Start of the run on `time.perf_counter`, as if the run had never stopped."""
     accuracy: Accuracy | None = None
-    """What the last epoch made here reached on the test set."""
+    """Test accuracy after the last epoch made here; None before."""
     signals: Signals | None = None
     saved: float = field(default_factory=time.perf_counter)
-    """When the last checkpoint was written, on this clock."""
+    """Time of the last checkpoint, on `time.perf_counter`."""
 
     def finish(self) -> int:
-        """Make the epochs that are not done, and say what came of it; the exit code."""
+        """Make the epochs that are left and report the results. Return the exit code."""
         begun = time.perf_counter()
         first, batch = self.place, self.recipe.training.batch
         while self.place.epoch < self.recipe.training.epochs:
@@ -79,16 +79,16 @@ class Epochs:
         return 0
 
     def end(self) -> None:
-        """End all ranks at once: a second SIGTERM has come."""
+        """End all ranks at once, after a second SIGTERM."""
         words = f"unisono: rank {self.world.rank}: a second SIGTERM: ended at once, after step {self.place.step}\n"
         self.world.abort(STOPPED, words)
 
     def warn(self, line: str) -> None:
-        """Tell of a step that goes on for long after a signal, on whichever rank got that."""
+        """Print a warning about a step that takes long after a signal, on the rank that got the signal."""
         print(f"unisono: rank {self.world.rank}: {line}", file=sys.stderr, flush=True)
 
     def _epoch(self) -> bool:
-        """The steps of an epoch that are not done yet, then test, metrics, checkpoint; True where the run is to end."""
+        """Make the remaining steps of an epoch, then test, metrics, checkpoint. Return True where the run is to end."""
         training, samples = self.recipe.training, self.feed.samples
         begun, skipped = time.perf_counter(), min(self.place.done * training.batch, samples)
         if self._steps():
@@ -122,7 +122,7 @@ class Epochs:
         return True
 
     def _steps(self) -> bool:
-        """Make the steps of an epoch that are not done yet; True where the run is to end, and was saved."""
+        """Make the remaining steps of an epoch. Return True where the run is to end; it is saved then."""
         training, dtype = self.recipe.training, DTYPES[self.recipe.model.dtype]
         steps = steps_of(self.feed.samples, training.batch)
         batches = self.feed.epoch(self.place.epoch, training.batch, self.place.done)
@@ -151,13 +151,13 @@ class Epochs:
         return False
 
     def _rate(self, epoch: int, done: int) -> float:
-        """The learning rate of the step that follows `done` steps of an epoch."""
+        """Return the learning rate of the step that follows `done` steps of an epoch."""
         training = self.recipe.training
         steps = steps_of(self.feed.samples, training.batch)
         return rate_of_step(self.recipe.optimizer, epoch, done, steps, training.epochs, training.batch)
 
     def _ask_in_time(self) -> bool:
-        """Ask for a checkpoint with the next step, where rank 0's clock says that it is time."""
+        """Request a checkpoint with the next step where rank 0's clock says it is due. Return True if requested."""
         minutes = self.recipe.training.checkpoint_minutes
         if not minutes or self.world.rank != 0 or time.perf_counter() - self.saved < 60 * minutes:
             return False
@@ -165,12 +165,12 @@ class Epochs:
         return True
 
     def _say_saved(self, why: str, ends: bool) -> None:
-        """Say what a signal to any rank has brought."""
+        """Report the checkpoint that a signal to any rank has caused."""
         goes_on = f"; go on with: unisono train --resume {self.folder}" if ends else ""
         self.report.say(f"saved step {self.place.step} on {why}{goes_on}")
 
     def _test(self) -> Accuracy:
-        """How much of what is held out the model gets right."""
+        """Return the test accuracy of the model."""
         dtype = DTYPES[self.recipe.model.dtype]
         source = self.feed.held_out(self.recipe.training.batch)
 
@@ -185,7 +185,7 @@ class Epochs:
         return self.trainer.evaluate(batches(), self.feed.tested)
 
     def _keep(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint, after the metrics of the epoch it ends; `loss` is the sum of all ranks so far."""
+        """Write a checkpoint, after the metrics of the epoch that it ends; `loss` is the sum over all ranks so far."""
         place, trainer, folder = self.place, self.trainer, self.folder
         trainer.wait()
         weights, optimizer = states_of(trainer, self.world)
@@ -197,26 +197,28 @@ class Epochs:
             progress |= {"seconds": time.perf_counter() - self.begun, "meeting": trainer.reducer.state()}
             save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, weights, optimizer, progress))
 
-        self.world.on_root(write)
+        self.world.call_on_root(write)
         self.saved = time.perf_counter()
         if self.signals is not None:
             self.signals.answered()
 
     def _keep_steps(self) -> None:
-        """Write what the steps of the epoch took, on every rank."""
-        everyone = self.world.gather(self.trainer.recorder.take_steps())
-        self.world.on_root(lambda: run_directory.keep_steps(self.folder, self.place.epoch, np.stack(everyone), KINDS))
+        """Write the times of the epoch's steps, of every rank."""
+        everyone = self.world.all_gather_object(self.trainer.recorder.take_steps())
+        self.world.call_on_root(
+            lambda: run_directory.keep_steps(self.folder, self.place.epoch, np.stack(everyone), KINDS)
+        )
 
     def _agree(self, value: float) -> float:
-        """The sum of a number over all ranks."""
+        """Return the sum of a number over all ranks."""
         return float(self.world.allreduce(torch.tensor([value], dtype=torch.float64)))
 
     def _split(self) -> dict[str, float]:
-        """Where the time went so far: seconds, mean over ranks."""
+        """Return the seconds of each kind so far, mean over ranks."""
         seconds = torch.tensor(list(self.trainer.recorder.split().values()), dtype=torch.float64)
         return dict(zip(KINDS, (self.world.allreduce(seconds) / self.world.size).tolist(), strict=True))
 
 
 def _seed_of_step(seed: int, step: int, rank: int) -> int:
-    """What a step's random numbers (dropout) begin from: so that they need not be kept in checkpoints."""
+    """Return the seed of a step's random numbers (dropout), so that checkpoints need not keep their state."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)

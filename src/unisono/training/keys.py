@@ -1,9 +1,9 @@
-"""Frozen values read from tables of keys, as TOML has them: kinds, limits, and the nearest key to a wrong one.
+"""Frozen dataclasses read from tables of keys, as in TOML: types, limits, and the nearest key to an unknown one.
 
     class Cake:                               parse(Cake, {"eggs": 3}, "cake.toml")    Cake(eggs=3)
         eggs: int = number(2, at_least=1)     parse(Cake, {"egs": 3}, "cake.toml")     ... did you mean eggs?
 
-A field that is such a value itself is a table.
+A field whose type is itself such a dataclass is a table.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ LARGEST = (1 << 63) - 1
 
 
 def number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
-    """A field that is a number within limits."""
+    """Return a dataclass field for a number within limits."""
     return field(default=default, metadata={"above": above, "at_least": at_least})
 
 
 def choice(default: str, *names: str) -> Any:
-    """A field that is one of some words."""
+    """Return a dataclass field for one of the words in `names`."""
     return field(default=default, metadata={"one_of": names})
 
 
 def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: str = "") -> Value:
-    """The frozen value of `kind` that `content` holds; `source` and `prefix`, the table's name, tell where in errors.
+    """Return the dataclass of type `kind` that `content` holds; errors name `source` and `prefix`, the table's name.
 
-    Raises RecipeError for a key that there is not, a value of another kind, or one beyond the limits.
+    Raises RecipeError for an unknown key, a value of another type, or one beyond the limits.
     """
     fields = {entry.name: entry for entry in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
     hints = get_type_hints(kind)
@@ -53,7 +53,7 @@ def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: st
 
 
 def change(content: dict[str, Any], wanted: str) -> None:
-    """Make a change of the form key=value (`training.epochs=3`) to tables, in place. Raises RecipeError naming it."""
+    """Apply a change of the form key=value (`training.epochs=3`) to tables, in place. Raises RecipeError naming it."""
     key, equals, text = wanted.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {wanted}: not of the form key=value, as in training.epochs=3")
@@ -69,7 +69,7 @@ def change(content: dict[str, Any], wanted: str) -> None:
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as one, its keys with dots."""
+    """Return nested tables as one table, with dots in its keys."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

@@ -1,4 +1,4 @@
-"""The learning rate of each step: a pure function of how far a run has come, so that a resumed one goes on exactly.
+"""The learning rate of each step: a pure function of the progress of a run, so that a resumed run continues exactly.
 
     goal ┤     ╱▔▔▔▔▔╲         goal          learning_rate; with for_batch, learning_rate x batch / for_batch
          │   ╱        ╲        warm start    straight to the goal: from learning_rate with for_batch, else from 0
@@ -28,9 +28,9 @@ from unisono.training.recipe import OptimizerRecipe
 
 
 def rate_at(options: OptimizerRecipe, epoch: float, epochs: float, batch: int) -> float:
-    """The rate when `epoch` of `epochs` epochs are over (3.5: three and a half; fewer than `epochs`).
+    """Return the learning rate after `epoch` of `epochs` epochs (3.5: three and a half; fewer than `epochs`).
 
-    `batch` is the samples of a step, of all ranks together.
+    `batch` is the samples of a step, over all ranks together.
     """
     goal = options.learning_rate * batch / options.for_batch if options.for_batch else options.learning_rate
     if epoch < options.warm_epochs:
@@ -40,7 +40,7 @@ def rate_at(options: OptimizerRecipe, epoch: float, epochs: float, batch: int) -
 
 
 def rate_of_step(options: OptimizerRecipe, epoch: int, step: int, steps: int, epochs: int, batch: int) -> float:
-    """The rate of step `step` of the `steps` of an epoch, both from 0: as it is in the middle of that step."""
+    """Return the rate of step `step` of the `steps` of an epoch, both from 0, taken at the middle of that step."""
     return rate_at(options, epoch + (step + 0.5) / steps, epochs, batch)
 
 
@@ -70,4 +70,4 @@ POLICIES: dict[str, Callable[[OptimizerRecipe, float, float], float]] = {
     "polynomial": _polynomial,
     "cosine": _cosine,
 }
-"""The share of the goal, when so many of so many epochs are over and the warm start is too."""
+"""Functions that return the share of the goal after `epoch` of `epochs` epochs, once the warm-up is over."""

@@ -1,9 +1,9 @@
-"""What training makes small: the cross entropy, of auxiliary classifiers too.
+"""The loss in training: cross entropy, with auxiliary classifiers.
 
     scores                             cross entropy
     scores, auxiliary, auxiliary       cross entropy + 0.3 (cross entropy + cross entropy)      (GoogLeNet)
 
-The auxiliary ones give the lower part of a network gradients of their own; they are not asked in a test.
+The auxiliary classifiers give the lower part of a network gradients of their own; tests do not use them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 AUXILIARY = 0.3
-"""The weight of each auxiliary classifier beside the network's own (Szegedy et al. 2015, section 5)."""
+"""Weight of each auxiliary classifier's loss; the network's own has weight 1 (Szegedy et al. 2015, section 5)."""
 
 
 def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """The mean over the samples of the cross entropy of `scores`, (samples, classes), and `labels`, (samples,), int64.
+    """Return the sample mean of the cross entropy of `scores`, (samples, classes), and int64 `labels`, (samples,).
 
-    Of several scores the first are the network's own, and the others those of its auxiliary classifiers.
+    With several scores, the first are the network's own, and the others are those of its auxiliary classifiers.
     """
     if isinstance(scores, torch.Tensor):
         return cross_entropy(scores, labels)

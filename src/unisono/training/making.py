@@ -1,4 +1,4 @@
-"""What a recipe asks for, made on the ranks of a world: cores, the feed, the network, its trainer.
+"""Makes the parts of a recipe on the ranks of a world: cores, the feed, the network, its trainer.
 
 cores ─ feed ─ network ─ a rehearsal, where its convolutions are to be tried ─ trainer
 """
@@ -34,48 +34,52 @@ from unisono.training.trainer import Trainer
 from unisono.world import World
 
 MOST_THREADS = 8
-"""Threads that decode, unless the recipe says more."""
+"""Largest number of decoding threads, unless the recipe gives more."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def take_cores(world: World) -> tuple[Share, list[str]]:
-    """Keep this rank on its share of its node's cores; the share, and what is to be said of each node, once."""
+    """Bind this rank to its share of its node's cores. Return the share, and one report line for each kind of node."""
     node = world.node_world()
-    shares = shares_of(node.gather(own_cores()), alone=world.size == 1)
+    shares = shares_of(node.all_gather_object(own_cores()), alone=world.size == 1)
     share = shares[node.rank]
     bind(share)
     if share.bound:  # OMP_NUM_THREADS may be meant for all ranks together
         torch.set_num_threads(min(torch.get_num_threads(), len(share.cores)))
-    return share, list(dict.fromkeys(world.gather(report(shares))))
+    return share, list(dict.fromkeys(world.all_gather_object(report(shares))))
 
 
 def format_of_products(recipe: Recipe) -> torch.dtype:
-    """What convolutions and wide layers are computed in, on this processor."""
+    """Return the dtype in which convolutions and wide layers are computed on this processor."""
     return choose(recipe.compute.precision, DTYPES[recipe.model.dtype], "cpu", processor())
 
 
 def say_format(recipe: Recipe, world: World) -> str:
-    """What is said of it at the start of a run, by all ranks together."""
+    """Return a line about number format, threads and processor for the start of a run. Called by all ranks together."""
     name = str(format_of_products(recipe)).removeprefix("torch.")
-    counts = sorted(set(world.gather(torch.get_num_threads())))
+    counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
     threads = " or ".join(map(str, counts))
     return f"products in {name}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}"
 
 
 def make_feed(recipe: Recipe, world: World, share: Share) -> Feed:
-    """What the recipe trains on."""
+    """Return the feed of the recipe's data set."""
     data = recipe.data
     if not data.pack:
         return InMemory(DATA[data.name](), world, recipe.training.seed)
     threads = data.threads or min(MOST_THREADS, max(1, len(share.cores) if share.bound else share.threads))
     shown = data.size, data.augment, threads, data.windows, data.context
-    hold = Hold(Path(data.pack), data.hold == "whole", data.groups, *shown)
+    hold = Hold(Path(data.pack), data.storage == "replicated", data.groups, *shown)
     return Packed(hold, world, recipe.training.seed)
 
 
 def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | None, plan: ConvolutionPlan) -> Trainer:
-    """The network, with weights from the seed, and what trains it; a rehearsal settles `plan`."""
+    """Return the trainer of the recipe's network, with weights from the seed.
+
+    With `convolutions = "tried"` a rehearsal settles `plan`. Raises RecipeError where the network does not take the
+    data.
+    """
     torch.manual_seed(recipe.training.seed)
     dtype = DTYPES[recipe.model.dtype]
     network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
@@ -100,7 +104,7 @@ def make_trainer(recipe: Recipe, world: World, feed: Feed, timeline: Timeline | 
 
 
 def make_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
-    """Return the rule that a recipe asks for. Raises RecipeError where one's own is none."""
+    """Return the rule of a recipe. Raises RecipeError where the user's function returns no BaseRule."""
     if is_own(options.name):
         own = own_rule(options)
         rule = own.call(exchange, options.overlap)
@@ -113,7 +117,7 @@ def make_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: Within) -> None:
-    """Raise RecipeError where a network that is ours does not take the data; one's own says itself what is wrong."""
+    """Raise RecipeError where a catalogue network does not take the data; a user's network raises its own errors."""
     if ":" in name:
         return
     try:
@@ -128,10 +132,10 @@ def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: Within)
 
 
 def known_plan(recipe: Recipe, own: Path | None, world: World) -> ConvolutionPlan:
-    """What was tried before: where a run that goes on has its `own`, that alone, so that it computes as it began; else
-    what the recipe's file holds. What is missing is tried.
+    """Return a plan with the convolution timings known so far; missing ones are measured later.
 
-    Raises UsageError where the recipe's file could not be written.
+    A resumed run uses only its `own` file if that has timings, so that it computes as it began; otherwise the recipe's
+    file is read. Raises UsageError where the recipe's file could not be written.
     """
 
     def read() -> dict[str, Times]:
@@ -142,11 +146,11 @@ def known_plan(recipe: Recipe, own: Path | None, world: World) -> ConvolutionPla
         check_plan(Path(recipe.compute.plan))
         return before or read_plan(Path(recipe.compute.plan), here)
 
-    return ConvolutionPlan(world.on_root(read))
+    return ConvolutionPlan(world.call_on_root(read))
 
 
 def keep_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) -> None:
-    """Write what was tried into the run's folder, and add it to the recipe's file."""
+    """Write the measured timings into the run's folder, and add them to the recipe's file."""
 
     def write() -> None:
         here = machine(processor().name)
@@ -157,4 +161,4 @@ def keep_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) ->
                 raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
     if plan.measured:
-        world.on_root(write)
+        world.call_on_root(write)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: bars on a terminal, a line for each epoch elsewhere, a table at the end."""
+"""Progress of a run on the screen: bars on a terminal, a line for each epoch elsewhere, a table at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.training.recorder import AHEAD, BESIDE
 
 
 class Report:
-    """Shows a run's progress on rank 0; on other ranks it shows nothing."""
+    """Shows a run's progress on rank 0; shows nothing on other ranks."""
 
     def __init__(self, show: bool, epochs: int) -> None:
         self.console = Console(file=sys.stdout, quiet=not show, highlight=False, soft_wrap=True)
@@ -41,15 +41,15 @@ class Report:
         self._bar.stop()
 
     def say(self, line: str) -> None:
-        """A line of text."""
+        """Print a line of text."""
         self.console.print(line, markup=False)
 
     def step(self, epoch: int, step: int, steps: int) -> None:
-        """`step` of `steps` steps of an epoch are done; epochs count from 0."""
+        """Show that `step` of `steps` steps of an epoch are done; epochs count from 0."""
         self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
-        """An epoch is done."""
+        """Print the metrics of a finished epoch."""
         said = f"loss {metrics['loss']:.4f}  test accuracy {metrics['test_accuracy']:.2%}"
         if "test_top5" in metrics:
             said += f" (top-5 {metrics['test_top5']:.2%})"
@@ -58,7 +58,7 @@ class Report:
         self.say(f"epoch {metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}  {said}  {speed}")
 
     def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
-        """The table at the end: what was reached, and where the time went (seconds, mean over ranks)."""
+        """Print the table at the end: results, and the split of time (seconds, mean over ranks)."""
         self._bar.stop()  # what comes now is to stay below everything else
         table = Table(show_header=False)
         table.add_column()

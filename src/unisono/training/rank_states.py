@@ -1,4 +1,4 @@
-"""What a checkpoint holds of ranks whose weights or optimizer states differ: every rank's, and the mean of the weights.
+"""Checkpoints of ranks whose weights or optimizer states differ: every rank's, and the mean of the weights.
 
 same weights everywhere    weights: rank 0's            optimizer: rank 0's
 weights that differ        weights: the mean            optimizer: {"ranks": [rank 0's weights and state, ...]}
@@ -18,19 +18,19 @@ RANKS = "ranks"
 
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a checkpoint holds of the weights and of the optimizer. Called by all ranks together."""
+    """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.rule.differs:
         return mine
-    everyone = world.gather({"weights": dict(mine[0]), "optimizer": mine[1]})
+    everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1]})
     weights = [one["weights"] for one in everyone]
     return {name: _mean([one[name] for one in weights]) for name in mine[0]}, {RANKS: everyone}
 
 
 def take_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
-    """Put a checkpoint into the model and the optimizer; return what is to be said of it.
+    """Load a checkpoint into the model and the optimizer. Return lines to report.
 
-    Raises what `load_state_dict` does where it does not fit.
+    Raises the errors of `load_state_dict` where it does not fit.
     """
     ranks = checkpoint.optimizer.get(RANKS)
     trainer.reducer.resume(checkpoint.step)

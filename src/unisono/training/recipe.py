@@ -1,4 +1,4 @@
-"""Recipes: a run as a small frozen value, read from TOML. Nothing here needs PyTorch or MPI."""
+"""Recipes: the settings of a run as small frozen dataclasses, read from TOML. Needs neither PyTorch nor MPI."""
 
 from __future__ import annotations
 
@@ -23,33 +23,42 @@ from unisono.training.keys import change, choice, flat, number, parse
 from unisono.wires import WIRES
 
 OWN = "own"
-"""The wire that leaves gradients as they are."""
+"""Wire that leaves gradients in their own number format."""
 
-RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {("exchange", "embedding"): ("rule", "overlap")}
-"""Tables and keys of older recipes, and what they are called now."""
+RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("exchange", "embedding"): ("rule", "overlap"),
+    ("data", "hold"): ("data", "storage"),
+}
+"""Tables and keys of older recipes, and their current names."""
+
+RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("data", "storage"): {"even": "partitioned", "whole": "replicated"},
+}
+"""Values of older recipes, and their current names."""
 
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """What is trained on."""
+    """The data set, and its form in memory and in batches."""
 
     name: str = "digits"
+    """Data set that comes with Unisono; not used where `pack` is given."""
     pack: str = ""
-    """The folder of a packed data set, with train/ and test/; else the data set that `name` says."""
-    hold: str = choice("even", "even", "whole")
-    """Each rank a share of the pack, or each node a copy that its ranks share."""
+    """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
+    storage: str = choice("partitioned", "partitioned", "replicated")
+    """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks."""
     groups: int = number(1, at_least=1)
-    """Copies that the ranks hold together, each group of ranks one, where each has a share."""
+    """Copies of the pack over all ranks, one in each group of ranks; must be 1 where `storage` is "replicated"."""
     size: int = number(0, at_least=0)
-    """Pixels across of what the network is shown of a picture; 0: as raw pictures are."""
+    """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
     windows: int = number(8, at_least=1)
-    """Places of a recording that the network hears, evenly spread."""
+    """Windows of an audio recording that the network gets, evenly spaced."""
     context: int = number(15, at_least=0)
-    """Frames of 10 ms that it hears before each place, and as many after it."""
+    """Frames of 10 ms before the middle of each window, and as many after it."""
     augment: str = choice("none", *dict.fromkeys((*OF_PICTURES, *OF_SOUNDS)))
-    """What is changed at random in training, of pictures or of sounds."""
+    """Random changes in training. Images: none, mirror, shift, scale. Audio: none, shift, mask."""
     threads: int = number(0, at_least=0)
-    """That decode samples, in each rank; 0: the rank's fair share of the cores."""
+    """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
 
 
 @dataclass(frozen=True)
@@ -57,89 +66,97 @@ class ModelRecipe:
     """The network."""
 
     name: str = "small_convnet"
-    """One of the catalogue's, or `module:function`: a network of one's own."""
+    """Name of a network in the catalogue, or `module:function` for a network of your own."""
     folder: str = ""
-    """Where that module is looked for before the current folder; else where the recipe is."""
+    """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
     dtype: str = choice("float32", "float32", "float64")
+    """Number format of the weights."""
 
 
 @dataclass(frozen=True)
 class OptimizerRecipe:
-    """What gradients are turned into: the optimizer, and the rate of each step (`training/learning_rate.py`)."""
+    """The optimizer, and the learning rate of each step (`training/learning_rate.py`)."""
 
     name: str = choice("sgd", *OPTIMIZERS)
+    """Name of the optimizer."""
     learning_rate: float = number(0.05, above=0)
+    """Learning rate before scaling; above 0."""
     for_batch: int = number(0, at_least=0)
-    """Samples of a step that the rate is meant for: it is scaled by training.batch / for_batch; 0: it is not."""
+    """Batch size that the rate is meant for: the rate is scaled by training.batch / for_batch; 0: it is not scaled."""
     warm_epochs: float = number(0.0, at_least=0)
-    """Epochs of the warm start: the rate climbs straight, from `learning_rate` where it is scaled, else from 0."""
+    """Epochs of linear warm-up, from `learning_rate` where the rate is scaled, else from 0."""
     policy: str = choice("constant", "constant", "steps", "polynomial", "cosine")
-    """How the rate goes from there."""
+    """Course of the rate after the warm-up: constant, steps, polynomial or cosine."""
     every: float = number(0.0, at_least=0)
-    """Epochs between two of the `steps`; 0: a third of the run."""
+    """Epochs between two drops of the `steps` policy; 0: a third of the run."""
     decay: float = number(0.1, above=0)
-    """What each of the `steps` multiplies the rate by."""
+    """Factor of the rate at each drop of the `steps` policy; above 0."""
     power: float = number(1.0, above=0)
-    """Of the `polynomial`."""
+    """Exponent of the `polynomial` policy; above 0."""
     momentum: float = number(0.9, at_least=0)
+    """Momentum; for `lamb`, Adam's first beta."""
     weight_decay: float = number(0.0, at_least=0)
-    """Of all parameters but those of one dimension: norms and biases."""
+    """Weight decay of all parameters except those with one dimension (norms and biases)."""
     clip: float = number(0.0, at_least=0)
-    """The norm that all gradients together have at most; 0: any."""
+    """Largest norm of all gradients together; 0: no clipping."""
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How long, in which batches, from which seed."""
+    """Length of a run, batch size, seed, checkpoints and time-out."""
 
     epochs: int = number(10, at_least=1)
+    """Epochs of the whole run; at least 1."""
     batch: int = number(64, at_least=1)
-    """Samples of a step, over all ranks together."""
+    """Samples of a step, over all ranks together; at least 1."""
     seed: int = number(0, at_least=0)
+    """Seed of the weights, the order of samples, and the random numbers of each step."""
     checkpoint_every: int = number(0, at_least=0)
-    """Steps between two checkpoints; 0: one at the end of each epoch alone."""
+    """Steps between two checkpoints; 0: one at the end of each epoch only."""
     checkpoint_minutes: float = number(0.0, at_least=0)
-    """Minutes between two checkpoints, by rank 0's clock, beside that; 0: as if it were not there."""
+    """Minutes between two checkpoints by rank 0's clock, in addition to `checkpoint_every`; 0: none by time."""
     timeout: float = number(0.0, at_least=0)
-    """Seconds that a rank waits for others before all end; 0: as UNISONO_TIMEOUT says, else 600."""
+    """Seconds that a rank waits for others before all ranks end; 0: the value of UNISONO_TIMEOUT, else 600."""
 
 
 @dataclass(frozen=True)
 class RuleRecipe:
-    """What ranks exchange, and when."""
+    """The rule: the data that ranks exchange, and the steps in which they do."""
 
     name: str = "bsp"
-    """"bsp": averaged gradients in each step; "local_sgd": each rank updates alone, and weights are averaged; or
-    `module:function`: a rule of one's own, which function(exchange, overlap) gives."""
+    """Name of the rule: "bsp" averages gradients in each step; with "local_sgd" each rank updates alone, and weights
+    are averaged; `module:function` is a rule of your own, which function(exchange, overlap) returns.
+    """
     folder: str = ""
-    """Where that module is looked for before the current folder; else where the recipe is."""
+    """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
     overlap: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
-    """Where communication sits in the step."""
+    """Overlap of communication with the step; "auto" chooses it from measurements of the first steps."""
     every: int = number(16, at_least=1)
-    """Steps between two averages of the weights, with local_sgd."""
+    """Steps between two averages of the weights, for "local_sgd"."""
 
 
 @dataclass(frozen=True)
 class ExchangeRecipe:
-    """How gradients meet."""
+    """The allreduce of gradients: algorithm, number format, size of buckets."""
 
     algorithm: str = "auto"
+    """Name of a schedule; "library": MPI's allreduce; "auto": chosen by size from the table of choices."""
     wire: str = OWN
-    """The number format between nodes."""
+    """Number format of gradients between nodes; "own": that of the gradients."""
     bucket_megabytes: float = number(0, at_least=0)
-    """The largest bucket; 0: what the first steps show to be best."""
+    """Largest bucket in MiB; 0: chosen from measurements of the first steps."""
 
 
 @dataclass(frozen=True)
 class ComputeRecipe:
-    """How the network is computed."""
+    """Number format and convolution algorithms of the network."""
 
     precision: str = choice(AUTO, *PRECISIONS)
-    """The number format of products: float32, bfloat16, or what the processor is made for."""
+    """Number format of matrix products and convolutions; "auto": bfloat16 on a processor made for it, else float32."""
     convolutions: str = choice("tried", "tried", "library")
-    """Each by the way that was fastest before the first step, or all by PyTorch's own."""
+    """Algorithm of convolutions: "tried", the fastest of each as timed before the first step; "library", PyTorch's."""
     plan: str = ""
-    """A file for what was tried, which several runs share; the run's folder has its own."""
+    """File with timings of convolutions that several runs share; the run's folder has its own. Empty: none."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +164,9 @@ class Recipe:
     """A run."""
 
     name: str = "run"
+    """Name of the run; its folder under runs/ begins with it."""
     ranks: int = number(1, at_least=1)
+    """Ranks to start, unless --ranks or the launcher says otherwise."""
     data: DataRecipe = field(default_factory=DataRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
@@ -158,10 +177,10 @@ class Recipe:
 
 
 def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `changes` of the form key=value (`training.epochs=3`) made to it.
+    """Return the recipe in a file, with `changes` of the form key=value (`training.epochs=3`) applied.
 
-    The folder of a network or a rule of one's own is made whole, so that a run finds it again when it goes on.
-    Raises RecipeError naming the file or the change, the key, and the nearest key where there is no such one.
+    The folder of a network or rule of your own becomes an absolute path, so that a resumed run finds it again.
+    Raises RecipeError naming the file or the change, the key, and for an unknown key the nearest one.
     """
     try:
         content = tomllib.loads(path.read_text())
@@ -181,31 +200,35 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
-    """Return the recipe that a parsed TOML file holds; `source` names it in errors."""
+    """Return the recipe in a parsed TOML file; `source` names the file in errors."""
     return parse(Recipe, renamed(content), source)
 
 
 def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return tables with today's names for keys that had others: the recipes of older runs are read as well."""
+    """Return the tables with keys and values of older recipes replaced by their current names."""
     found = dict(content)
     for (table, key), (new_table, new_key) in RENAMED.items():
-        old, new = found.get(table), found.get(new_table, {})
-        if isinstance(old, dict) and key in old and isinstance(new, dict):
+        old = found.get(table)
+        if isinstance(old, dict) and key in old and isinstance(found.get(new_table, {}), dict):
             found[table] = {name: value for name, value in old.items() if name != key}
-            found[new_table] = {new_key: old[key], **new}
+            found[new_table] = {new_key: old[key], **found.get(new_table, {})}
+    for (table, key), values in RENAMED_VALUES.items():
+        if isinstance(found.get(table), dict) and found[table].get(key) in values:
+            found[table] = {**found[table], key: values[found[table][key]]}
     return found
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
-    """Raise RecipeError when `ranks` ranks cannot carry the recipe out: known before any of them is started."""
+    """Raise RecipeError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
     if data not in SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
     check_name(recipe.model.name, recipe.model.folder)
     check_rule(recipe.rule)
-    if recipe.data.hold == "whole" and recipe.data.groups > 1:
+    if recipe.data.storage == "replicated" and recipe.data.groups > 1:
         raise RecipeError(
-            f'data.groups = {recipe.data.groups}, but with data.hold = "whole" each node has a copy; leave groups away'
+            f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
+            "leave groups away"
         )
     samples = samples_of(data, recipe.data.pack)
     if batch > samples:
@@ -222,7 +245,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
 
 
 def check_rule(rule: RuleRecipe) -> None:
-    """Raise RecipeError for a name that is neither a rule's nor of a module that is there."""
+    """Raise RecipeError for a name that is no rule, or whose module does not exist."""
     if is_own(rule.name):
         own_rule(rule).check()
     elif rule.name not in RULES:
@@ -230,16 +253,16 @@ def check_rule(rule: RuleRecipe) -> None:
 
 
 def own_rule(rule: RuleRecipe) -> Own:
-    """Return the function that a recipe names, which makes a rule."""
+    """Return the user's function that makes the rule, as the recipe names it."""
     return Own("rule", rule.name, rule.folder, "a rule", "rules:largest")
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""
+    """Return the recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""
     return dataclasses.asdict(recipe)
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
-    """The keys in which two recipes differ, but for the ranks, which do not change what is trained."""
+    """Return the keys in which two recipes differ, except `ranks`, which does not change the training."""
     first, second = flat(to_dict(one)), flat(to_dict(other))
     return [key for key in first if key != "ranks" and first[key] != second[key]]

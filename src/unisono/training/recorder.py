@@ -1,4 +1,4 @@
-"""Where the time of a run goes, step by step."""
+"""Times of a run, by kind and step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 AHEAD = ("loading", "computing", "waiting")
-"""What follows each other, and makes up a rank's time."""
+"""Kinds of time that follow each other and add up to a rank's time."""
 
 BESIDE = ("communicating", "updating")
-"""What goes on beside that, or is waited for."""
+"""Kinds of time that run beside those, or that the rank waits for."""
 
 KINDS = (*AHEAD, *BESIDE)
 
 MOST_STEPS = 1 << 18
-"""Steps that are kept until they are taken; of more the newest half at least."""
+"""Largest number of steps kept until `take_steps`; beyond it at least the newest half stays."""
 
 
 class Recorder:
-    """Seconds of this rank by what they went to.
+    """Seconds of this rank, by kind.
 
     loading         making the next batch
     computing       forward, backward, and counting what is right
@@ -39,7 +39,7 @@ class Recorder:
 
     @contextmanager
     def record(self, kind: str) -> Iterator[None]:
-        """Add the time of the block to one kind."""
+        """Add the time of the block to a kind."""
         start = time.perf_counter()
         try:
             yield
@@ -47,26 +47,26 @@ class Recorder:
             self.add(kind, time.perf_counter() - start)
 
     def add(self, kind: str, seconds: float) -> None:
-        """Add seconds to one kind."""
+        """Add seconds to a kind."""
         self._now[kind] += seconds
         self._all[kind] += seconds
 
     def end_step(self) -> None:
-        """What was recorded since the last step was one step's."""
+        """End a step: it gets all time recorded since the last step."""
         if len(self._steps) >= MOST_STEPS * len(KINDS):
             del self._steps[: MOST_STEPS // 2 * len(KINDS)]
         self._steps.extend(self._now[kind] for kind in KINDS)
         self._now = dict.fromkeys(KINDS, 0.0)
 
     def leave_out(self) -> None:
-        """What was recorded since the last step belongs to no step."""
+        """Assign the time recorded since the last step to no step."""
         self._now = dict.fromkeys(KINDS, 0.0)
 
     def take_steps(self) -> npt.NDArray[np.float32]:
-        """The steps since the last call, of shape (steps, kinds)."""
+        """Return the seconds of the steps since the last call, float32, of shape (steps, kinds)."""
         taken, self._steps = self._steps, array("f")
         return np.array(taken, np.float32).reshape(-1, len(KINDS))
 
     def split(self) -> dict[str, float]:
-        """The seconds of each kind since the start."""
+        """Return the seconds of each kind since the start."""
         return dict(self._all)

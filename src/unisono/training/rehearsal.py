@@ -1,10 +1,10 @@
-"""A step before the first, on every rank, so that the ways of convolutions are tried and agreed on, and then stay.
+"""A trial step before the first, on every rank: it times the ways of each convolution, and all ranks agree on the best.
 
     rank 0   forward, backward on zeros: each way timed ┐
     rank 1   forward, backward on zeros: each way timed ┴ the slowest rank's time of each way ─ the best, on all ranks
 
-The ranks try at the same time, as they compute later: what one way takes depends on how much memory the others read.
-Nothing is left of it: no gradient, no mean of a norm, none of the memory that the ways wanted which were not taken.
+The ranks try at the same time, as they compute later: the time of a way depends on how much memory the others read.
+The step leaves no trace: gradients, the buffers of norms, and the memory of ways that were not chosen are reset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from unisono.world import World
 def rehearse(
     model: nn.Module, step: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, plan: ConvolutionPlan, world: World
 ) -> None:
-    """Settle `plan` on all ranks of `world`: `step` gives the loss of `model` for this rank's inputs and labels."""
+    """Settle `plan` on all ranks of `world`.
+
+    `step` returns the loss of `model` for this rank's inputs and labels. All ranks call it together.
+    """
     if len(inputs):
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         model.train()
@@ -31,4 +34,4 @@ def rehearse(
             buffer.copy_(before)
         model.zero_grad(set_to_none=True)
         give_back()
-    plan.settle(merge(world.gather(plan.measured)))
+    plan.settle(merge(world.all_gather_object(plan.measured)))

@@ -1,4 +1,4 @@
-"""Where a run is, and how one that has stopped goes on: the newest whole checkpoint, and what may not have changed."""
+"""Resumes a stopped run from its newest whole checkpoint, and refuses changes of the recipe that it cannot take."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unisono.world import World
 
 @dataclass(frozen=True)
 class Place:
-    """How far a run has come: `step` steps in all, `done` of them in `epoch`.
+    """Progress of a run: `step` steps in all, `done` of them in `epoch`.
 
-    `loss` is what this rank's samples of the epoch sum to so far.
+    `loss` is the sum of the loss over this rank's samples of the epoch so far.
     """
 
     epoch: int = 0
@@ -26,19 +26,19 @@ class Place:
     step: int = 0
     loss: float = 0.0
     seconds: float = 0.0
-    """That it had taken where it goes on: none where it begins."""
+    """Seconds that the run had taken when it stopped; 0 for a new run."""
     data: str = ""
-    """The mark of what it was trained on, where the run goes on."""
+    """Mark of the data that a resumed run was trained on."""
 
 
 def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Torn], list[str]]:
-    """Put the newest whole checkpoint into the model and the optimizer; return where the run is then, what was torn,
-    and what is to be said.
+    """Load the newest whole checkpoint into the model and the optimizer.
 
-    A run without a checkpoint begins again. Nothing is changed on the disk. Called by all ranks together. Raises
-    CheckpointError where none is whole, one cannot be read, or it does not fit the model.
+    Return the place of the run, the torn checkpoints, and lines to report. A run without a checkpoint begins again.
+    Nothing is changed on the disk. Called by all ranks together. Raises CheckpointError where no checkpoint is whole,
+    one cannot be read, or it does not fit the model.
     """
-    found = world.on_root(lambda: _read(folder))
+    found = world.call_on_root(lambda: _read(folder))
     if found is None:
         return Place(), [], []
     checkpoint, torn = found
@@ -60,7 +60,7 @@ def go_on(folder: Path, trainer: Trainer, world: World) -> tuple[Place, list[Tor
 
 
 def clear(folder: Path, place: Place, torn: list[Torn]) -> list[str]:
-    """Set aside what is newer than the checkpoint that a run goes on from, and was torn; what to say of it all."""
+    """Remove metrics newer than the checkpoint to resume from, and rename torn checkpoints. Return lines to report."""
     run_directory.forget_after(folder, place.step)
     try:
         renamed = set_aside(folder / run_directory.CHECKPOINTS, torn)
@@ -72,9 +72,9 @@ def clear(folder: Path, place: Place, torn: list[Torn]) -> list[str]:
 
 
 def _read(folder: Path) -> tuple[Checkpoint, list[Torn]] | None:
-    """The newest checkpoint that is whole; None where the run had not come to its first one.
+    """Return the newest whole checkpoint; None where the run had not written its first one.
 
-    Raises CheckpointError where its metrics say that it had.
+    Raises CheckpointError where the metrics show that it had.
     """
     checkpoints = folder / run_directory.CHECKPOINTS
     if names(checkpoints):
@@ -88,10 +88,10 @@ def _read(folder: Path) -> tuple[Checkpoint, list[Torn]] | None:
 
 
 def check_change(before: Recipe, now: Recipe, place: Place, data: str) -> None:
-    """Raise RecipeError for what a run that goes on at `place`, on data with the mark `data`, cannot change.
+    """Raise RecipeError for changes that a run resumed at `place`, on data with the mark `data`, cannot take.
 
-    The optimizer's state is of its kind; within an epoch the order of samples must stay, or some would be seen twice
-    and others never.
+    The kind of optimizer must stay, since its state does. Within an epoch the order of samples must stay too, or some
+    would be seen twice and others never.
     """
     if place.step and before.optimizer.name != now.optimizer.name:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""Carries a recipe out on the ranks of a world: makes what it names, goes on where a run had stopped, trains.
+"""Runs a recipe on the ranks of a world: makes its parts, resumes a stopped run, trains.
 
 lock ─ data ─ network ─ (newest whole checkpoint) ─ epochs
 """
@@ -25,9 +25,9 @@ from unisono.world import World
 
 
 def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None, trace: Path | None = None) -> int:
-    """Carry `recipe` out in `folder` (None: a new one under runs/), or go on with the run in `resume`.
+    """Run `recipe` in `folder` (None: a new one under runs/), or resume the run in `resume`.
 
-    `trace` is a file for the timeline of what is done here. The folder is locked meanwhile. The exit code: 0, or 143
+    `trace` is a file for the timeline of this run. The folder is locked meanwhile. Return the exit code: 0, or 143
     where SIGTERM ended the run after a step, with a checkpoint.
     """
     lock = RunLock()
@@ -43,9 +43,9 @@ def _train(
     begun = time.perf_counter()
     check_run(recipe, world.size)
     if trace is not None:
-        world.on_root(lambda: check_writable(trace))
+        world.call_on_root(lambda: check_writable(trace))
     if resume is not None:
-        before = world.on_root(lambda: _open(resume, recipe, lock))
+        before = world.call_on_root(lambda: _open(resume, recipe, lock))
     share, said = take_cores(world)
     said.append(say_format(recipe, world))
     feed = make_feed(recipe, world, share)
@@ -55,13 +55,13 @@ def _train(
     check_state(trainer.model, trainer.optimizer)
     place, notes, kept = Place(), list[str](), replace(recipe, ranks=world.size)
     if resume is None:
-        home = world.on_root(lambda: run_directory.begin(kept, folder, lock))
+        home = world.call_on_root(lambda: run_directory.begin(kept, folder, lock))
     else:
         home = resume
         place, torn, notes = go_on(home, trainer, world)
         check_change(before, recipe, place, feed.mark)
-        notes += world.on_root(lambda: clear(home, place, torn))
-        world.on_root(lambda: run_directory.write_recipe(home, kept))
+        notes += world.call_on_root(lambda: clear(home, place, torn))
+        world.call_on_root(lambda: run_directory.write_recipe(home, kept))
     keep_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
     with Report(world.rank == 0, recipe.training.epochs) as report:
         for note in notes:
@@ -81,7 +81,7 @@ def _train(
 
 
 def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
-    """Lock a run that goes on, and say whose code it is about to run; the recipe that it had."""
+    """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
     before = run_directory.recipe_of(folder, [])
     lock.take(folder)
     for own in (own_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):

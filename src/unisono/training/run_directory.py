@@ -1,4 +1,4 @@
-"""What a run leaves: its recipe, a line of metrics for each epoch, and checkpoints.
+"""The directory of a run: its recipe, a line of metrics for each epoch, and checkpoints.
 
 runs/digits-20260131-120000/
 ├── recipe.toml
@@ -33,9 +33,9 @@ CONVOLUTIONS = "convolutions.json"
 
 
 def begin(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
-    """Make a run's directory, `folder` or a new one under runs/, with its recipe in it, and `lock` it.
+    """Make a run's directory, `folder` or a new one under runs/, write the recipe into it, and `lock` it. Return it.
 
-    Raises UsageError where it cannot be made, another run is at work in it, or has been.
+    Raises UsageError where it cannot be made, another run is active in it, or it holds a run already.
     """
     if folder is None:
         stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
@@ -57,12 +57,12 @@ def begin(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Keep the recipe with the run."""
+    """Write the recipe into the run's folder."""
     _replace(folder / RECIPE, tomli_w.dumps(to_dict(recipe)).encode())
 
 
 def recipe_of(folder: Path, changes: list[str]) -> Recipe:
-    """The recipe of a run, with changes made to it. Raises UsageError where there is no run, or it cannot be read."""
+    """Return the recipe of a run, with changes applied. Raises UsageError where there is none, or it cannot be read."""
     try:
         there = (folder / RECIPE).exists()
     except OSError as error:
@@ -79,13 +79,13 @@ def add_metrics(folder: Path, line: dict[str, Any]) -> None:
 
 
 def count_metrics(folder: Path) -> int:
-    """How many epochs have left their metrics."""
+    """Return the number of lines of metrics: one for each epoch that has ended."""
     path = folder / METRICS
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
-    """Keep what the steps of an epoch took, from where the run began or went on: `seconds` of (ranks, steps, kinds)."""
+    """Write the times of an epoch's steps made since the run began or resumed: `seconds` is (ranks, steps, kinds)."""
     path = folder / STEPS / f"epoch-{epoch:04d}.npz"
     aside = path.with_name(f".{path.name}.tmp")
     with _writing(path):
@@ -96,9 +96,9 @@ def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Take away the lines of metrics that are newer than `step`: the run goes on from there.
+    """Remove the lines of metrics that are newer than `step`, where the run resumes.
 
-    A line that was cut off when the run was killed goes too; one that has no step stays.
+    A line that was cut off when the run was killed is removed too; one without a step stays.
     """
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -128,7 +128,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Within the block, an OSError becomes a CheckpointError that says what to do."""
+    """Within the block, turn an OSError into a CheckpointError that names a remedy."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""One run at a time in a folder: a lock that its holder's end opens, however it ends.
+"""A lock that keeps a folder to one run at a time. It opens when its holder ends, however that ends.
 
     RUN/.lock    {"host": "node-a", "process": 4711, "born": "8812033", "since": "2026-01-31T12:00:00+01:00"}
 
-The file is locked by `flock`, which the kernel gives back when the holder is dead, on NFS too, and removed at the end.
-Where a file system has no `flock`, the file itself is the lock: a holder on this host that is dead has none any more.
+The file is locked by `flock` and removed at the end. The kernel releases the lock when the holder dies, on NFS too.
+Where a file system has no `flock`, the file itself is the lock; it does not count once its holder on this host is dead.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from unisono.errors import UsageError
 LOCK = ".lock"
 
 NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
-"""Where a file system knows no such locks."""
+"""Error numbers of file systems without `flock`."""
 
 
 class RunLock:
-    """The lock of a run's folder, taken on one rank for all."""
+    """The lock of a run's folder, taken by one rank for all."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._descriptor = -1
 
     def take(self, folder: Path) -> None:
-        """Take the lock of `folder`. Raises UsageError naming who has it, or what the file system says."""
+        """Take the lock of `folder`. Raises UsageError naming the holder, or the file system's error."""
         path = folder / LOCK
         try:
             while not self._taken(path):
@@ -42,7 +42,7 @@ class RunLock:
         self._path = path
 
     def release(self) -> None:
-        """Give the lock back, if it is held."""
+        """Release the lock, if it is held."""
         if self._path is None:
             return
         self._path.unlink(missing_ok=True)  # before it opens: the next one makes a file of its own
@@ -50,7 +50,7 @@ class RunLock:
         self._path, self._descriptor = None, -1
 
     def _taken(self, path: Path) -> bool:
-        """Try once; False where the file was somebody's who is gone."""
+        """Try once to take the lock; return False where the file belonged to a holder that is gone."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             holder = os.pread(descriptor, 4096, 0)
@@ -95,7 +95,7 @@ class RunLock:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Tell if an open file is the one at a path still: its holder removes it."""
+    """Return True if an open file is still the one at `path`: its holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def _mine() -> bytes:
 
 
 def _born(process: int) -> str:
-    """Return when a process was started, in the kernel's ticks; empty where that is not known, or it is dead."""
+    """Return the start time of a process, in the kernel's ticks; empty where it is unknown or the process is dead."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -118,7 +118,7 @@ def _born(process: int) -> str:
 
 
 def _lives(holder: bytes) -> bool:
-    """Tell if the holder may be alive: on another host nobody can know."""
+    """Return True if the holder may be alive; on another host this cannot be known."""
     try:
         found = json.loads(holder)
         host, process, born = found["host"], found["process"], found["born"]

@@ -2,8 +2,8 @@
 
     kill -TERM ─▶ wake-up pipe ─▶ a thread ─▶ request("stop") ─▶ control word of the step ─▶ all ranks save, exit 143
 
-A thread reads them, since Python's own handlers wait until the main thread is back from whatever it computes. Any one
-rank may be sent them: what it asks for, the others learn in the next step.
+A thread reads them, since Python's own handlers run only when the main thread returns from native code. They may be
+sent to any one rank: the other ranks get the request in the next step.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Request = Literal["save", "stop"]
 REQUESTS: dict[int, Request] = {signal.SIGUSR1: "save", signal.SIGTERM: "stop"}
 
 STOPPED = 128 + signal.SIGTERM
-"""The exit code after SIGTERM, as a shell gives it."""
+"""Exit code after SIGTERM, as shells define it."""
 
 ONE = 1.0
-"""Seconds within which SIGTERMs are one: a batch system, `timeout` and the launcher may each pass it on."""
+"""Seconds within which SIGTERMs count as one: a batch system, `timeout` and the launcher may each forward it."""
 
 LONG = 30.0
-"""Seconds after which a step that still goes on is told of."""
+"""Seconds after which a warning is printed about a step that has not ended."""
 
 
 def meaning(number: int, since_term: float | None) -> Request | Literal["end"] | None:
-    """Return the meaning of a signal, where the first SIGTERM came so many seconds ago (None: there was none)."""
+    """Return the meaning of a signal. `since_term` is the seconds since the first SIGTERM; None: there was none."""
     if number == signal.SIGTERM and since_term is not None:
         return "end" if since_term >= ONE else None
     return REQUESTS.get(number)
 
 
 class Signals:
-    """Within the block, signals to this process become calls of `request`, or of `end` for a second SIGTERM.
+    """Within the block, signals to this process call `request`, or `end` for a second SIGTERM.
 
-    `warn` is given a line where a step goes on for long after a signal. Off the main thread, where Python has no
+    `warn` is called with a line when a step takes long after a signal. Off the main thread, where Python has no
     signals, nothing is changed.
     """
 
@@ -50,9 +50,9 @@ class Signals:
     ) -> None:
         self._request, self._end, self._warn = request, end, warn
         self.stop = False
-        """SIGTERM has come to this rank."""
+        """True once SIGTERM has come to this rank."""
         self.asked: float | None = None
-        """When a signal came that has not been answered."""
+        """Time of the last signal that has not been answered, by `time.monotonic`; None: there is none."""
         self._name = ""
         self._term: float | None = None
         self._before: dict[int, object] = {}
@@ -84,7 +84,7 @@ class Signals:
         self._thread = None
 
     def answered(self) -> None:
-        """A checkpoint was written: nothing is asked for any more."""
+        """Note that a checkpoint was written: no request is pending any more."""
         self.asked = None
 
     def _listen(self) -> None:
@@ -118,4 +118,4 @@ class Signals:
 
 
 def _leave_to_the_thread(number: int, frame: object) -> None:
-    """Python writes to the pipe for signals alone that have a handler."""
+    """Do nothing: Python writes to the pipe only for signals that have a handler."""

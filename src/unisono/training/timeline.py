@@ -1,4 +1,4 @@
-"""What went on when, on which thread of which rank: a Chrome trace, which https://ui.perfetto.dev opens.
+"""Timeline of a run, by rank and thread: a Chrome trace, which https://ui.perfetto.dev opens.
 
     rank 0   MainThread      │ forward │      backward      │ forward ...
              communication             │   │allreduce 1│allreduce 2│
@@ -30,14 +30,14 @@ BACKWARD = "backward"
 """The span of a whole backward pass."""
 
 AFTER = ("allreduce", "update")
-"""Operations that follow on the packing of a bucket."""
+"""Operations that follow the packing of a bucket."""
 
 ORDER = ("MainThread", "computing", "communication", "update", "loading")
-"""Lanes of a rank from top to bottom, by what their threads' names hold."""
+"""Lanes of a rank from top to bottom, by words in the names of their threads."""
 
 
 class TimelineSpan(NamedTuple):
-    """A span, and what it was of: the operation and the bucket of a task."""
+    """A span, with the operation and the bucket of its task."""
 
     name: str
     kind: str
@@ -46,19 +46,19 @@ class TimelineSpan(NamedTuple):
     """Seconds."""
     end: float
     operation: str = ""
-    """Empty for what no step program has."""
+    """Name of the operation; empty for a span that belongs to no step program."""
     key: int = 0
 
 
 def timeline_span(span: Span, zero: float = 0.0) -> TimelineSpan:
-    """Return what a span says of a task, by a clock that begins at `zero`."""
+    """Return the TimelineSpan of a span, on a clock that begins at `zero`."""
     task = span.about
     operation, key = (task.operation.name, task.key) if isinstance(task, Task) else ("", 0)
     return TimelineSpan(span.name, span.kind, span.thread, span.begin - zero, span.end - zero, operation, key)
 
 
 class Timeline:
-    """Collects what one rank does. All ranks of `world` make one together: their clocks begin when all have come."""
+    """Collects the spans of one rank. All ranks of `world` make one together: clocks begin after a common barrier."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -67,29 +67,29 @@ class Timeline:
         self._spans: list[Span] = []
 
     def add(self, span: Span) -> None:
-        """Something was carried out."""
+        """Add a span."""
         self._spans.append(span)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Note the block as something that was carried out in this thread."""
+        """Record the block as a span of this thread."""
         begin = time.perf_counter()
         yield
         self.add(Span(name, "computing", threading.current_thread().name, begin, time.perf_counter()))
 
     def write(self, path: Path) -> None:
-        """Write what all ranks did, all together; rank 0 writes."""
-        everyone = self._world.gather([timeline_span(span, self._zero) for span in self._spans])
+        """Write the spans of all ranks. Called by all ranks together; rank 0 writes."""
+        everyone = self._world.all_gather_object([timeline_span(span, self._zero) for span in self._spans])
 
         def put() -> None:
             found = [event for rank, mine in enumerate(everyone) for event in events(rank, mine)]
             path.write_text(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}))
 
-        self._world.on_root(put)
+        self._world.call_on_root(put)
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError when a timeline could not be written there: better now than after the run."""
+    """Raise UsageError when a timeline cannot be written there, so that this is known before the run."""
     try:
         path.open("a").close()
     except OSError as error:
@@ -97,7 +97,7 @@ def check_writable(path: Path) -> None:
 
 
 def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
-    """The events of one rank, whose spans begin at second 0."""
+    """Yield the trace events of one rank, whose spans begin at second 0."""
     lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_place))}
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     for name, lane in lanes.items():
@@ -118,7 +118,7 @@ def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
 
 
 def _chains(spans: Sequence[TimelineSpan]) -> Iterator[list[tuple[TimelineSpan, float]]]:
-    """Yield what follows from what: the backward pass when the gradient was there, its allreduce, its update."""
+    """Yield chains of spans, each with a time: the backward pass that made the gradient, its allreduce, its update."""
     backwards = sorted((span for span in spans if span.name == BACKWARD), key=lambda span: span.begin)
     of = {what: _by_key(spans, what) for what in ("pack", *AFTER)}
     for key, packs in of["pack"].items():

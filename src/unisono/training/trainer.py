@@ -1,4 +1,4 @@
-"""One step of training and one look at a test set, on all ranks."""
+"""Training steps and evaluation of a model, on all ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Trainer:
     """Trains `model` with `optimizer` under `rule` on the ranks of `world`.
 
-    `loss` takes what the model gives in training, and labels, and gives the mean over the samples. `clip` is the norm
-    that all averaged gradients together have at most; `within` is what the model computes in (autocast). A model that
-    `unisono.parallel` has seen already stays as it is.
+    `loss` takes the model's output in training, and the labels, and returns the mean over the samples. `clip` is the
+    largest norm of all averaged gradients together. `within` gives the context in which the model computes (autocast).
+    A model that `unisono.parallel` has prepared already stays as it is.
 
-    A step returns when its backward pass has ended: exchanges and updates go on, and the next forward pass waits for
-    each parameter when a module reads it. So does whoever asks the model for it; call `wait` before you look at tensors
-    that you hold yourself, or at the optimizer.
+    A step returns when its backward pass has ended. Exchanges and updates continue, and the next forward pass waits for
+    each parameter when a module reads it; so does code that reads parameters from the model. Call `wait` before you
+    read tensors that you hold yourself, or the optimizer.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Trainer:
             self.reducer.observe = timeline.add
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        """Train on this rank's share of a batch, which may be empty; the sum of the loss over its samples.
+        """Train on this rank's share of a batch, which may be empty. Return the sum of the loss over its samples.
 
-        Raises UsageError within `no_sync`, and after it: accumulate in a loop of your own.
+        Raises UsageError within `no_sync`, and after it: accumulate gradients in a loop of your own.
         """
         if self.reducer.accumulates:
             raise UsageError(
@@ -94,11 +94,11 @@ class Trainer:
         return total
 
     def request(self, kind: str) -> None:
-        """Request "save" or "stop" of all ranks, with the next step's control word. A signal handler may call it."""
+        """Request "save" or "stop" from all ranks, with the next step's control word. Signal handlers may call this."""
         self.reducer.request(kind)
 
     def requests(self) -> Mapping[str, str]:
-        """Return what was requested before the last step, and by whom ("rank 2", "3 ranks"): the same on all ranks."""
+        """Return the requests made before the last step and their origin ("rank 2", "3 ranks"): equal on all ranks."""
         return self.reducer.requests()
 
     def wait(self) -> None:
@@ -107,11 +107,10 @@ class Trainer:
         self._account()
 
     def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> Accuracy:
-        """Return how many of `samples` samples the model gets right: each rank looks at its own batches, of inputs and
-        labels.
+        """Return the accuracy on `samples` samples; each rank evaluates its own `batches` of inputs and labels.
 
-        Buffers are as the last step left them: of floating point, rank 0's. Where ranks' weights differ, their mean
-        is what is evaluated.
+        Buffers are as the last step left them; floating-point ones are rank 0's. Where ranks' weights differ, their
+        mean is evaluated.
         """
         self.wait()
         counts = torch.zeros(3, dtype=torch.int64)
@@ -126,7 +125,7 @@ class Trainer:
         return accuracy_of(counts, samples)
 
     def _account(self) -> None:
-        """Record what exchanges, updates and waits took since the last time: some end between two steps."""
+        """Record the time of exchanges, updates and waits since the last call: some end between two steps."""
         measured = self.reducer.measured
         for kind in self._accounted:
             now = getattr(measured, kind)

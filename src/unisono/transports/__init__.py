@@ -1,1 +1,1 @@
-"""What carries the transfers of a schedule: MPI messages, MPI shared windows, threads (for tests)."""
+"""Transports of a schedule's transfers: MPI messages, MPI shared windows, threads (for tests)."""

@@ -1,14 +1,14 @@
-"""Reductions of equal stretches of memory, in the order of ranks, for every dtype that the collectives carry.
+"""Reductions of equally long views of memory, in the order of ranks, for every dtype that the collectives reduce.
 
-Reductions and copies are planned as steps and performed then or later: a plan that is played again costs no Python
-between its steps.
+Reductions and copies are planned as steps and performed at once or later: repeating a plan runs no Python code between
+its steps.
 
     float64, float32, integers, bool   reduced as they are, by NumPy
     float16, bfloat16                  reduced in float32, rounded once at the end, by PyTorch (NumPy has no bfloat16)
 
-A sum of bools is their or, a product their and. NaN comes through minimum and maximum. NumPy is used where it can be:
+A sum of bools is "or", a product "and". NaN propagates through minimum and maximum. NumPy is used where possible:
 for blocks of 128 to 512 KB its addition is about twice as fast as PyTorch's here.
-NumPy warns of overflows, or raises, as the program has set it; PyTorch does not, and so neither do reductions.
+NumPy can warn of overflows or raise, as the program has set it. PyTorch never does, and neither do reductions here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unisono.errors import TensorError, UsageError
 Array = NDArray[Any]
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A call that is planned: a function and its arguments."""
+"""Planned call: a function and its arguments."""
 
 NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
@@ -42,16 +42,16 @@ NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.uint8: np.dtype(np.uint8),
     torch.bool: np.dtype(np.bool_),
 }
-"""The dtypes that are reduced as they are."""
+"""Dtypes that are reduced in the dtype itself."""
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-"""The dtypes that are reduced in float32."""
+"""Dtypes that are reduced in float32."""
 
 DTYPES = (*NUMPY_DTYPES, *HALF_DTYPES)
-"""The dtypes that are reduced."""
+"""Dtypes that are reduced."""
 
 MOVED = {**NUMPY_DTYPES, torch.complex128: np.dtype(np.complex128)}
-"""The dtypes that are moved as they are: one of each size that there is."""
+"""Dtypes that can be moved; there is one of every element size."""
 
 
 def _minimum(one: Array, other: Array, into: Array) -> None:
@@ -71,7 +71,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-"""The ops by name, each a function of two arrays and the one that takes the result."""
+"""Ops by name: each a function of two arrays, and of a third for the result."""
 
 WIDENED: dict[str, Callable[..., Any]] = {
     "sum": torch.add,
@@ -79,35 +79,35 @@ WIDENED: dict[str, Callable[..., Any]] = {
     "minimum": torch.minimum,
     "maximum": torch.maximum,
 }
-"""The ops that floating-point numbers have, on tensors."""
+"""Ops for floating-point dtypes, as functions of tensors."""
 
 
 class Arithmetic(Protocol):
-    """How memory of one dtype is seen, copied and reduced. A view is a flat array or tensor; slices share memory."""
+    """Views, copies and reductions of memory of one dtype. A view is a flat array or tensor; slices share memory."""
 
     def view(self, buffer: Any) -> Any:
-        """The elements in `buffer`, sharing its memory."""
+        """Return the elements in `buffer`, sharing its memory."""
 
     def copy(self, into: Any, source: Any) -> Step:
-        """Copy one view into another of the same length."""
+        """Return the step that copies one view into another of the same length."""
 
     def reduce(self, sources: Sequence[Any], into: Any) -> list[Step]:
-        """Reduce the views in their order. `into` may lie in the memory of one of them; the others stay as they are."""
+        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
 
 
 def _silenced() -> Context:
-    """Return a context in which NumPy does not tell of overflows."""
+    """Return a context in which NumPy does not report overflows."""
     context = Context()
     context.run(np.seterr, all="ignore")
     return context
 
 
 _SILENT = _silenced()
-"""Steps run in copies of it: one context cannot be in two threads at once."""
+"""Context of which steps run in copies: two threads cannot enter one context at once."""
 
 
 def perform(steps: Iterable[Step]) -> None:
-    """Do what was planned."""
+    """Carry out planned steps."""
     for function, arguments in steps:
         function(*arguments)
 
@@ -120,22 +120,22 @@ def copy_of(arithmetic: Arithmetic, view: Any) -> Any:
 
 
 class Exact:
-    """Reductions in the dtype itself."""
+    """Arithmetic in the dtype itself."""
 
     def __init__(self, dtype: torch.dtype, op: str) -> None:
         self.dtype, self._combine = MOVED[dtype], EXACT[op]
         self._overflows = dtype.is_floating_point
 
     def view(self, buffer: Any) -> Array:
-        """The elements in `buffer`, sharing its memory."""
+        """Return the elements in `buffer`, sharing its memory."""
         return np.frombuffer(buffer, self.dtype)
 
     def copy(self, into: Array, source: Array) -> Step:
-        """Copy one view into another of the same length."""
+        """Return the step that copies one view into another of the same length."""
         return np.copyto, (into, source)
 
     def reduce(self, sources: Sequence[Array], into: Array) -> list[Step]:
-        """Reduce the views in their order. `into` may lie in the memory of one of them; the others stay as they are."""
+        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
         if len(sources) == 1:
             return [] if sources[0] is into else [self.copy(into, sources[0])]
         last = _last_in(sources, into)
@@ -152,7 +152,7 @@ class Exact:
 
 
 def _last_in(sources: Sequence[Array], into: Array) -> int:
-    """Return the place of the last source that lies in the memory of `into`; 0 if it is none after the second."""
+    """Return the index of the last source that shares memory with `into`; 0 if none after the second does."""
     for place, source in enumerate(sources):
         if source is into:
             return place
@@ -160,23 +160,23 @@ def _last_in(sources: Sequence[Array], into: Array) -> int:
 
 
 class Widened:
-    """Reductions in float32, rounded once to the dtype."""
+    """Arithmetic in float32, rounded once to the dtype."""
 
     def __init__(self, dtype: torch.dtype, op: str) -> None:
         self.dtype, self._combine = dtype, WIDENED[op]
 
     def view(self, buffer: Any) -> torch.Tensor:
-        """The elements in `buffer`, sharing its memory."""
+        """Return the elements in `buffer`, sharing its memory."""
         if len(buffer) == 0:
             return torch.empty(0, dtype=self.dtype)
         return torch.frombuffer(buffer, dtype=self.dtype)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> Step:
-        """Copy one view into another of the same length."""
+        """Return the step that copies one view into another of the same length."""
         return into.copy_, (source,)
 
     def reduce(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> list[Step]:
-        """Reduce the views in their order. `into` may lie in the memory of one of them; the others stay as they are."""
+        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
         return [(self._reduce_in_float32, (tuple(sources), into))]
 
     def _reduce_in_float32(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> None:
@@ -187,7 +187,7 @@ class Widened:
 
 
 def dtypes_of(op: str) -> list[torch.dtype]:
-    """The dtypes that an op reduces. Raises UsageError, listing the names, for an unknown op."""
+    """Return the dtypes that an op reduces. Raises UsageError, listing the names, for an unknown op."""
     if op not in EXACT:
         raise UsageError(f"there is no op {op!r}; there are {', '.join(EXACT)}")
     return [dtype for dtype in DTYPES if op in WIDENED or not dtype.is_floating_point]
@@ -195,7 +195,7 @@ def dtypes_of(op: str) -> list[torch.dtype]:
 
 @cache
 def arithmetic_of(dtype: torch.dtype, op: str = "sum") -> Arithmetic:
-    """The arithmetic of a dtype and an op. Raises TensorError for a dtype that the op does not reduce."""
+    """Return the arithmetic of a dtype and an op. Raises TensorError for a dtype that the op does not reduce."""
     offered = dtypes_of(op)
     if dtype in offered:
         return Widened(dtype, op) if dtype in HALF_DTYPES else Exact(dtype, op)
@@ -205,5 +205,5 @@ def arithmetic_of(dtype: torch.dtype, op: str = "sum") -> Arithmetic:
 
 @cache
 def mover_of(dtype: torch.dtype) -> Arithmetic:
-    """How memory of a dtype in MOVED is seen and copied where nothing is reduced."""
+    """Return the arithmetic that views and copies memory of a dtype in MOVED, when nothing is reduced."""
     return Exact(dtype, "sum")

@@ -1,12 +1,12 @@
-"""Parcels from any rank to any, of any sizes, as MPI messages in pieces: some at a time, the first of all before the
-second of any.
+"""Parcels of any sizes between any ranks, as MPI messages in pieces: some at a time, the first pieces of all parcels
+before the second piece of any.
 
     rank 0   to 1  |■■■■|■■■■|■|      to 2  |■■■■||          a piece shorter than the others is the last of its parcel,
     rank 1   from 0  |■■■■|■■■■|■|                           an empty one where the others have taken all
 
-So nobody waits for pieces that do not come, and whoever expects another length than comes finds out. Both ends take
-their parcels in the same order, by the distance from the sender's rank to the receiver's, so that with any number of
-pieces under way the next one of all has been begun at both of its ends.
+So no rank waits for a missing piece, and a receiver detects a parcel of another length than it expects. Both ends
+process their parcels in the same order, by the distance from the sender's rank to the receiver's. So for any number of
+pieces under way, the next piece has been begun at both ends.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from unisono.transports.arithmetic import Array
 from unisono.transports.messages import tag_of, until
 
 IN_FLIGHT = 16
-"""Pieces that are under way at once, each way."""
+"""Number of pieces under way at once, in each direction."""
 
 
 class Parcel(NamedTuple):
-    """What goes to a rank, or has room for what comes from it; or a piece of that."""
+    """Data for a rank, or room for data from it; or a piece of either."""
 
     peer: int
     content: Array
-    """Bytes."""
+    """Flat array of bytes."""
 
 
 class _Landing(NamedTuple):
-    """A piece that is expected. The last of a parcel lands aside, where there is room for one that is too long."""
+    """Expected piece. The last of a parcel lands in a separate buffer, which has room for one that is too long."""
 
     piece: Parcel
     aside: Array | None
 
 
 class Delivery:
-    """One delivery on a communicator that nothing else uses; `ranks` are what the user knows its ranks as.
+    """One delivery on a communicator that nothing else uses; `ranks` are the numbers of its ranks in error messages.
 
-    `fingerprint` is a number that ranks in the same call have in common; `largest` are the bytes of a piece, the same
-    on all ranks; `interrupted` is called now and then while waiting, and raises to end it; `words` are the call's.
+    `fingerprint` is a number that is equal on ranks in the same call. `largest` is the size of a piece in bytes, equal
+    on all ranks. `interrupted` is called regularly in waits, and raises to end them. `words` describes the call.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Delivery:
         self._landed: dict[int, int] = {}
 
     def carry(self, sends: Iterable[Parcel], receives: Iterable[Parcel]) -> None:
-        """Send and receive all, at most one parcel of each peer. Raises MismatchError when another length comes."""
+        """Send and receive all parcels, at most one each per peer. Raises MismatchError if one has another length."""
         rank, size = self._comm.rank, self._comm.size
         going = self._cut(sorted(sends, key=lambda parcel: (parcel.peer - rank) % size))
         coming = self._cut(sorted(receives, key=lambda parcel: (rank - parcel.peer) % size))
@@ -83,7 +83,7 @@ class Delivery:
             self._land()
 
     def _cut(self, parcels: Iterable[Parcel]) -> deque[Parcel]:
-        """The pieces of all parcels, the first of each before the second of any."""
+        """Return the pieces of all parcels, the first of each before the second of any."""
         cut = [
             [Parcel(peer, content[at : at + self._largest]) for at in range(0, len(content) + 1, self._largest)]
             for peer, content in parcels
@@ -100,7 +100,7 @@ class Delivery:
         self._landings.append(landing)
 
     def _land(self) -> None:
-        """Wait until some of what is under way has arrived, and put it where it belongs."""
+        """Wait until some requests have completed, and store the received pieces."""
         states: list[MPI.Status] = []
         completed = until(lambda: MPI.Request.Testsome(self._requests, states), self._interrupted)
         for place, state in zip(completed, states, strict=False):
@@ -122,7 +122,7 @@ class Delivery:
 
 
 def sizes_differ(words: str, source: int, target: int, goes: object, comes: int) -> str:
-    """The error of two ranks that differ in the call `words` about the length of what one sends the other."""
+    """Return the error message for a parcel whose sender and receiver disagree about its length in the call `words`."""
     return (
         f"{words}: rank {source} sends {goes} bytes to rank {target}, which expects {comes}: "
         "what a rank sends must be as long as what the other expects of it"

@@ -1,12 +1,12 @@
-"""Fused forms: whole collectives of one node's ranks in fewer passes over memory than a transport would make.
+"""Fused forms: whole collectives within one node, in fewer passes over memory than a transport makes.
 
-Each names the schedule that it equals: `FUSED[collective, schedule]`. The results are the same bits:
-a test compares.
+Each equals one schedule: `FUSED[collective, schedule]`. The results have the same bits; a test
+compares them. "Meet" stands for a barrier.
 
     allreduce        flat      copy in, meet, everyone reduces all            up to some ten kilobytes
     allreduce        direct    one sweep where the payload lies in shared memory, else staged in pieces
-    part_reduce      direct    copy the others' chunks in, meet, reduce the own
-    part_broadcast   direct    copy the own chunk in, meet, copy the others' out
+    reduce_scatter      direct    copy the others' chunks in, meet, reduce the own
+    all_gather   direct    copy the own chunk in, meet, copy the others' out
     all_to_all       direct    copy what goes in, meet, copy what comes out
 """
 
@@ -27,32 +27,32 @@ from unisono.transports.shared_memory import SharedMemory
 from unisono.transports.sweep import plan_sweep, sweep
 
 Start = Callable[[int, int], None]
-"""Carries a collective out: it is given the address of the source and that of the target."""
+"""Function (source address, target address) that carries a collective out."""
 
 Find = Callable[[int, int], tuple[str, SharedMemory] | None]
-"""Finds the shared memory in which so many bytes from an address lie, and says where in words that ranks compare."""
+"""Function (address, bytes) -> the place in words, which ranks compare, and the shared memory; None elsewhere."""
 
 MAX_SWEEPS = 256
-"""Sweeps that a group keeps."""
+"""Largest number of sweeps that a group keeps."""
 
 
 class Job(NamedTuple):
-    """What a fused form is prepared for."""
+    """Collective for which a fused form is prepared."""
 
     length: int
-    """Elements of the whole payload."""
+    """Number of elements of the whole payload."""
     dtype: torch.dtype
     arithmetic: Arithmetic
     what: Call
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the whole payload."""
+        """Size of the whole payload in bytes."""
         return self.length * self.dtype.itemsize
 
 
 def flat_allreduce(memory: NodeMemory, job: Job, _: Find) -> Start:
-    """`flat`, in parts that a slot holds."""
+    """Prepare the allreduce `flat`, in parts that fit a slot."""
     if job.nbytes == 0:
         return lambda *_: memory.signals.meet(job.what)
     starts = range(0, job.nbytes, memory.slot)
@@ -73,7 +73,7 @@ def flat_allreduce(memory: NodeMemory, job: Job, _: Find) -> Start:
 
 
 def direct_allreduce(memory: NodeMemory, job: Job, find: Find) -> Start:
-    """`direct`: one sweep over payloads in shared memory, of which the steps are kept; others are staged."""
+    """Prepare the allreduce `direct`: a sweep for payloads in shared memory, with kept steps; others are staged."""
     sweeps, number = memory.sweeps, job.what.number
 
     def start(source: int, _: int) -> None:
@@ -100,13 +100,13 @@ def direct_allreduce(memory: NodeMemory, job: Job, find: Find) -> Start:
 
 
 def views_in(shared: SharedMemory, address: int, job: Job) -> list[object]:
-    """Return every rank's payload, which lies at the same place of its shared memory as this rank's."""
+    """Return every rank's payload, at the same offset in its shared memory as this rank's."""
     first = address - shared.start
     return [job.arithmetic.view(buffer[first : first + job.nbytes]) for buffer in shared.buffers]
 
 
-def direct_part_reduce(memory: NodeMemory, job: Job, _: Find) -> Start:
-    """`direct`'s part_reduce. The target may be the own chunk of the source."""
+def direct_reduce_scatter(memory: NodeMemory, job: Job, _: Find) -> Start:
+    """Prepare the reduce_scatter of `direct`. The target may be the own chunk of the source."""
     itemsize, rank, size = job.dtype.itemsize, memory.signals.rank, memory.signals.size
     begin, end = bounds(job.length, size, rank)
 
@@ -115,13 +115,13 @@ def direct_part_reduce(memory: NodeMemory, job: Job, _: Find) -> Start:
         payload = view(MPI.memory.fromaddress(source, job.nbytes))
         in_place = target == source + begin * itemsize
         shard = None if in_place else view(MPI.memory.fromaddress(target, (end - begin) * itemsize))
-        memory.staging.part_reduce(payload, shard, itemsize, job.arithmetic, job.what)
+        memory.staging.reduce_scatter(payload, shard, itemsize, job.arithmetic, job.what)
 
     return start
 
 
-def direct_part_broadcast(memory: NodeMemory, job: Job, _: Find) -> Start:
-    """`direct`'s part_broadcast, in place: the source is the own chunk of the target."""
+def direct_all_gather(memory: NodeMemory, job: Job, _: Find) -> Start:
+    """Prepare the all_gather of `direct`, in place: the source is the own chunk of the target."""
     itemsize, size = job.dtype.itemsize, memory.signals.size
     ends = [bounds(job.length, size, rank) for rank in range(size)]
 
@@ -133,7 +133,7 @@ def direct_part_broadcast(memory: NodeMemory, job: Job, _: Find) -> Start:
 
 
 def direct_all_to_all(memory: NodeMemory, job: Job, _: Find) -> Start:
-    """`direct`'s all_to_all, from the source to the target."""
+    """Prepare the all_to_all of `direct`, from the source to the target."""
     shape = memory.signals.size, job.nbytes // memory.signals.size
 
     def start(source: int, target: int) -> None:
@@ -144,7 +144,7 @@ def direct_all_to_all(memory: NodeMemory, job: Job, _: Find) -> Start:
 
 
 def bytes_at(address: int, nbytes: int) -> Array:
-    """Return the bytes from an address on, which somebody else keeps."""
+    """Return the bytes at an address as an array; the caller keeps the memory alive."""
     memory: Any = MPI.memory.fromaddress(address, nbytes)
     return np.frombuffer(memory, np.uint8)
 
@@ -152,8 +152,8 @@ def bytes_at(address: int, nbytes: int) -> Array:
 FUSED: Mapping[tuple[str, str], Callable[[NodeMemory, Job, Find], Start]] = {
     ("allreduce", "flat"): flat_allreduce,
     ("allreduce", "direct"): direct_allreduce,
-    ("part_reduce", "direct"): direct_part_reduce,
-    ("part_broadcast", "direct"): direct_part_broadcast,
+    ("reduce_scatter", "direct"): direct_reduce_scatter,
+    ("all_gather", "direct"): direct_all_gather,
     ("all_to_all", "direct"): direct_all_to_all,
 }
-"""By collective and the schedule that it equals."""
+"""Functions that prepare a fused form, by collective and by the schedule that it equals."""

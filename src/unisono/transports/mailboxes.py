@@ -1,10 +1,10 @@
-"""Transfers within a node, of payloads that lie anywhere: copied into the sender's mailbox, and read from there.
+"""Transfers within a node for payloads in any memory: copied into the sender's mailbox, and read from there.
 
     sender      payload ──copy──▶ seat of the ticket in its pool;  word[receiver][seat][n] = tag
     receiver    sees its tag, sums from the pool or copies out;    word[receiver][seat][n] = 0     the SEND is complete
 
-A ticket's seat is its number modulo the seats, and a play has no more tickets open than seats, so that a seat is free
-whenever a ticket comes to it. What goes to several ranks is copied in once. Messages from one rank to another within a
+A ticket's seat is its number modulo the number of seats. A play has no more open tickets than seats, so that a seat is
+free when a ticket needs it. Data for several ranks is copied in once. The messages from one rank to another within a
 ticket are numbered, n, in the order of the schedule at both ends.
 """
 
@@ -26,36 +26,36 @@ from unisono.transports.transport import Done, Move
 from unisono.transports.window import Window
 
 MAX_SEATS = 256
-"""Tickets that may be open at once."""
+"""Largest number of tickets that may be open at once."""
 
 MAX_NUMBERED = 2
-"""Messages of one round from one rank to another."""
+"""Largest number of messages from one rank to another in one round."""
 
 ALIGNED = 64
-"""Bytes: each message begins at a multiple of it."""
+"""Alignment of the beginning of a message, in bytes."""
 
 FEWEST_PIECES = 4
-"""Pieces under way at once that are worth shorter pieces: with fewer the links between nodes run dry."""
+"""Number of pieces under way for which pieces are made shorter: with fewer, the links between nodes idle."""
 
 
 class Seats(NamedTuple):
-    """How a play uses the mailboxes: the same on all ranks."""
+    """Use of the mailboxes by a play: equal on all ranks."""
 
     largest: int
-    """Elements of a piece's largest chunk."""
+    """Number of elements of a piece's largest chunk."""
     at_once: int
-    """Pieces under way at once."""
+    """Number of pieces under way at once."""
     tickets: int
-    """Seats: pieces under way times lanes."""
+    """Number of seats: pieces under way times lanes."""
     nbytes: int
-    """Bytes of a seat."""
+    """Size of a seat in bytes."""
 
 
 def plan_seats(pool: int, lanes: int, span: int, itemsize: int, largest: int, at_once: int) -> Seats | None:
-    """Return the seats in a pool of so many bytes; None where it has no room.
+    """Return the seats in a pool of `pool` bytes; None if it has no room.
 
-    `span` is the most chunks that a rank sends within its node in one round of one lane; `largest` and `at_once` are
-    what the network between the nodes would like.
+    `span` is the largest number of chunks that a rank sends within its node in one round of one lane. `largest` and
+    `at_once` are the preferred values for the network between the nodes.
 
     >>> plan_seats(6 << 20, 2, 8, 4, 16384, 16)
     Seats(largest=16384, at_once=5, tickets=10, nbytes=629120)
@@ -63,7 +63,7 @@ def plan_seats(pool: int, lanes: int, span: int, itemsize: int, largest: int, at
     most = min(at_once, MAX_SEATS // lanes)
 
     def room(pieces: int) -> int:
-        """The elements of a chunk, of which a seat holds `span`, each with an aligned beginning."""
+        """Return the largest chunk, in elements, of which a seat holds `span`, each with an aligned beginning."""
         return max(0, pool // (lanes * pieces * span) - 2 * ALIGNED) // itemsize
 
     fitting = [pieces for pieces in range(1, most + 1) if room(pieces) >= largest]
@@ -76,7 +76,7 @@ def plan_seats(pool: int, lanes: int, span: int, itemsize: int, largest: int, at
 
 
 def span_within(program: Program, near: Sequence[int]) -> int:
-    """Return the most chunks that a program sends to the ranks `near` in one round of one lane, each counted once."""
+    """Return the largest number of distinct chunks sent to the ranks `near` in one round of one lane."""
 
     def sent(transfers: Any) -> int:
         return sum(span for _, span in {(t.chunk, t.span) for t in transfers if _goes(t, near)})
@@ -85,7 +85,7 @@ def span_within(program: Program, near: Sequence[int]) -> int:
 
 
 def numbered_within(program: Program, near: Sequence[int]) -> int:
-    """Return the most messages that a program sends in one round of one lane to one of the ranks `near`."""
+    """Return the largest number of messages sent to one of the ranks `near` in one round of one lane."""
     counts = (
         max(Counter(t.peer for t in transfers if _goes(t, near)).values(), default=0)
         for lane in program.lanes
@@ -99,17 +99,17 @@ def _goes(transfer: Any, near: Sequence[int]) -> bool:
 
 
 class Mailboxes:
-    """Memory of the ranks of a node; used and freed by all of them together."""
+    """Mailboxes in the shared memory of a node; all its ranks use and free them together."""
 
     def __init__(self, comm: MPI.Intracomm, pools: Window, words: Window, pool: int) -> None:
-        """`pool` are the bytes that every rank has for what it sends: the same on all nodes."""
+        """`pool` is the size in bytes of each rank's memory for sent data: equal on all nodes."""
         self.rank, self._comm, self._pools = comm.rank, comm, pools
         self.pool = pool
         self.contents: list[Array] = [np.frombuffer(buffer, np.uint8)[:pool] for buffer in pools.buffers]
-        """Every rank's pool, as bytes."""
+        """Pools of all ranks, as bytes."""
         self._window, count = words, words.nbytes // 8
         self.lines = [memoryview(buffer)[: 8 * count].cast("q") for buffer in words.buffers]
-        """Every rank's words, of what it has sent: a tag, 0 where there is none, and where in its pool it lies."""
+        """Words of all ranks, two per sent message: its tag, or 0 for no message, and its offset in the pool."""
         self.lines[self.rank][:] = memoryview(bytes(8 * count)).cast("q")
         self.fence = self._window.sync
         self.fence()
@@ -117,11 +117,11 @@ class Mailboxes:
 
     @staticmethod
     def word(receiver: int, seat: int, number: int) -> int:
-        """Return the place of the words of a message in its sender's line."""
+        """Return the index of a message's words in its sender's line."""
         return 2 * ((receiver * MAX_SEATS + seat) * MAX_NUMBERED + number % MAX_NUMBERED)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.contents.clear()
         for line in self.lines:
             line.release()
@@ -131,7 +131,7 @@ class Mailboxes:
 
 
 def make_mailboxes(comm: MPI.Intracomm, node: int) -> Mailboxes | None:
-    """Make the mailboxes of all nodes of `comm`, by all its ranks together; None on all of them where one has no room.
+    """Return new mailboxes for the nodes of `comm`, on all its ranks together; None on all if one has no room.
 
     `node` is the number of this rank's node.
     """
@@ -150,27 +150,27 @@ def make_mailboxes(comm: MPI.Intracomm, node: int) -> Mailboxes | None:
 
 
 class _Word(NamedTuple):
-    """A move, and what its word becomes when it has completed."""
+    """Move, and the value of its word once it has completed."""
 
     line: memoryview
     word: int
     value: int
-    """The tag of what is awaited; 0 of what is sent."""
+    """Tag of an awaited message; 0 for a sent message."""
     ticket: int
     move: Move
 
 
 def _changed(words: list[_Word]) -> list[_Word]:
-    """Take those out whose word has become what it was to become."""
+    """Remove and return the entries whose word has the value of a completed move."""
     places = [place for place, one in enumerate(words) if one.line[one.word] == one.value]
     return [words.pop(place) for place in reversed(places)]
 
 
 class MailboxTransport:
-    """Carries the moves of one play within a node.
+    """Transport for the moves of one play within a node.
 
-    `memory` holds the payload as bytes, the same bytes that `arithmetic` sees as numbers; `near` has the ranks of the
-    node by their place in it; `fingerprint` is a number below 2^32 that ranks in the same call have in common.
+    `memory` holds the payload as bytes, which `arithmetic` views as numbers. `near` lists the ranks of the node in
+    their order there. `fingerprint` is a number below 2^32 that is equal on ranks in the same call.
     """
 
     copies = True
@@ -197,7 +197,7 @@ class MailboxTransport:
         self._lent: dict[tuple[int, int], tuple[int, int]] = {}  # the sender's place, and that of the word
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Copy what is sent into the ticket's seat, and say so."""
+        """Copy the sent data into the ticket's seat, and set the words of the messages."""
         boxes, seat = self._boxes, ticket % self._seats.tickets
         at = seat * self._seats.nbytes
         own, line, copied = boxes.contents[boxes.rank], boxes.lines[boxes.rank], dict[tuple[int, int], int]()
@@ -222,14 +222,14 @@ class MailboxTransport:
             self._offered.append(_Word(line, word, 0, ticket, move))
 
     def completed(self) -> list[Done]:
-        """Look at the words of what is awaited, and of what was sent."""
+        """Check the words of awaited and of sent messages once; return the completed moves."""
         self._boxes.fence()
         done = [self._take(one) for one in _changed(self._awaited)]
         done += [Done(one.ticket, one.move.place) for one in _changed(self._offered)]
         return done
 
     def release(self, ticket: int, place: int) -> None:
-        """Tell the sender that its message was read."""
+        """Report to the sender that its message was read."""
         sender, word = self._lent.pop((ticket, place))
         self._boxes.fence()
         self._boxes.lines[sender][word] = 0
@@ -249,7 +249,7 @@ class MailboxTransport:
         return Done(ticket, move.place)
 
     def _number(self, counts: Counter[tuple[int, int]], ticket: int, peer: int) -> tuple[int, int]:
-        """Number the next message of a ticket with a peer; its number and its tag."""
+        """Count the next message of a ticket with a peer; return its number and its tag."""
         number = counts[ticket, peer]
         counts[ticket, peer] = number + 1
         return number, self._tag | (ticket & 0xFFFFF) << 10 | number & 0x3FF

@@ -1,14 +1,14 @@
-"""MPI messages as a transport: nonblocking sends and receives, and waits that leave the core to others.
+"""MPI messages as a transport: nonblocking sends and receives, and waits that yield the core.
 
     SEND       the payload's own memory, or a parcel that the wire has encoded
     RECEIVE    into place, or into a parcel that is decoded when it has come
     ADD        into a landing buffer; summed when the whole round has come
 
-A tag holds the number of the ticket and what is left of the call's fingerprint: messages of different calls do not
-meet, so ranks that disagree wait, and are told so (`watch.py`), instead of summing what does not belong together.
+A tag holds the number of the ticket and part of the call's fingerprint. Messages of different calls do not match, so
+ranks in different calls wait and get an error (`watch.py`), instead of summing unrelated data.
 
-Waiting looks, gives the core away between looks, and after 0.1 ms without news sleeps between them, the longer the
-longer it has waited: what a rank computes with, and the ranks that share its cores, need them more.
+A wait polls, and yields the core between polls. After 0.1 ms without progress it sleeps between polls, longer and
+longer: the computation of this rank, and the ranks that share its cores, need the cores more.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from unisono.wires.wire import Wire
 Result = TypeVar("Result")
 
 PATIENCE = 1e-4
-"""Seconds without news after which a wait sleeps between looks."""
+"""Seconds without progress after which a wait sleeps between polls."""
 
 NAP = 1e-4
-"""Seconds that it sleeps, unless more would not matter."""
+"""Seconds of such a sleep, if the caller allows no longer one."""
 
 
 def until(look: Callable[[], Result | None], interrupted: Callable[[], None], nap: float = NAP) -> Result:
-    """Look until there is something, and return it. `interrupted` is called now and then; it raises to end the wait.
+    """Call `look` until its result is true, and return that. `interrupted` is called regularly; it raises to end this.
 
-    It sleeps `nap` seconds between two looks at most.
+    Sleeps at most `nap` seconds between two polls.
     """
     start = None
     while not (seen := look()):
@@ -60,25 +60,25 @@ def wait(request: MPI.Request, interrupted: Callable[[], None]) -> None:
 
 
 def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
-    """The first of the TICKET_SPREAD tags that the messages of a call have."""
+    """Return the first of the TICKET_SPREAD tags for the messages of a call."""
     most: Any = comm.Get_attr(MPI.TAG_UB)
     return int(fingerprint % ((most + 1) // TICKET_SPREAD) * TICKET_SPREAD)
 
 
 class _Posted(NamedTuple):
-    """A request that is under way."""
+    """Request under way."""
 
     ticket: int
     move: Move
     buffer: Array | None
-    """The parcel or the landing buffer; None where the payload's own memory travels."""
+    """Encoded parcel or landing buffer; None if the message uses the payload's own memory."""
 
 
 class MessageTransport:
-    """Carries the moves of one call on a communicator that nothing else uses.
+    """Transport for the moves of one call, on a communicator that nothing else uses.
 
-    `memory` holds the payload as bytes, the same bytes that `arithmetic` sees as numbers. `fingerprint` is a number
-    that ranks in the same call have in common.
+    `memory` holds the payload as bytes, which `arithmetic` views as numbers. `fingerprint` is a number that is equal on
+    ranks in the same call.
     """
 
     copies = False
@@ -101,7 +101,7 @@ class MessageTransport:
         self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # buffers that are free, by their bytes
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Post the messages of a round. Receives first, so that what comes early lands where it belongs."""
+        """Post the messages of a round. Receives are first, so that early messages land in their buffers."""
         tag = self._tag + ticket % TICKET_SPREAD
         for move in moves:
             if move.action is not Action.SEND:
@@ -118,7 +118,7 @@ class MessageTransport:
                 self._post(self._comm.Isend([where, MPI.BYTE], move.peer, tag), _Posted(ticket, move, parcel))
 
     def completed(self) -> list[Done]:
-        """Look at all requests once."""
+        """Test all requests once; return the completed moves."""
         if not self._requests:  # what was sent may still need MPI to move it, while others wait for it
             self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
             return []
@@ -131,7 +131,7 @@ class MessageTransport:
         return done
 
     def release(self, ticket: int, place: int) -> None:
-        """Use the buffer in which this move has landed again."""
+        """Make the landing buffer of this move available again."""
         self._free(self._landed.pop((ticket, place)))
 
     def _post(self, request: MPI.Request, posted: _Posted) -> None:
@@ -139,7 +139,7 @@ class MessageTransport:
         self._posted.append(posted)
 
     def _take(self, posted: _Posted) -> Done:
-        """Decode what has come."""
+        """Decode a received message; return its completed move."""
         ticket, move, buffer = posted
         if move.action is not Action.ADD:
             if buffer is not None:
@@ -156,17 +156,17 @@ class MessageTransport:
         return Done(ticket, move.place, self._arithmetic.view(buffer))
 
     def _stretch(self, move: Move) -> Any:
-        """The payload's own memory of a move."""
+        """Return the payload's own memory of a move."""
         return self._memory[move.where.start * self._itemsize : move.where.stop * self._itemsize]
 
     def _buffer_for(self, move: Move) -> Array | None:
-        """Return where a move lands when it cannot land in its place."""
+        """Return the landing buffer of a move; None if it is received in place."""
         if self._wire is not None:
             return self._buffer(self._wire.nbytes(_length(move)))
         return self._buffer(_length(move) * self._itemsize) if move.action is Action.ADD else None
 
     def _buffer(self, nbytes: int) -> Array:
-        """One that is free, as long as that: memory that has been touched before costs less than new one."""
+        """Return a free buffer of `nbytes` bytes, a used one if possible: memory touched before is cheaper than new."""
         spare = self._spare[nbytes]
         return spare.pop() if spare else np.empty(nbytes, np.uint8)
 
@@ -175,5 +175,5 @@ class MessageTransport:
 
 
 def _length(move: Move) -> int:
-    """The elements of a move."""
+    """Return the number of elements of a move."""
     return int(move.where.stop - move.where.start)

@@ -1,4 +1,4 @@
-"""What the ranks of one node share: their signals, their slots, and the windows that tensors live in."""
+"""Shared memory of the ranks of one node: their signals, their slots, and the memory of tensors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from unisono.transports.staging import Staging
 from unisono.transports.window import Window
 
 SIGNALS = 8 << 10, 512
-"""Bytes of shared memory that the signals of a rank take at most, and for each rank of the node."""
+"""Bound on the bytes of a rank's signals in shared memory: a constant, and bytes per rank of the node."""
 
 
 def make_node_memory(comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None]) -> NodeMemory | None:
-    """What the ranks of `comm`, who share a node, share; None on all of them where shared memory has no room for it.
+    """Return the shared memory of the ranks of `comm`, on one node; None on all of them if there is no room for it.
 
-    Made by all of them together. `ranks` are what the user knows them as; `interrupted` is called now and
-    then while waiting, and raises to end the wait.
+    All of them make it together. `ranks` are their numbers in error messages. `interrupted` is called regularly in
+    waits, and raises to end them.
     """
     window, slot = reserve_slots(comm, SIGNALS[0] + SIGNALS[1] * comm.size)
     if window is None:
@@ -35,25 +35,25 @@ def make_node_memory(comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Cal
 
 
 class NodeMemory:
-    """Used and freed by all ranks of `comm` together, who share a node."""
+    """Shared memory of one node; all ranks of `comm`, which share the node, use and free it together."""
 
     def __init__(self, comm: MPI.Intracomm, signals: Signals, window: Window, slot: int) -> None:
         self._comm = comm
         self.signals = signals
         self._slots = Slots(window, slot, signals)
         self.slot = slot
-        """Bytes of a slot."""
+        """Size of a slot in bytes."""
         self.staging = Staging(self.signals, self._slots)
         self.passing = Passing(self.signals, self._slots)
         self._shared: dict[int, SharedMemory] = {}  # by number; what nothing refers to any more is not in it
         self._made = 0
         self.sweeps: dict[tuple[int, int], tuple[list[Step], Call]] = {}
-        """Steps of allreduces in shared memory, by address and the number of their call."""
+        """Steps and call of allreduces in shared memory, by address and number of the call."""
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor, zeroed, in memory that all ranks of the node see, or the rank's own where none can be shared.
+        """Return a flat, zeroed tensor in shared memory of the node, or in the rank's own if none can be shared.
 
-        The memory lasts as long as the tensor, and whatever was made of it.
+        The memory lives as long as the tensor and all views of it.
         """
         if length == 0:
             return torch.empty(0, dtype=dtype)
@@ -65,14 +65,14 @@ class NodeMemory:
         return shared.tensor(length, dtype, partial(_drop, self._shared, shared.number))
 
     def find(self, address: int, nbytes: int) -> SharedMemory | None:
-        """The shared memory in which the bytes from `address` lie, if they do."""
+        """Return the shared memory that contains `nbytes` bytes at `address`; None if none does."""
         for shared in list(self._shared.values()):
             if shared.start <= address and address + nbytes <= shared.start + shared.nbytes:
                 return shared
         return None
 
     def free(self) -> None:
-        """Give all memory back but that which tensors refer to."""
+        """Free all memory except that of live tensors."""
         for number in list(self._shared):
             _drop(self._shared, number)
         self.staging.forget()

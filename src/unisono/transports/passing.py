@@ -1,4 +1,4 @@
-"""Moves among the ranks of one node, through their slots: one copy in, one copy out.
+"""Data exchange among the ranks of one node through their slots: one copy in, one copy out. "Meet" is a barrier.
 
     share       copy the own part in, meet, copy the others' out                      1 meeting a piece
 
@@ -9,8 +9,8 @@
                 rank 2        | sizes | to 0 .......... | to 1 .. |
                               cut at each slot's end ─┴─
 
-Everyone begins with the rank after it, so that nobody is all others' first. Each rank sees all sizes, of what is sent
-and of what is expected: where two do not fit, all ranks are told the same.
+Each rank begins with the next one, so that no rank is the first of all others. Each rank sees all sent and all expected
+sizes: if two differ, all ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unisono.transports.slots import Slots
 
 
 class Passing:
-    """Used by all ranks of a node together. What moves is flat arrays of bytes."""
+    """Exchange of flat arrays of bytes; all ranks of a node use it together."""
 
     def __init__(self, signals: Signals, slots: Slots) -> None:
         self._rank, self._size, self._signals, self._slots = signals.rank, signals.size, signals, slots
 
     def share(self, parts: Sequence[Array], what: Call) -> None:
-        """Give rank r's parts[r] to all. The part of each rank is as long on all of them."""
+        """Copy parts[r] of rank r to all ranks. Each part has the same length on all ranks."""
         longest = max(len(part) for part in parts)
         for start in range(0, max(1, longest), self._slots.nbytes):
             slots = self._put([(0, parts[self._rank])], start, what)
@@ -42,17 +42,17 @@ class Passing:
                 _take(slots[rank], start, 0, parts[rank])
 
     def all_to_all(self, sends: Array, receives: Array, what: Call) -> None:
-        """Send row d of `sends` to rank d, fill row s of `receives` with what rank s sends: p rows, all as long."""
+        """Send row d of `sends` to rank d, fill row s of `receives` from rank s. Both have p rows of equal length."""
         length = receives.shape[1]
         firsts = [(self._rank - source - 1) % self._size * length for source in range(self._size)]
         stream = list(_laid([sends[peer] for peer in _after(self._rank, self._size)]))
         self._flow(stream, self._put(stream, 0, what), list(receives), firsts, (self._size - 1) * length, what)
         receives[self._rank] = sends[self._rank]
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], what: Call) -> None:
-        """Send sends[d] to rank d, and fill receives[s] with what rank s sends.
+    def all_to_all_v(self, sends: Sequence[Array], receives: Sequence[Array], what: Call) -> None:
+        """Send sends[d] to rank d, and fill receives[s] from rank s.
 
-        Raises MismatchError on every rank when one sends another length than the other expects.
+        Raises MismatchError on every rank if a rank sends another length than the receiver expects.
         """
         own = np.array([[len(part) for part in sends], [len(part) for part in receives]], np.int64)
         parts = (sends[peer] for peer in _after(self._rank, self._size))
@@ -75,7 +75,7 @@ class Passing:
         longest: int,
         what: Call,
     ) -> None:
-        """Take what begins at firsts[s] of the stream of each rank s. The first piece is in `slots` already."""
+        """Read receives[s] at firsts[s] of the stream of each rank s. The first piece is in `slots` already."""
         sources = _after(self._rank, self._size)[::-1]
         for start in range(0, longest, self._slots.nbytes):
             if start:
@@ -84,12 +84,12 @@ class Passing:
                 _take(slots[source], start, firsts[source], receives[source])
 
     def _ahead(self, lengths: Sequence[int], source: int) -> int:
-        """Bytes that a source sends to others before it sends to this rank."""
+        """Return the number of bytes that a source sends to others before those to this rank."""
         others = _after(source, self._size)[: (self._rank - source - 1) % self._size]
         return sum(lengths[other] for other in others)
 
     def _put(self, stream: Iterable[tuple[int, Array]], start: int, what: Call) -> list[Array]:
-        """Put the piece of a stream that begins at `start` into the own slot, and meet; every rank's slot."""
+        """Write the piece of a stream at `start` into the own slot, wait in a barrier, and return all ranks' slots."""
         slots = self._slots.coming
         for first, part in stream:
             low, high = max(start, first), min(start + self._slots.nbytes, first + len(part))
@@ -99,7 +99,7 @@ class Passing:
         return slots
 
     def _compare(self, goes: Sequence[Sequence[int]], comes: Sequence[Sequence[int]], what: Call) -> None:
-        """Compare goes[s][d], what rank s sends to rank d, with comes[d][s], what that one expects."""
+        """Raise MismatchError unless goes[s][d], bytes from s to d, equals comes[d][s], bytes that d expects."""
         if [tuple(line) for line in goes] == list(zip(*comes, strict=True)):
             return
         everyone, ranks = range(self._size), self._signals.ranks
@@ -109,14 +109,14 @@ class Passing:
 
 
 def _take(slot: Array, start: int, first: int, part: Array) -> None:
-    """Fill what a slot has of a part: the slot has the piece from `start` of a stream, where the part is at `first`."""
+    """Copy the bytes of a part, at `first` of a stream, from a slot with the stream's piece at `start`."""
     low, high = max(start, first), min(start + len(slot), first + len(part))
     if low < high:
         part[low - first : high - first] = slot[low - start : high - start]
 
 
 def _laid(parts: Sequence[Array]) -> Iterator[tuple[int, Array]]:
-    """The parts of a stream, and where in it each begins."""
+    """Yield the offset of each part in a stream, and the part."""
     first = 0
     for part in parts:
         yield first, part
@@ -124,5 +124,5 @@ def _laid(parts: Sequence[Array]) -> Iterator[tuple[int, Array]]:
 
 
 def _after(rank: int, size: int) -> list[int]:
-    """The other ranks, from the one after `rank` on."""
+    """Return the other ranks, beginning with the one after `rank`."""
     return [*range(rank + 1, size), *range(rank)]

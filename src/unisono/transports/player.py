@@ -1,4 +1,4 @@
-"""Plays one rank's program: begins rounds, waits for some to end, goes on. What a transfer means is the transport's.
+"""Player of one rank's program: begins rounds, waits for some to end, continues. The transport carries transfers out.
 
 pieces      0     1     2     3  ...         at most `in_flight` pieces at once; each goes through
 lanes      a b   a b   a b   a b             every lane by itself
@@ -15,21 +15,21 @@ from unisono.schedules.schedule import Program, Round
 from unisono.transports.transport import Move
 
 TICKET_SPREAD = 1 << 9
-"""No ticket begins before the one so many before it has ended: so transports may use their numbers again."""
+"""Smallest distance at which ticket numbers may be reused: a ticket waits for the end of the one that far before."""
 
 
 class OpenRounds(Protocol):
-    """What carries out the rounds of a play (`rounds.py`)."""
+    """Interface to the rounds of a play (`rounds.py`)."""
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Begin a round. `ticket` names the piece and the lane, the same on all ranks; its rounds come one by one."""
+        """Begin a round. `ticket` numbers piece and lane, equally on all ranks; its rounds begin one by one."""
 
     def ended(self) -> Sequence[int]:
-        """Wait until rounds have ended, with all that they brought in place; their tickets."""
+        """Wait until rounds have ended, with received data in place; return their tickets."""
 
 
 def play(program: Program, cut: Cut, rounds: OpenRounds, in_flight: int, spread: int = TICKET_SPREAD) -> None:
-    """Carry the program out on the payload that `rounds` was made for, at most `in_flight` pieces at once.
+    """Carry out the program on the payload of `rounds`, with at most `in_flight` pieces at once.
 
     No ticket begins before the one `spread` before it has ended.
     """
@@ -37,7 +37,7 @@ def play(program: Program, cut: Cut, rounds: OpenRounds, in_flight: int, spread:
     position: dict[int, int] = {}
 
     def advance(ticket: int) -> bool:
-        """Begin the ticket's next round that moves anything; False when there is none."""
+        """Begin the ticket's next round with any moves; return False if there is none."""
         piece, lane = divmod(ticket, lanes)
         turns = program.lanes[lane]
         for number in range(position[ticket], len(turns)):
@@ -62,6 +62,6 @@ def play(program: Program, cut: Cut, rounds: OpenRounds, in_flight: int, spread:
 
 
 def _moves(transfers: Round, cut: Cut, piece: int) -> list[Move]:
-    """The transfers that move anything: both ends leave out the same empty ones."""
+    """Return the transfers with any elements: both ends omit the same empty ones."""
     moves = [Move(action, peer, cut.region(piece, chunk, span)) for action, peer, chunk, span in transfers]
     return [move for move in moves if move.where.stop > move.where.start]

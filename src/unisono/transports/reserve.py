@@ -1,8 +1,8 @@
-"""Windows whose memory is there: the ranks of a node agree on the room (`room.py`), then each takes its own part.
+"""Windows with allocated memory: the ranks of a node agree on the size (`room.py`), then each allocates its part.
 
-Pages are taken by MADV_POPULATE_WRITE (Linux 5.14), which says no where a first touch would be SIGBUS: two worlds, or
-two jobs, that ask at the same moment cannot be promised the same memory. An older kernel takes them by writing zeros,
-right after the room was found.
+Pages are allocated by MADV_POPULATE_WRITE (Linux 5.14), which fails where a first touch would raise SIGBUS: two worlds,
+or two jobs, that allocate at the same moment cannot get the same memory. On an older kernel pages are allocated by
+writing zeros, right after the size was agreed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from unisono.transports.room import LARGEST_SLOT, LEAST_SLOT, SLOTS, SLOTS_SHARE
 from unisono.transports.window import Window
 
 SHARED = Path("/dev/shm")
-"""Where MPI libraries keep windows on Linux."""
+"""Folder in which MPI libraries keep windows on Linux."""
 
 MADV_POPULATE_WRITE = 23
 
 
 def reserve_slots(comm: MPI.Intracomm, beside: int) -> tuple[Window | None, int]:
-    """A window for SLOTS slots of each rank of a node, and the bytes of a slot; None where messages have to do.
+    """Return a window for SLOTS slots of each rank of a node, and the bytes of a slot; (None, 0) without enough memory.
 
-    `beside` is what each rank needs besides. Called by all ranks of `comm` together, who share a node.
+    `beside` is the number of bytes that each rank needs besides. All ranks of `comm`, on one node, call it together.
     """
     free = _agreed_free(comm)
     slot = plan_slot(free, comm.size, beside)
@@ -47,7 +47,7 @@ def reserve_slots(comm: MPI.Intracomm, beside: int) -> tuple[Window | None, int]
 
 
 def _agreed_free(comm: MPI.Intracomm) -> int | None:
-    """Bytes that are free in the node's shared memory by the least that any rank sees; None where none can say."""
+    """Return the free bytes of the node's shared memory, the least that any rank finds; None if one finds none."""
     free = -1
     if SHARED.is_dir():
         found = os.statvfs(SHARED)
@@ -57,7 +57,7 @@ def _agreed_free(comm: MPI.Intracomm) -> int | None:
 
 
 def _take(comm: MPI.Intracomm, nbytes: int) -> Window | None:
-    """A window whose pages every rank has taken; None on all ranks where one could not."""
+    """Return a window with allocated pages on every rank; None on all ranks if one could not allocate."""
     window = Window(comm, nbytes)
     if least(comm, populate(np.frombuffer(window.own, np.uint8))):
         return window
@@ -66,7 +66,7 @@ def _take(comm: MPI.Intracomm, nbytes: int) -> Window | None:
 
 
 def populate(memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bool:
-    """Have the system take all pages of this memory now; False where it has no room for them."""
+    """Allocate all pages of this memory now; return False if the system has no room for them."""
     start = memory.ctypes.data & -mmap.PAGESIZE
     length = memory.ctypes.data + memory.nbytes - start
     libc = ctypes.CDLL(None, use_errno=True)
@@ -80,7 +80,7 @@ def populate(memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bool:
 
 
 def _tell(comm: MPI.Intracomm, free: int | None, nbytes: int, instead: str) -> None:
-    """Say once in a process what there is no room for; the first rank of the node speaks."""
+    """Print a shortage of shared memory, once per process, on the first rank of the node."""
     told = _told()
     if instead not in told and comm.rank == 0:
         words = shortage(socket.gethostname(), str(SHARED), free, nbytes * comm.size, instead)
@@ -90,5 +90,5 @@ def _tell(comm: MPI.Intracomm, free: int | None, nbytes: int, instead: str) -> N
 
 @cache
 def _told() -> set[str]:
-    """What this process has been told already."""
+    """Return the shortages that this process has reported already."""
     return set()

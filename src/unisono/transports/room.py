@@ -1,38 +1,38 @@
-"""Room in shared memory: how much of it the ranks of a node may plan with, decided before a window is made.
+"""Size of the shared memory that the ranks of a node may use, decided before a window is made.
 
-/dev/shm hands out memory that it may not have: a window of any size is made without a word, and the rank that first
-touches a page for which there is no room is killed by SIGBUS. Docker's /dev/shm has 64 MB, 8 ranks of MPICH take 43 of
-them before they do anything, and a world, each process group and the memory of gradients have windows:
+/dev/shm promises memory that it may not have: a window of any size is made without an error, and the rank that first
+touches a page without room is killed by SIGBUS. Docker's /dev/shm has 64 MB, of which 8 ranks of MPICH take 43 MB at
+start, and a world, each process group and the memory of gradients have windows:
 
     free   ├── slots of this world ──┤──────────── gradients, other worlds, loaders ────────────┤
            0          SLOTS_SHARE = 1/4                                                        1
 
-`transports/reserve.py` asks for the room and takes it.
+`transports/reserve.py` finds the free memory and allocates it.
 """
 
 from __future__ import annotations
 
 LARGEST_SLOT = 2 << 20
-"""Bytes of a slot where there is room: meetings then do not count; 0.25 to 4 MB were within a third of each other."""
+"""Largest slot in bytes: barriers then take negligible time; 0.25 to 4 MB were within a third of each other."""
 
 LEAST_SLOT = 64 << 10
-"""Bytes of the smallest slot: with smaller ones messages are as fast."""
+"""Smallest slot in bytes: with smaller ones messages are as fast."""
 
 SLOTS = 3
-"""Slots of a rank."""
+"""Number of slots of a rank."""
 
 SLOTS_SHARE = 4
-"""The slots of a world take one part in so many of what is free, since more worlds may come."""
+"""Divisor of the free memory: the slots of a world take at most this part, because more worlds may follow."""
 
 MARGIN = 8
-"""One part in so many of what is free is left to others."""
+"""Divisor of the free memory for the part that is left to others."""
 
 
 def plan_slot(free: int | None, ranks: int, beside: int = 0) -> int:
-    """Bytes of a slot for `ranks` ranks of a node, whose shared memory has `free` bytes; 0: use messages.
+    """Return the bytes of a slot for `ranks` ranks of a node with `free` bytes of shared memory; 0: use messages.
 
-    `beside` is what each rank needs besides its slots; `free` None is a system that does not say. A slot is as large
-    as its share of the room allows, a power of two; the smallest one may take more than its share.
+    `beside` is the number of bytes that each rank needs besides its slots; `free` is None if unknown. A slot is a power
+    of two, as large as its share of the free memory allows; the smallest one may take more than its share.
 
     >>> plan_slot(24_000_000, 8), plan_slot(3_000_000, 8), plan_slot(1_000_000, 8)
     (131072, 65536, 0)
@@ -50,7 +50,7 @@ def plan_slot(free: int | None, ranks: int, beside: int = 0) -> int:
 
 
 def has_room(free: int | None, nbytes: int) -> bool:
-    """Return True where windows of `nbytes` together leave a margin of the `free` bytes of a node's shared memory.
+    """Return True if windows of `nbytes` bytes together leave a margin of the `free` bytes of shared memory.
 
     >>> has_room(64_000_000, 50_000_000), has_room(64_000_000, 60_000_000)
     (True, False)
@@ -59,7 +59,7 @@ def has_room(free: int | None, nbytes: int) -> bool:
 
 
 def shortage(host: str, folder: str, free: int | None, need: int, instead: str) -> str:
-    """The line that tells a shortage: what is free, what it does not hold, what is done instead, and the remedy."""
+    """Return the line that reports a shortage: free and needed memory, the consequence, and the remedy."""
     found = "too little room" if free is None else f"{_megabytes(free)} free"
     return (
         f"unisono: {folder} of {host} has {found}, and the ranks would take {_megabytes(need)}: {instead}. Remedy: a "

@@ -1,4 +1,4 @@
-"""Open rounds, whatever carries their moves: when all of a round has come it is summed, in the order of ranks.
+"""Open rounds on any transports: once all data of a round has arrived, it is summed in the order of ranks.
 
 round of rank 1     ADD 0 ◀── memory of the node ──┐
                     ADD 3 ◀── message ─────────────┴─▶ 0 + own + 3, then the round's SENDs are waited for
@@ -14,29 +14,29 @@ from unisono.transports.arithmetic import Arithmetic, copy_of, perform
 from unisono.transports.transport import Done, Move, Transport
 
 Wait = Callable[[Callable[[], list[int]]], list[int]]
-"""Looks until there is something, and returns it."""
+"""Function that calls another until it returns tickets, and returns these."""
 
 
 class OpenRound:
-    """A round that has begun: what it still waits for, and what it has brought so far."""
+    """Round that has begun: its missing moves, and the data received so far."""
 
     def __init__(self, moves: Sequence[Move], copied: Sequence[bool]) -> None:
         self.moves = moves
         self.arrivals: list[Any] = [None] * len(moves)
         self.copied = copied
-        """For each move whether it is a SEND that has left the payload already."""
+        """For each move, True if it is a SEND whose data was copied out of the payload already."""
         self.untaken = sum(copied)
         self.missing = len(moves) - self.untaken
-        """Moves that have to complete before what came is summed."""
+        """Number of moves that must complete before received data is summed."""
         self.summed = False
         self.released: set[int] = set()
-        """Moves whose memory is no longer in use."""
+        """Places of the moves whose memory is no longer in use."""
 
 
 class Rounds:
-    """The open rounds of one rank's play; `by_peer` says which transport carries the moves of each peer.
+    """Open rounds of one rank's play; `by_peer` holds the transport for each peer.
 
-    `payload` is a flat view as `arithmetic` sees it; `wait` looks until rounds have ended, and raises to give up.
+    `payload` is a flat view of `arithmetic`. `wait` polls until rounds have ended; it may raise to end the wait.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Rounds:
         self._open: dict[int, OpenRound] = {}
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Begin a round."""
+        """Begin a round with its transports."""
         moves = [move._replace(place=place) for place, move in enumerate(moves)]
         by_peer = self._by_peer
         copied = [move.action is Action.SEND and by_peer[move.peer].copies for move in moves]
@@ -61,11 +61,11 @@ class Rounds:
                 transport.begin(ticket, part)
 
     def ended(self) -> list[int]:
-        """Wait until rounds have ended, with all that they brought in place; return their tickets."""
+        """Wait until rounds have ended, with received data in place; return their tickets."""
         return self._wait(self._look)
 
     def _look(self) -> list[int]:
-        """Look at all transports once; return the tickets whose rounds have ended."""
+        """Poll all transports once; return the tickets whose rounds have ended."""
         done = [one for transport in self._transports for one in transport.completed()]
         if not done:
             return []
@@ -85,7 +85,7 @@ class Rounds:
         return list(ended)
 
     def _count(self, done: Done) -> None:
-        """Count a move that has completed."""
+        """Count a completed move."""
         one = self._open[done.ticket]
         if one.copied[done.place]:
             one.untaken -= 1
@@ -109,9 +109,9 @@ class Rounds:
 def reduce_arrivals(
     rank: int, payload: Any, arithmetic: Arithmetic, moves: Sequence[Move], arrivals: Iterable[Any]
 ) -> None:
-    """Reduce what the ADDs of a round brought into `payload`, with the rank's own contribution in its place.
+    """Reduce the data of a round's ADDs into `payload`, with the rank's own contribution at its place in the order.
 
-    `arrivals` has an entry for each move; those of other actions are not looked at.
+    `arrivals` has an entry for each move; entries of other actions are ignored.
     """
     contributions: dict[tuple[int, int], list[tuple[int, Any]]] = {}
     for move, arrived in zip(moves, arrivals, strict=True):

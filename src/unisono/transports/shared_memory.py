@@ -1,11 +1,11 @@
-"""Memory of each rank of a node that all of them see, and that lasts as long as anything on this rank refers to it.
+"""Memory of each rank of a node, shared by all its ranks; it lives as long as any reference on this rank.
 
     rank 0   file without a name ── own mapping ──▶ tensor ──▶ views, NumPy arrays     unmapped after the last of them
                                  └─ rank 1's mapping                                   kept as long as rank 1's tensor
 
-Each rank makes its file (memfd), which the others open through /proc: nothing is ever left in a folder, and the size of
-/dev/shm is no limit. Ranks need not give it back together: each unmaps what it no longer needs, and the pages go with
-the last mapping.
+Each rank makes its file (memfd), which the others open through /proc. No file is ever left in a folder, and the size
+of /dev/shm is no limit. Ranks need not free it together: each unmaps memory that it no longer needs, and the last
+unmapping frees the pages.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from unisono.mpi import MPI, least
 
 
 class SharedMemory:
-    """The mappings of the memory of all ranks of a node, the own one among them; `share` makes it."""
+    """Mappings of the memory of all ranks of a node, including the own; `share` makes it."""
 
     def __init__(self, mappings: list[torch.Tensor], rank: int, number: int) -> None:
         self.number = number
-        """The same on all ranks, whatever each has let go of."""
+        """Number of this memory: equal on all ranks, whichever memory each has freed before."""
         self.start, self.nbytes = mappings[rank].data_ptr(), mappings[rank].numel()
         self._own = mappings[rank]
         self.buffers: list[Any] = [memoryview(mapping.numpy()) for mapping in mappings]  # type: ignore[arg-type]
-        """Every rank's memory, by rank."""
+        """Memory of each rank, by rank."""
         self._plans: dict[int, dict[Any, Any]] = {}
 
     def tensor(self, length: int, dtype: torch.dtype, gone: Callable[[], None]) -> torch.Tensor:
-        """The own part; `gone` is called, in any thread, once nothing that was made of it is left."""
+        """Return a tensor of the own memory; `gone` is called, in any thread, once it and all its views are gone."""
         kept = self._own.numpy().view()  # an array of its own, which PyTorch keeps with the tensor's storage
         weakref.finalize(kept, gone).atexit = False
         return torch.frombuffer(kept, dtype=dtype, count=length)
 
     def plan(self, plans: dict[Any, Any]) -> None:
-        """Have these plans forgotten with the memory, of which they hold views."""
+        """Register plans that hold views of this memory; `forget` clears them."""
         self._plans[id(plans)] = plans
 
     def forget(self) -> None:
-        """Forget what was planned for it."""
+        """Clear the plans for this memory."""
         for plans in self._plans.values():
             plans.clear()
         self._plans.clear()
 
 
 def share(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
-    """Make `nbytes` of zeroed memory on each rank of `comm`, who share a node; called by all of them together.
+    """Return `nbytes` bytes of zeroed memory on each rank of `comm`, on one node; called by all of them together.
 
-    None on all ranks where one cannot open another's: processes that are hidden from each other share nothing.
+    None on all ranks if one cannot open another's: processes that are hidden from each other share nothing.
     """
     mappings: list[torch.Tensor] = []
     name = f"unisono-{secrets.token_hex(8)}"  # a process of another container may have the same number

@@ -1,22 +1,22 @@
-"""Signals in shared memory: how the ranks of a node meet, and tell each other that memory is ready or was read.
+"""Signals in shared memory: barriers of the ranks of a node, and notices that memory is ready or was read.
 
     rank 0's line   card | card | posted[lane][peer] | taken[lane][peer] | words         a line is written by its rank
     rank 1's line   card | card | posted[lane][peer] | taken[lane][peer] | words         alone and read by all
 
-A rank that comes to a meeting leaves a card: the number of the call it is in (61 bits of a hash of its words) plus its
-turn (how many meetings it has come to) and the number of what else is compared, in one word, so that one look tells
-all; odd and even turns have a place each.
+A rank that enters a barrier writes a card. It is one word, read at once: the number of the rank's call (61 bits of a
+hash of its words), plus its turn (the number of barriers entered), plus the number of the label. Odd and even turns
+have separate places.
 
     turn      5        6        7        8
     place 0            n6 + 6            n8 + 8     a rank has come to turn 8 when its card of turn 6 has gone;
     place 1   n5 + 5            n7 + 7              it is in the same call when its card is this rank's own
 
-All cards of a turn are alike once all ranks have gone on, so each rank knows what the others' places held before. A
-card that is the one of two turns ago by chance (1 in 2^61) would be waited for, not taken for another.
+All cards of a turn are equal once all ranks have left it, so each rank knows the previous contents of the others'
+places. A card that equals the one of two turns ago by chance (1 in 2^61) would cause a wait, not a false match.
 
-Waiting looks at the lines of the others; where each rank has cores it looks a thousand times (some 50 us) before it
-gives the core away between looks; where ranks share cores, or the threads of a rank share one, it gives it away at
-once. `Win.Sync` is the memory barrier that MPI asks for.
+A wait polls the lines of the others. If each rank has its own cores, it polls a thousand times (some 50 us) before it
+yields the core between polls. If ranks share cores, or the threads of a rank share one, it yields at once. `Win.Sync`
+is the memory fence that MPI requires.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from unisono.transports.window import Window
 Seen = TypeVar("Seen")
 
 MAX_LANES = 16
-"""The most lanes of a schedule that may run side by side on a window."""
+"""Largest number of lanes of a schedule on a window."""
 
 LOOKS = 1024
-"""Looks at memory between two that let MPI move its messages: a rank on its way here may need this one for that."""
+"""Polls of memory between two calls for MPI's progress, which a rank that has not arrived yet may need."""
 
 AWAKE = 2e-3
-"""Seconds after which a wait sleeps between looks: whoever is so late has something to compute."""
+"""Seconds after which a wait sleeps between polls: a rank that is so late is computing."""
 
 NAP = 5e-5
-"""Seconds that it sleeps."""
+"""Seconds of such a sleep."""
 
 NAPS = 64
-"""Sleeps between two that let MPI move its messages."""
+"""Sleeps between two calls for MPI's progress."""
 
 
 class Signals:
-    """How the ranks of a node meet and hand over memory."""
+    """Barriers and notices about memory among the ranks of a node."""
 
     def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None]) -> None:
-        """`ranks` are what the user knows these as.
+        """`ranks` are the ranks' numbers in error messages.
 
-        `interrupted` is called now and then while waiting; it raises to end the wait.
+        `interrupted` is called regularly in waits; it raises to end the wait.
         """
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self.ranks, self._interrupted = ranks, interrupted
@@ -72,7 +72,7 @@ class Signals:
         self.turn = 0
         self._label, self._label_number = "", 0
         self.waiting: Call | None = None
-        """The call in which this rank has waited for some milliseconds, as long as it does."""
+        """Call in which this rank is waiting, for some milliseconds at least; else None."""
         own, masks = own_cores(), comm.allgather(own_cores())
         beside = [mask for mask in masks if mask & own] or masks
         single = len(own) == 1  # on which this rank's other threads wait
@@ -82,11 +82,11 @@ class Signals:
         comm.Barrier()
 
     def label_calls(self, words: str) -> None:
-        """Have `words` compared in each meeting from here on, beside those of the call."""
+        """Compare `words` too in each later barrier, in addition to the call."""
         self._label, self._label_number = call(words) if words else ("", 0)
 
     def meet(self, what: Call) -> None:
-        """Wait until all ranks have come. Raises MismatchError on every rank when they came for different calls."""
+        """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
         turn = self.turn = self.turn + 1
         place, own, fence = turn & 1, self._own, self.fence
         before = own[place]
@@ -102,7 +102,7 @@ class Signals:
         fence()
 
     def _await(self, line: memoryview, place: int, before: int, what: Call) -> int:
-        """The card of a rank when it is no more the one `before`; it cannot be two turns ahead."""
+        """Return the card of a rank once it differs from `before`; the rank cannot be two turns ahead."""
         for _ in range(self._patience):
             if line[place] != before:
                 return int(line[place])
@@ -110,7 +110,7 @@ class Signals:
         return int(line[place])
 
     def until(self, look: Callable[[], Seen], what: Call) -> Seen:
-        """Look until there is what this rank waits for in the call `what`, and return it."""
+        """Call `look` until its result is true, in the call `what`; return the result."""
         looks, start = 0, time.monotonic()
         while not (seen := look()):
             if time.monotonic() - start > AWAKE:
@@ -131,7 +131,7 @@ class Signals:
         return Call(what.words + self._label, what.number + self._label_number)
 
     def _disagree(self, what: Call) -> None:
-        """Every rank comes here, since each differs from at least one other: exchange words, then raise."""
+        """Exchange words and raise MismatchError; on every rank, because each differs from at least one other."""
         place = self.turn & 1
         cards = [int(line[place]) for line in self._lines]  # which the next meeting but one must find gone
         self._words[self.rank][:] = encode_words(self._labelled(what))
@@ -146,7 +146,7 @@ class Signals:
         )
 
     def _meet_anyhow(self, before: Sequence[int], what: Call) -> None:
-        """Meet, whatever the others came for; their cards of two turns ago were those `before`."""
+        """Wait in a barrier without a comparison of calls; `before` are the cards of two turns ago."""
         self.turn += 1
         place = self.turn & 1
         self.fence()
@@ -157,42 +157,42 @@ class Signals:
         self.fence()
 
     def end(self) -> None:
-        """Have whatever is done here from now on raise what `interrupted` raises: ranks have given each other up."""
+        """Make all later operations call `interrupted`, which raises: the world has ended."""
         self._own = _Ended(self._interrupted)
 
     def post(self, lane: int, peer: int) -> int:
-        """Say that this rank's memory is ready for `peer`; how many times that was said."""
+        """Signal that this rank's memory is ready for `peer`; return the number of such signals so far."""
         place = 2 + lane * self.size + peer
         self.fence()
         self._own[place] += 1
         return int(self._own[place])
 
     def take(self, lane: int, peer: int) -> None:
-        """Say that this rank has read what `peer` posted."""
+        """Signal that this rank has read the memory that `peer` posted."""
         self.fence()
         self._own[2 + (MAX_LANES + lane) * self.size + peer] += 1
 
     def posted(self, lane: int, peer: int) -> int:
-        """How often `peer` said that its memory is ready for this rank."""
+        """Return the number of times that `peer` signalled memory ready for this rank."""
         return int(self._lines[peer][2 + lane * self.size + self.rank])
 
     def taken(self, lane: int, peer: int) -> int:
-        """How often `peer` said that it has read this rank's memory."""
+        """Return the number of times that `peer` signalled to have read this rank's memory."""
         return int(self._lines[peer][2 + (MAX_LANES + lane) * self.size + self.rank])
 
     def took(self, lane: int, peer: int) -> int:
-        """How often this rank has read what `peer` posted."""
+        """Return the number of times that this rank has read memory that `peer` posted."""
         return int(self._own[2 + (MAX_LANES + lane) * self.size + peer])
 
     def free(self) -> None:
-        """Give the memory back, all ranks together."""
+        """Free the memory; called by all ranks together."""
         for view in (*self._lines, *self._words):
             view.release()
         self._window.free()
 
 
 class _Ended:
-    """Stands for a rank's own line when it must not be written any more."""
+    """Stand-in for a rank's own line after the end; each access calls `interrupted`."""
 
     def __init__(self, interrupted: Callable[[], None]) -> None:
         self._interrupted = interrupted

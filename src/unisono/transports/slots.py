@@ -1,8 +1,8 @@
-"""The slots of one node's ranks, in a window that all see: what does not lie in a window itself goes through them.
+"""Slots of one node's ranks in a shared window: data that is not itself in shared memory goes through them.
 
-Three slots a rank take turns, by the number of the coming meeting. A slot that is written before meeting m is read
-until, at the latest, its reader comes to meeting m+2, and is not written again before meeting m+3, when all have been
-to m+2.
+Each rank uses three slots in turn, by the number of the next barrier. A slot written before barrier m is read, at the
+latest, until its reader enters barrier m+2. It is written again only after barrier m+2, which all have then entered,
+for barrier m+3.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from unisono.transports.window import Window
 
 
 class Slots:
-    """Slots of `nbytes` in a window of the ranks of a node, who meet by `signals` and free them together."""
+    """Slots of `nbytes` bytes in a window of a node's ranks. `signals` are their barriers; all free it together."""
 
     def __init__(self, window: Window, nbytes: int, signals: Signals) -> None:
         self._signals, self._window = signals, window
         self.nbytes = nbytes
-        """Bytes of a slot."""
+        """Size of a slot in bytes."""
         whole = [np.frombuffer(buffer, np.uint8) for buffer in window.buffers]
         self.all = [[line[number * nbytes : (number + 1) * nbytes] for line in whole] for number in range(SLOTS)]
-        """By number every rank's slot, as bytes."""
+        """Slots of all ranks, as bytes, by slot number."""
 
     @property
     def number(self) -> int:
-        """The number of the slots of the coming meeting."""
+        """Number of the slots for the next barrier."""
         return (self._signals.turn + 1) % SLOTS
 
     @property
     def coming(self) -> list[Array]:
-        """Every rank's slot of the coming meeting, as bytes."""
+        """Slots of all ranks for the next barrier, as bytes."""
         return self.all[self.number]
 
     def free(self) -> None:
-        """Give the memory back, all ranks together. Views on it must not be used any more."""
+        """Free the memory; called by all ranks together. Views of it must not be used afterwards."""
         self.all.clear()
         self._window.free()

@@ -1,10 +1,10 @@
-"""Reductions of one node for tensors that lie anywhere: through slots in a window that all ranks see.
+"""Reductions within one node for tensors in any memory, through slots in a shared window. "Meet" is a barrier.
 
     flat          copy in, meet, each rank reduces all slots                              1 meeting, p x n read by each
     reduce        copy the others' segments in, meet, reduce the own, meet, copy out      2 meetings a piece
-    part_reduce   copy the others' chunks in, meet, reduce the own chunk of all slots     1 meeting a piece
+    reduce_scatter   copy the others' chunks in, meet, reduce the own chunk of all slots     1 meeting a piece
 
-What a rank reduces itself it takes from where it lies.
+A rank reads its own contribution directly from the tensor.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from unisono.transports.signals import Signals
 from unisono.transports.slots import Slots
 
 ADDRESSES = 64
-"""Addresses whose views are kept for one length of `flat`."""
+"""Number of addresses whose views are kept for one length of `flat`."""
 
 
 class Staging:
-    """Used by all ranks of a node together."""
+    """Reductions through slots; all ranks of a node use it together."""
 
     def __init__(self, signals: Signals, slots: Slots) -> None:
         self._rank, self._size, self._signals, self._slots = signals.rank, signals.size, signals, slots
         self._kept: dict[Arithmetic, list[list[Any]]] = {}
 
     def _views(self, arithmetic: Arithmetic) -> list[Any]:
-        """The elements of every rank's slot of the coming meeting."""
+        """Return the elements of every rank's slot for the next barrier."""
         if arithmetic not in self._kept:
             self._kept[arithmetic] = [[arithmetic.view(slot) for slot in ranks] for ranks in self._slots.all]
         return self._kept[arithmetic][self._slots.number]
 
     def flat(self, nbytes: int, arithmetic: Arithmetic, what: Call) -> Callable[[int], None]:
-        """A function that reduces `nbytes` at the address it is given, in place: at most a slot's. Every rank does all.
+        """Return a function of an address that reduces `nbytes` bytes there in place, all of them on every rank.
 
-        For a few bytes what counts is how little Python runs, so all that can be known beforehand is; views of the
-        memory at an address are kept, since the same tensors come again and again.
+        `nbytes` is at most a slot. For a few bytes the Python code takes most of the time, so everything possible is
+        computed beforehand. Views of the memory at an address are kept, because the same tensors return repeatedly.
         """
         slots = [[memoryview(slot)[:nbytes] for slot in ranks] for ranks in self._slots.all]  # type: ignore[arg-type]
         entries = [slot[self._rank] for slot in slots]
@@ -70,7 +70,7 @@ class Staging:
         return play
 
     def reduce(self, payload: Any, itemsize: int, arithmetic: Arithmetic, what: Call, root: int | None = None) -> None:
-        """Reduce `payload`, a view of any length, in place: on `root` alone, or without one on all ranks.
+        """Reduce `payload`, a view of any length, in place: on `root` only, or on all ranks if it is None.
 
         Every rank reduces its segment of each piece.
         """
@@ -93,8 +93,8 @@ class Staging:
             if here:
                 perform(arithmetic.copy(part[segments[rank]], slots[rank][segments[rank]]) for rank in others)
 
-    def part_reduce(self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call) -> None:
-        """Reduce all ranks' `payload`; this rank's chunk of the result goes into `shard`, if None where it belongs."""
+    def reduce_scatter(self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call) -> None:
+        """Reduce all ranks' `payload`; this rank's chunk goes into `shard`, or in place if that is None."""
         stride = self._slots.nbytes // (self._size * itemsize)  # elements of a slot that are there for each chunk
         whole = cut(len(payload), self._size, stride, chunk_major=True)
         start, _ = bounds(len(payload), self._size, self._rank)
@@ -113,5 +113,5 @@ class Staging:
             perform(arithmetic.reduce(sources, into))
 
     def forget(self) -> None:
-        """Forget the views on the slots, which are about to go."""
+        """Drop the views of the slots, which are about to be freed."""
         self._kept.clear()

@@ -1,7 +1,7 @@
-"""`direct` on memory that lies in a window: both rounds in one sweep, with no copy and two meetings.
+"""Schedule `direct` on shared memory: both rounds in one sweep, without a copy and with two barriers.
 
-Each rank owns a segment, the chunk of its number. Between the meetings nobody else touches that segment, in whoever's
-memory it lies, so as soon as a block of it is summed the sum is written to everyone, while it is still in the cache:
+Each rank owns a segment, the chunk of its number. Between the barriers no other rank accesses that segment in any
+rank's memory. So each summed block is written to all ranks at once, while it is still in the cache:
 
     2 ranks            rank 0's memory      rank 1's memory
     segment 0          A  ──────┬─────────  B                 rank 0:  A+B → both
@@ -9,7 +9,7 @@ memory it lies, so as soon as a block of it is summed the sum is written to ever
 
 Equals the schedule `direct`, bit for bit.
 
-Bytes through memory, for each rank: n read and n written, as many as copying n bytes moves. That is the bound.
+Memory traffic of each rank: n bytes read and n written, as for a copy of n bytes. That is the lower bound.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from unisono.transports.arithmetic import Arithmetic, Step, perform
 from unisono.transports.signals import Signals
 
 BLOCK_BYTES = 512 << 10
-"""Bytes summed at a time: few enough that the sum is still cached when it is written to the others, by measurement."""
+"""Bytes summed at a time: by measurement, the sum is then still cached when it is written to the others."""
 
 
 def plan_sweep(views: Sequence[Any], rank: int, itemsize: int, arithmetic: Arithmetic) -> list[Step]:
-    """What rank `rank` does between the meetings. `views` holds each rank's payload: same length, same dtype."""
+    """Return the steps of `rank` between the barriers. `views`: payloads of all ranks, of equal length and dtype."""
     start, stop = bounds(len(views[rank]), len(views), rank)
     length = BLOCK_BYTES // itemsize
     steps: list[Step] = []
@@ -39,7 +39,7 @@ def plan_sweep(views: Sequence[Any], rank: int, itemsize: int, arithmetic: Arith
 
 
 def sweep(steps: Sequence[Step], signals: Signals, what: Call) -> None:
-    """Sum in place: afterwards every rank's memory holds the sum. All ranks together."""
+    """Sum in place, all ranks together: afterwards every rank's memory holds the sum."""
     signals.meet(what)
     perform(steps)
     signals.meet(what)

@@ -25,7 +25,7 @@ STUCK_SECONDS = 30.0
 
 @dataclass
 class Boxes:
-    """Where threads leave messages for each other: (from, to, ticket) -> messages, oldest first."""
+    """Messages between threads: (from, to, ticket) -> messages, oldest first."""
 
     boxes: defaultdict[tuple[int, int, int], queue.SimpleQueue[Any]] = field(
         default_factory=lambda: defaultdict(queue.SimpleQueue)
@@ -33,7 +33,7 @@ class Boxes:
 
 
 class ThreadTransport:
-    """Carries moves through boxes that all ranks share; `payload` is a flat view."""
+    """Transport through boxes that all ranks share; `payload` is a flat view."""
 
     copies = False
 
@@ -43,7 +43,7 @@ class ThreadTransport:
         self._awaited: list[tuple[int, Move]] = []
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Leave copies of what is sent in the boxes."""
+        """Put copies of the sent data into the boxes."""
         for move in moves:
             if move.action is Action.SEND:
                 self._boxes[self._rank, move.peer, ticket].put(copy_of(self._arithmetic, self._payload[move.where]))
@@ -52,7 +52,7 @@ class ThreadTransport:
                 self._awaited.append((ticket, move))
 
     def completed(self) -> list[Done]:
-        """Take what has come, for each peer and ticket in the order in which it is awaited."""
+        """Receive available messages, in the order of the moves of each peer and ticket; return the completed moves."""
         done, self._sent = self._sent, []
         still: list[tuple[int, Move]] = []
         empty: set[tuple[int, int]] = set()
@@ -72,7 +72,7 @@ class ThreadTransport:
         return done
 
     def release(self, ticket: int, place: int) -> None:
-        """Do nothing: what arrived is a copy."""
+        """Do nothing: received data is a copy."""
 
 
 def play_all(
@@ -82,7 +82,7 @@ def play_all(
     arithmetic: Arithmetic,
     in_flight: int = 4,
 ) -> None:
-    """Play every rank's program on its payload, a thread each. `cut` makes the cut for a number of chunks."""
+    """Play every rank's program on its payload, one thread per rank. `cut` returns the cut for a number of chunks."""
     boxes = Boxes()
 
     def one(rank: int) -> None:
@@ -96,7 +96,7 @@ def play_all(
 
 
 def _waits_of(rank: int) -> Callable[[Callable[[], list[int]]], list[int]]:
-    """Return a wait that gives the core away between looks, and raises ScheduleError where nothing comes."""
+    """Return a wait that yields the core between polls, and raises ScheduleError after STUCK_SECONDS."""
 
     def wait(look: Callable[[], list[int]]) -> list[int]:
         give_up = time.monotonic() + STUCK_SECONDS

@@ -1,4 +1,4 @@
-"""MPI shared windows: memory of each rank of a node that all of them see."""
+"""MPI shared windows: memory of each rank of a node, which all of them can access."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unisono.mpi import MPI
 
 
 class Window:
-    """`nbytes` of memory on each rank of `comm`, whose ranks share a node. Made and freed by all of them together."""
+    """Window of `nbytes` bytes on each rank of `comm`, on one node; all of them make and free it together."""
 
     def __init__(self, comm: MPI.Intracomm, nbytes: int) -> None:
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each part near the rank that owns it
@@ -22,6 +22,6 @@ class Window:
         self.sync = self._window.Sync
 
     def free(self) -> None:
-        """Give the memory back. Views on it must not be used any more."""
+        """Free the memory. Views of it must not be used afterwards."""
         self._window.Unlock_all()
         self._window.Free()

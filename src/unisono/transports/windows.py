@@ -1,5 +1,5 @@
-"""Memory that lies in a window as a transport: SEND means "my memory is ready" (posted), ADD and RECEIVE read the
-peer's memory where it lies and say so (taken). No byte is copied on the way.
+"""Shared memory as a transport: SEND signals that memory is ready (posted), ADD and RECEIVE read the peer's memory in
+place and signal that (taken). There are no intermediate copies.
 
     rank 0   posts chunk 2 ──▶ posted[0 → 1] = 7
     rank 1   sums it from rank 0's memory ──▶ taken[1 ← 0] = 7      rank 0's SEND has completed
@@ -17,8 +17,8 @@ from unisono.transports.transport import Done, Move
 
 
 class WindowTransport:
-    """Carries the moves of any schedule on memory that lies in a window. One piece at a time; `views` holds, for each
-    rank, its payload as seen from here."""
+    """Transport for any schedule on payloads in shared memory, one piece at a time. `views` holds the payload of each
+    rank, as mapped here."""
 
     copies = False
 
@@ -28,13 +28,13 @@ class WindowTransport:
         self._arithmetic = arithmetic
         self._own = views[signals.rank]
         self._offered: list[tuple[int, Move, int]] = []
-        """SENDs that were not taken yet, and how many their peer has to have taken."""
+        """SENDs that were not received yet, and the number of receives by the peer that completes them."""
         self._awaited: list[tuple[int, Move]] = []
         self._lent: dict[tuple[int, int], int] = {}  # the peer whose memory a move reads
         self._lending: set[tuple[int, int]] = set()  # lanes and peers
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
-        """Say what is ready."""
+        """Signal the memory of SENDs as ready."""
         lane = ticket % self._lanes
         for move in moves:
             if move.action is Action.SEND:
@@ -43,7 +43,7 @@ class WindowTransport:
                 self._awaited.append((ticket, move))
 
     def completed(self) -> list[Done]:
-        """Look at what the peers have posted and taken: of each peer and lane the first that is awaited."""
+        """Check the signals of the peers once, the first awaited move per peer and lane; return completed moves."""
         done: list[Done] = []
         waiting: set[tuple[int, int]] = set()
         awaited, self._awaited = self._awaited, []
@@ -63,7 +63,7 @@ class WindowTransport:
         return done
 
     def release(self, ticket: int, place: int) -> None:
-        """Tell the peer that its memory was read."""
+        """Signal to the peer that its memory was read."""
         line = ticket % self._lanes, self._lent.pop((ticket, place))
         self._lending.remove(line)
         self._signals.take(*line)

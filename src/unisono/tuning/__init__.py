@@ -1,1 +1,1 @@
-"""Measures links, finds out who shares a switch, times the candidates, and writes the table of choices."""
+"""Measures links, finds the nodes that share a switch, times the candidates, and writes the table of choices."""

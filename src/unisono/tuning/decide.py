@@ -1,4 +1,4 @@
-"""From timings to a table: for each size the fastest, neighbours of the same kind joined.
+"""Makes a table from timings: the fastest algorithm for each size, with adjacent sizes of the same algorithm joined.
 
 bytes     ring          tree         library                   rows
 1024      2.1 ms        0.9 ms       1.0 ms      tree          tree     up to 8192  (between 4096 and 16384)
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Timing(NamedTuple):
-    """Seconds a call: the median of several, and the interval that holds the true median with 95% confidence."""
+    """Seconds per call: the median of several trials, and the interval with the true median at 95% confidence."""
 
     median: float
     low: float
@@ -22,18 +22,18 @@ class Timing(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table to be: serves up to `up_to` bytes, None for the rest."""
+    """A row of the table: the choice for payloads of up to `up_to` bytes; None: for the rest."""
 
     up_to: int | None
     algorithm: str
     timing: Timing
-    """At the largest size timed that the row serves."""
+    """Timing at the largest measured size that the row covers."""
 
 
 def timing_of(seconds: Sequence[float]) -> Timing:
-    """The median of some measurements with its interval, from the order statistics (distribution-free).
+    """Return the median of measurements in seconds with its interval, from the order statistics (distribution-free).
 
-    With fewer than six the interval is from the least to the most: 95% need six.
+    With fewer than six the interval spans all of them: 95% need six.
     """
     ordered = sorted(seconds)
     count = len(ordered)
@@ -44,10 +44,10 @@ def timing_of(seconds: Sequence[float]) -> Timing:
 
 
 def rows(timings: Mapping[int, Mapping[str, Timing]]) -> list[Row]:
-    """The rows for timings by size and algorithm.
+    """Return the rows for timings by size in bytes and algorithm.
 
-    The fastest median serves a size, unless what serves the size below is as fast within both intervals. A border lies
-    at the geometric mean of the two sizes around it.
+    The algorithm with the least median is chosen for a size, unless the one for the size below is as fast within both
+    intervals and less than 3% slower. A border lies at the geometric mean of the two sizes around it.
     """
     sizes = sorted(timings)
     chosen: list[str] = []
@@ -68,6 +68,6 @@ def rows(timings: Mapping[int, Mapping[str, Timing]]) -> list[Row]:
 
 
 def worth_another(found: Mapping[str, Sequence[float]], factor: float = 1.5) -> set[str]:
-    """The candidates whose best time is within `factor` of the best median: the others need no more trials."""
+    """Return the candidates whose best time is within `factor` of the best median: the others need no more trials."""
     best = min(sorted(seconds)[len(seconds) // 2] for seconds in found.values())
     return {name for name, seconds in found.items() if min(seconds) <= factor * best}

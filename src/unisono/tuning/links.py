@@ -1,4 +1,4 @@
-"""Measures what a message, a byte and a sum cost here, and which nodes share a switch.
+"""Measures the cost of a message, a byte and a sum, and finds the nodes that share a switch.
 
     alpha          half a ping-pong of 4 bytes, all pairs of nodes at once
     overhead       what each of many small messages at once adds
@@ -8,7 +8,7 @@
     gamma          a block summed on every rank at once
     within         a block exchanged by the ranks of a node
 
-One rank of each node talks between nodes; the others wait. Every figure is a median over rounds and nodes.
+One rank of each node exchanges with other nodes; the others wait. Each figure is a median over rounds and nodes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from unisono.tuning.topology import Pair, pairings, supernodes
 from unisono.world import World
 
 ROUNDS = 8
-"""Repetitions of each measurement; pairs meet about half as often."""
+"""Repetitions of each measurement; each pair of nodes exchanges about half as often."""
 
 ENOUGH = 0.06
-"""Seconds that an exchange of a pair takes at least: with more bytes until it does, or until LARGEST."""
+"""Least seconds of an exchange between a pair: its bytes are doubled until it takes so long, or up to LARGEST."""
 
 LARGEST = 32 << 20
 
@@ -40,25 +40,25 @@ PIECE = 128 << 10
 """Bytes of a message: schedules send pieces of this order, and one message of megabytes may be slower than they are."""
 
 MANY = 16
-"""Messages at once, from which the overhead of one is told."""
+"""Messages in flight together, from which the overhead of one is computed."""
 
 BLOCK = 512 << 10
-"""Bytes of a block that is summed."""
+"""Bytes of a block in the measurement of sums."""
 
 LIMITED = 1.15
-"""An uplink counts as a limit when crossing pairs take this many times as long as those inside a supernode."""
+"""Ratio of the times of crossing pairs to those inside a supernode from which an uplink counts as a limit."""
 
 
 class Links(NamedTuple):
-    """What was measured."""
+    """The measured network, and the supernode of each node."""
 
     network: Network
     supernodes: tuple[int, ...]
-    """For each node the number of its supernode."""
+    """Number of the supernode of each node."""
 
 
 def measure_links(world: World) -> Links:
-    """Measure the links between and within the nodes of `world`, all ranks together; the same result on every rank."""
+    """Measure the links between and within the nodes of `world`. Called by all ranks, with the same result on each."""
     gamma, (within_alpha, within_beta) = _summing(world), _within(world)
     inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
     speaks = world.rank == world.placement.nodes[world.node][0]
@@ -71,7 +71,7 @@ def measure_links(world: World) -> Links:
 
 
 def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
-    """The links of the nodes of which each is one rank here; `inside` is what was measured within them."""
+    """Return the links between nodes; `nodes` has a rank of each node, `inside` the costs measured within nodes."""
     cycle = nodes.size - 1 + nodes.size % 2
     rounds = pairings(nodes.size, max(ROUNDS, ROUNDS // 2 * cycle) if nodes.size <= 64 else ROUNDS * 8)
     alpha, overhead = _ping_pong(nodes, rounds[0]), _overhead(nodes, rounds[0])
@@ -94,7 +94,7 @@ def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
 
 
 def _inside(groups: Sequence[int]) -> list[Pair]:
-    """Pairs of nodes of one supernode, each node in one at most; any pairs where all supernodes have one node."""
+    """Return pairs of nodes of one supernode, each node in at most one; (0, 1) where no supernode has two nodes."""
     pairs = [
         pair
         for group in sorted(set(groups))
@@ -105,7 +105,7 @@ def _inside(groups: Sequence[int]) -> list[Pair]:
 
 
 def _crossing(groups: Sequence[int]) -> list[Pair]:
-    """Pairs of nodes of different supernodes, each node in one at most: node i of one with node i of the next."""
+    """Return pairs of nodes of different supernodes, each node in one at most: node i of one and of the next."""
     members = [[node for node, number in enumerate(groups) if number == group] for group in sorted(set(groups))]
     return [
         pair for one, other in zip(members[::2], members[1::2], strict=False) for pair in zip(one, other, strict=False)
@@ -113,9 +113,9 @@ def _crossing(groups: Sequence[int]) -> list[Pair]:
 
 
 def _meet(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
-    """Seconds that each pair takes to exchange `nbytes` both ways while all others do: the median of `times` meetings.
+    """Return the seconds that each pair takes to exchange `nbytes` both ways, the median of `times` exchanges.
 
-    Every rank gets all pairs' seconds.
+    All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
     peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
     there, back = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
@@ -135,7 +135,7 @@ def _meet(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int =
 
 
 def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
-    """Seconds that 4 bytes take from one node to another while other pairs do the same."""
+    """Return the seconds that 4 bytes take from one node to another while other pairs do the same."""
     pair = next((pair for pair in pairs if nodes.rank in pair), None)
     ball = np.zeros(4, np.uint8)
     nodes.Barrier()
@@ -151,7 +151,7 @@ def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
 
 
 def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
-    """Seconds that a rank is busy with a small message, from how much longer many take than one, both ways."""
+    """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
     peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
     took: dict[int, list[float]] = {1: [], MANY: []}
     places = np.zeros((MANY, 1024), np.uint8)
@@ -170,17 +170,17 @@ def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
 
 
 def _summing(world: World) -> float:
-    """Seconds to sum a byte while every rank does."""
+    """Return the seconds to sum a byte while every rank does so."""
     total, part = np.zeros(BLOCK // 4, np.float32), np.ones(BLOCK // 4, np.float32)
     world.barrier()
     start = time.perf_counter()
     for _ in range(4 * ROUNDS):
         np.add(total, part, total)
-    return statistics.median(world.gather((time.perf_counter() - start) / (4 * ROUNDS * BLOCK)))
+    return statistics.median(world.all_gather_object((time.perf_counter() - start) / (4 * ROUNDS * BLOCK)))
 
 
 def _within(world: World) -> tuple[float, float]:
-    """Seconds a meeting of a node's ranks, and a byte that passes between them; nothing where all are alone."""
+    """Return the seconds of a 4-byte allreduce within a node, and of a further byte; zeros with one rank a node."""
     node = world.node_world()
     seconds = []
     for nbytes in (4, 4 * BLOCK):
@@ -191,7 +191,7 @@ def _within(world: World) -> tuple[float, float]:
         for _ in range(ROUNDS):
             node.allreduce(payload)
         took = (time.perf_counter() - start) / ROUNDS if node.size > 1 else None
-        seconds.append([found for found in world.gather(took) if found is not None])
+        seconds.append([found for found in world.all_gather_object(took) if found is not None])
     if not seconds[0]:
         return 0.0, 0.0
     short, long = map(statistics.median, seconds)
@@ -199,4 +199,4 @@ def _within(world: World) -> tuple[float, float]:
 
 
 def _go_on() -> None:
-    """Nobody interrupts a measurement."""
+    """Do nothing: a measurement is not interrupted."""

@@ -1,13 +1,13 @@
-"""Which nodes share a switch, found from how fast pairs of them are while all others are busy too.
+"""Finds the nodes that share a switch, from the speed of pairs of nodes while all others are busy too.
 
-A pair alone may be as fast through an uplink as inside a supernode; it is the crowd that shows an uplink. So in each
+A pair alone may be as fast through an uplink as inside a supernode; an uplink shows only under load. So in each
 round all nodes are paired anew, and all pairs exchange at once:
 
     round 0   0-5  1-3  2-7  4-6      pairs that cross share the uplinks and are slow: 0-5, 2-7
     round 1   0-2  1-6  3-4  5-7                                                       1-6, 3-4
     ...                               a pair that was often slow sits in two supernodes
 
-Uplinks that are over-subscribed by less than three may go unnoticed: half of the pairs cross, and that they carry.
+Uplinks over-subscribed by less than three may go unnoticed: only half of the pairs cross, a load that they can carry.
 Nodes are then joined, the surest first, as long as the pairs between two groups were rarely slow.
 """
 
@@ -23,16 +23,16 @@ Pair = tuple[int, int]
 Matrix = NDArray[np.float64]
 
 SLOW = 0.75
-"""A pair counts as slow below this fraction of the speed that a pair of one supernode has."""
+"""Fraction of the speed inside a supernode below which a pair counts as slow."""
 
 RARELY = 0.2
-"""Pairs that are slow at no more than this share of their meetings sit in one supernode."""
+"""Largest share of slow exchanges of pairs inside one supernode."""
 
 
 def pairings(nodes: int, rounds: int, seed: int = 0) -> list[list[Pair]]:
-    """`rounds` pairings of `nodes` nodes at random, the same for the same seed; one node is left out where it is odd.
+    """Return `rounds` random pairings of `nodes` nodes, the same for the same seed; an odd number leaves one node out.
 
-    In every `nodes - 1` rounds (one more where `nodes` is odd) each two nodes meet once, in an order shuffled anew.
+    In every `nodes - 1` rounds (one more where `nodes` is odd) each two nodes are paired once, in a new random order.
     """
     chance = random.Random(seed)
     found: list[list[Pair]] = []
@@ -48,10 +48,10 @@ def pairings(nodes: int, rounds: int, seed: int = 0) -> list[list[Pair]]:
 
 
 def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, ...]:
-    """For each node the number of its supernode, given the speed (any unit) of each pair each time that it met.
+    """Return the number of each node's supernode, given the speed (any unit) of each exchange of each pair.
 
-    Numbered in the order of their lowest node. One supernode where no pairs stand out as slow. Average linkage over the
-    share of slow meetings; costs O(nodes^3) in NumPy.
+    Supernodes are numbered in the order of their lowest node; there is one where no pairs stand out as slow. Average
+    linkage over the share of slow exchanges; costs O(nodes^3) in NumPy.
     """
     met, slow = _meetings(nodes, list(speeds))
     alive = list(range(nodes))
@@ -76,7 +76,7 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
 
 
 def _meetings(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[Matrix, Matrix]:
-    """How often each two nodes have met, and how often they were slow then, as symmetric matrices."""
+    """Return the number of exchanges of each pair of nodes, and of slow ones, as symmetric (nodes, nodes) matrices."""
     met, slow = np.zeros((nodes, nodes)), np.zeros((nodes, nodes))
     if speeds:
         full = _full_speed(nodes, speeds)
@@ -88,7 +88,7 @@ def _meetings(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[Matrix,
 
 
 def _full_speed(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> float:
-    """The speed inside a supernode: that of the fastest pairs, of which each node is in one or more."""
+    """Return the speed inside a supernode: that of the fastest pairs, enough of them to hold each node once or more."""
     seen: dict[Pair, list[float]] = {}
     for pair, speed in speeds:
         seen.setdefault(pair, []).append(speed)

@@ -1,4 +1,4 @@
-"""Times calls that all ranks make together: interleaved, in rotating order, what is hopeless left out early."""
+"""Times calls that all ranks make together: interleaved, in rotating order, hopeless ones left out early."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from unisono.world import World
 Call = Callable[[], object]
 
 TRIAL = 4e-3
-"""Seconds of a trial at least: short calls are made several times."""
+"""Least seconds of a trial: short calls are made several times."""
 
 LONG = 0.3
-"""Seconds of a call that needs no trial without a clock."""
+"""Seconds of a call from which the untimed first call counts as a trial."""
 
 
 def trial(world: World, call: Call, repeat: int) -> float:
-    """Seconds a call, on the slowest rank."""
+    """Return the seconds per call, on the slowest rank."""
     world.comm.Barrier()
     start = time.perf_counter()
     for _ in range(repeat):
         call()
-    took: float = max(world.gather((time.perf_counter() - start) / repeat))
+    took: float = max(world.all_gather_object((time.perf_counter() - start) / repeat))
     return took
 
 
 def times(
     world: World, calls: Mapping[str, Call], fewest: int, most: int, budget: float, factor: float | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of each trial of each call: `fewest` of each, then more until `most` or `budget` seconds are spent.
+    """Return the seconds of each trial of each call: `fewest` of each, then more until `most` or `budget` seconds.
 
-    Each call is made before that, to get ready; where that takes long it counts as a trial. With a `factor`, a call
-    whose best is that much slower than the best median after two trials gets no more.
+    Each call is made once before, to get ready; if every one takes longer than LONG, that counts as a trial. With a
+    `factor`, a call whose best is that much slower than the best median after two trials gets no more.
     """
     names: Sequence[str] = list(calls)
     first = {name: trial(world, call, 1) for name, call in calls.items()}
@@ -54,6 +54,6 @@ def times(
 
 
 def _repeat(world: World, calls: Mapping[str, Call]) -> int:
-    """How often a call is made in a trial, by the fastest one."""
+    """Return the number of calls in a trial, from the time of the fastest call."""
     fastest = min(trial(world, call, 1) for call in calls.values())
     return max(1, min(200, int(TRIAL / fastest)))

@@ -1,4 +1,4 @@
-"""Times the candidates on the ranks it is given and makes the table of choices."""
+"""Times the candidates on the ranks of a world and makes the table of choices."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from unisono.tuning.trials import times
 from unisono.world import World
 
 SIZES = tuple(4**power for power in range(1, 15))
-"""Bytes: 4 B to 256 MB."""
+"""Payloads in bytes: 4 B to 256 MB."""
 
 LARGEST = {name: 16 << 20 for name in COLLECTIVES if name != "allreduce"}
-"""The largest payloads of the others: what is best there is best for more."""
+"""Largest payloads of the collectives other than allreduce: the best choice there serves larger ones too."""
 
 BUDGET = 6.0
-"""Seconds of trials for each size, beyond those that every candidate gets."""
+"""Seconds of trials for each size, beyond the trials that every candidate gets."""
 
 FEWEST, MOST = 3, 41
-"""Trials of a candidate that is worth them."""
+"""Fewest and most trials of a candidate that is worth them."""
 
 
 class Tuned(NamedTuple):
-    """What tuning has found."""
+    """Result of tuning: the network, the placement of ranks, and the rows of the table."""
 
     network: Network
     placement: Placement
     rows: dict[str, list[Row]]
-    """For each collective."""
+    """Rows of each collective."""
 
 
 def tune(world: World, largest: int = SIZES[-1], say: Callable[[str], None] = lambda _: None) -> Tuned:
-    """Measure the links, time the candidates up to `largest` bytes; all ranks together, the same result on each."""
+    """Measure the links, and time the candidates up to `largest` bytes. Called by all ranks, with the same result."""
     say(f"measuring the links of {world.size} ranks on {world.nodes} nodes")
     links = measure_links(world)
     groups = [links.supernodes[world.placement.node_of(rank)] for rank in range(world.size)]
@@ -57,7 +57,7 @@ def tune(world: World, largest: int = SIZES[-1], say: Callable[[str], None] = la
 
 
 def describe(network: Network, placement: Placement) -> str:
-    """The network in words."""
+    """Return the network in words."""
     count = len(set(placement.supernodes)) or 1
     words = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} us a message, "
     words += f"{8e-6 / float(network.beta):.0f} Mbit/s a node"
@@ -67,7 +67,7 @@ def describe(network: Network, placement: Placement) -> str:
 
 
 def write(tuned: Tuned, hosts: list[str]) -> str:
-    """The table as TOML. `hosts` has the name of the host of each rank."""
+    """Return the table as TOML. `hosts` has the host name of each rank."""
     network = {name: float(value) for name, value in vars(tuned.network).items() if value is not None}
     placement = tuned.placement
     content: dict[str, object] = {} if placement.one_node else {"network": network}
@@ -101,14 +101,14 @@ def _entry(row: Row, where: str) -> dict[str, object]:
 
 
 def hosts_of(world: World) -> list[str]:
-    """The host of each rank."""
-    return world.gather(socket.gethostname())
+    """Return the host name of each rank."""
+    return world.all_gather_object(socket.gethostname())
 
 
 def _timings(
     world: World, collective: str, network: Network, largest: int, say: Callable[[str], None]
 ) -> dict[int, dict[str, Timing]]:
-    """For each size, the timings of what was worth timing there."""
+    """Return, for each size in bytes, the timings of the candidates that were worth timing."""
     found: dict[int, dict[str, Timing]] = {}
     names = _names(collective, world.placement)
     hopeful = list(names)
@@ -126,14 +126,14 @@ def _timings(
 
 
 def _names(collective: str, placement: Placement) -> list[str]:
-    """What is tried."""
+    """Return the names of the candidates."""
     if placement.one_node and collective in SHARED:
         return [LIBRARY, *(["flat"] if collective == "allreduce" else []), "direct"]
     return [LIBRARY, *candidates(collective, placement)]
 
 
 def _promising(names: list[str], collective: str, placement: Placement, network: Network, nbytes: int) -> set[str]:
-    """The schedules that should be within 1.3 of the cheapest at the next size, by estimate."""
+    """Return the schedules estimated within 1.3 of the cheapest at `nbytes` bytes."""
     if placement.one_node and collective in SHARED:
         return set(names)
     prices = {
@@ -148,8 +148,8 @@ def _call(world: World, collective: str, name: str, payload: torch.Tensor) -> Ca
     count = payload.numel()
     if collective == "allreduce":
         return lambda: world.allreduce(payload, name)
-    if collective == "part_reduce":
-        return lambda: world.part_reduce(payload, name)
+    if collective == "reduce_scatter":
+        return lambda: world.reduce_scatter(payload, name)
     if collective == "broadcast":
         return lambda: world.broadcast(payload, 0, name)
     if collective == "all_to_all":
@@ -157,4 +157,4 @@ def _call(world: World, collective: str, name: str, payload: torch.Tensor) -> Ca
         return lambda: world.all_to_all(parts, name)
     start, stop = bounds(count, world.size, world.rank)
     shard = torch.zeros(stop - start)
-    return lambda: world.part_broadcast(shard, payload, name)
+    return lambda: world.all_gather(shard, payload, name)

@@ -1,4 +1,4 @@
-"""Wires: the forms in which a payload travels between nodes. One wire, one file, one row here.
+"""Wires: encodings of a payload between nodes. One wire per file, one row per wire here.
 
 payload    1.2345678  ──encode──▶  1.234 (16 bits)  ═══ network ═══▶  1.234  ──decode──▶  payload's dtype, summed
            1.234      ◀─ the sender keeps what it sent
@@ -25,16 +25,16 @@ WIRES = Registry(
         "bfloat16": "unisono.wires.rounded:bfloat16",
     },
 )
-"""Each makes a wire for payloads of a dtype, or gives None where that dtype travels as it is."""
+"""Functions by name that make a wire for payloads of a dtype, or return None if that dtype is sent unencoded."""
 
 
 ENCODED = ("torch.float32", "torch.float64")
-"""Payloads of other dtypes travel as they are: a wire is given flat arrays of these."""
+"""Dtypes that are encoded, as flat arrays; payloads of other dtypes are sent unencoded."""
 
 
 @cache
 def wire_of(name: str | None, dtype: torch.dtype) -> Wire | None:
-    """Return the wire of that name for payloads of `dtype`; None where they travel as they are.
+    """Return the wire of that name for payloads of `dtype`; None if they are sent unencoded.
 
     Raises TensorError, listing the names, for an unknown name.
     """

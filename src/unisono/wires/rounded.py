@@ -1,9 +1,9 @@
-"""A narrower floating-point format in flight: what is sent is rounded to it, what arrives is widened, then summed.
+"""Narrower floating-point formats for messages: sent numbers are rounded, received ones are widened, then summed.
 
-A rank holds what it has sent: otherwise the owner of a finished sum would keep bits that nobody else has. Sums are made
-in the payload's own format, so a wire of half the bits costs two roundings for `direct` (Theano-MPI section 3.2, ASA16)
-and one for each hop of a ring. float16 has no number above 65,504: larger sums become infinite;
-bfloat16 has float32's range.
+A rank keeps the rounded numbers that it has sent; otherwise the owner of a finished sum would keep other bits than all
+other ranks. Sums are made in the payload's own format, so a wire of half the bits costs two roundings for `direct`
+(Theano-MPI section 3.2, ASA16) and one for each hop of a ring. float16 has no number above 65,504: larger sums become
+infinite. bfloat16 has the range of float32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from unisono.wires.wire import Array
 
 BLOCK_LENGTH = 1 << 15
-"""Elements that are converted at once. PyTorch would share more out to threads that the backward pass needs."""
+"""Elements converted at once. PyTorch would distribute more over threads that the backward pass needs."""
 
 
 class Rounded:
-    """A payload of `dtype` in flight as `flight`, which has fewer bits."""
+    """Wire for payloads of `dtype`, sent as `flight`, which has fewer bits."""
 
     by_element = True
 
@@ -28,11 +28,11 @@ class Rounded:
         self.dtype, self.flight = dtype, flight
 
     def nbytes(self, length: int) -> int:
-        """Return the bytes that a stretch of `length` elements takes in flight."""
+        """Return the encoded size in bytes of a stretch of `length` elements."""
         return length * self.flight.itemsize
 
     def encode(self, stretch: Array, parcel: Array) -> None:
-        """Round `stretch` in place, and put it into `parcel`."""
+        """Round `stretch` in place, and write it into `parcel`."""
         held, sent = torch.from_numpy(stretch), self._numbers(parcel)
         for start in range(0, len(held), BLOCK_LENGTH):
             block = slice(start, start + BLOCK_LENGTH)
@@ -40,7 +40,7 @@ class Rounded:
             held[block].copy_(rounded)
 
     def decode(self, parcel: Array, stretch: Array) -> None:
-        """Widen what is in `parcel` into `stretch`."""
+        """Widen the numbers in `parcel` into `stretch`."""
         held, sent = torch.from_numpy(stretch), self._numbers(parcel)
         for start in range(0, len(held), BLOCK_LENGTH):
             block = slice(start, start + BLOCK_LENGTH)
@@ -52,7 +52,7 @@ class Rounded:
 
 
 def rounded(flight: torch.dtype, dtype: torch.dtype) -> Rounded | None:
-    """Return the wire of `dtype` as `flight`; None for a dtype that is no wider, or not floating point."""
+    """Return the wire of `dtype` as `flight`; None for a dtype that is not wider, or not floating-point."""
     return Rounded(dtype, flight) if dtype.is_floating_point and dtype.itemsize > flight.itemsize else None
 
 

@@ -1,4 +1,4 @@
-"""The contract of a wire: it encodes a stretch of numbers into bytes, with scales or whatever else it needs.
+"""Interface of a wire, which encodes a stretch of numbers into bytes, with any additional data such as scales.
 
 stretch   | 0.5  -1.0  0.25 |   ──encode──▶   parcel   | scale 1/127 | 64 -127 32 |   ──decode──▶   stretch
 """
@@ -13,21 +13,21 @@ Array = NDArray[Any]
 
 
 class Wire(Protocol):
-    """Encodes stretches of a payload of one dtype. A stretch is a flat array, a parcel a flat array of bytes.
+    """Encoding of stretches of a payload of one dtype. A stretch is a flat array, a parcel a flat array of bytes.
 
-    What a rank passes on, it has decoded before: to encode it again must give the same bytes, or ranks would end with
-    different numbers. So `encode` after `decode` changes nothing, for a stretch that begins and ends where it did.
+    A rank may forward numbers that it has decoded. Encoding them again must give the same bytes, or ranks would end
+    with different numbers. So `encode` after `decode` changes nothing for a stretch with the same beginning and end.
     """
 
     by_element: bool
-    """Whether each number is encoded by itself: then it does not matter where a stretch begins and ends. Other wires go
-    by schedules that cut a payload in the same way from beginning to end."""
+    """True if each number is encoded independently: the limits of a stretch then do not matter. Other wires need
+    schedules that cut a payload in the same way in all rounds."""
 
     def nbytes(self, length: int) -> int:
-        """Return the bytes that a stretch of `length` elements takes in flight."""
+        """Return the encoded size in bytes of a stretch of `length` elements."""
 
     def encode(self, stretch: Array, parcel: Array) -> None:
-        """Fill `parcel`, and put into `stretch` what the other end will decode from it."""
+        """Encode `stretch` into `parcel`, and set `stretch` to the numbers that the other end will decode."""
 
     def decode(self, parcel: Array, stretch: Array) -> None:
-        """Fill `stretch` with the numbers that `parcel` holds."""
+        """Decode the numbers in `parcel` into `stretch`."""

@@ -28,7 +28,7 @@ class NodeWorld:
         return self._world
 
     def barrier(self) -> None:
-        self._world.gather(None)
+        self._world.all_gather_object(None)
 
     def split(self, color: int) -> NodeWorld:
         return NodeWorld(self._world.split(color))
@@ -38,12 +38,12 @@ class ThreadWindow:
     """A window whose ranks are threads. It begins with junk, as memory may."""
 
     def __init__(self, comm: Any, nbytes: int) -> None:
-        self._comm, self.buffers = comm, comm.gather(np.full(nbytes, 0xA5, np.uint8))
+        self._comm, self.buffers = comm, comm.all_gather_object(np.full(nbytes, 0xA5, np.uint8))
 
     def free(self) -> None:
-        for buffer in self._comm.gather(self.buffers[self._comm.rank]):
+        for buffer in self._comm.all_gather_object(self.buffers[self._comm.rank]):
             buffer[:] = 0x5A  # whoever still looks sees junk
-        self._comm.gather(None)
+        self._comm.all_gather_object(None)
 
 
 @pytest.fixture(scope="session")

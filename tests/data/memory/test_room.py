@@ -34,7 +34,7 @@ def limit(group: Path, most: str, taken: int, files: int) -> None:
 
 def check(*seats: tuple[int, int, int | None]) -> None:
     """As if the ranks had told their node, what they need, and what is free."""
-    check_room(SimpleNamespace(node=0, gather=lambda own: list(seats)), 0)
+    check_room(SimpleNamespace(node=0, all_gather_object=lambda own: list(seats)), 0)
 
 
 @pytest.mark.parametrize("most", ["max", "90000000"])
@@ -71,7 +71,7 @@ def test_of_memory_that_is_shared_there_is_no_more_than_its_file_system_has(
 def test_where_it_is_not_told_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MEMINFO", tmp_path / "none")
     assert free_bytes() is None
-    check_room(SimpleNamespace(node=0, gather=lambda own: [own, own]), 1 << 60)
+    check_room(SimpleNamespace(node=0, all_gather_object=lambda own: [own, own]), 1 << 60)
 
 
 def test_a_node_is_full_when_its_ranks_together_need_more_than_it_has() -> None:

@@ -23,7 +23,7 @@ def shelf_of(world: Any, segments: list[list[int]], contents: list[bytes], room:
     lengths = np.array([len(content) for content in contents], np.int32)
     numbers = [number for segment in segments for number in segment]
     blocks = blocks_of(lengths[numbers], block_of(lengths)).sum(dtype=int)
-    rows, blocks = np.max(world.gather((room, (len(numbers), blocks))), axis=(0, 1)).tolist()
+    rows, blocks = np.max(world.all_gather_object((room, (len(numbers), blocks))), axis=(0, 1)).tolist()
     shelf = Shelf(world, lengths, (rows, blocks), shared=world.nodes == 1 and world.size > 1)
     data = np.frombuffer(b"".join(contents[number] for number in numbers), np.uint8)
     ends = np.concatenate([[0], lengths[numbers].cumsum(dtype=np.int64)])
@@ -106,14 +106,14 @@ def test_a_segment_is_all_that_is_exchanged_at_once(on_ranks: OnRanks, length: i
 
     def work(world: Any) -> int:
         most = 0
-        exchange = world.exchange
+        exchange = world.all_to_all_v
 
         def counted(sends: list[Any], receives: list[Any]) -> None:
             nonlocal most
             most = max(most, sum(part.nbytes for part in sends))
             exchange(sends, receives)
 
-        world.exchange = counted
+        world.all_to_all_v = counted
         first = 16 * world.rank
         segments = [list(range(at, at + 4)) for at in range(first, first + 16, 4)]
         shuffle(shelf_of(world, segments, contents, (30, 300)), np.arange(64) % 4)

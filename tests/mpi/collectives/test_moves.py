@@ -1,4 +1,4 @@
-"""Moves in parts of any size, and reduce: exchange, all_gather, gather, scatter, beside what each rank has to hold."""
+"""Parts of any size, and reduce: all_to_all_v, all_gather_v, gather and scatter, beside the expected result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from unisono.collectives.all_gather import all_gather
+from unisono.collectives.all_gather_v import all_gather_v
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
-from unisono.collectives.exchange import exchange
 from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
-from unisono.collectives.part_broadcast import part_broadcast
 from unisono.collectives.reduce import reduce
 from unisono.collectives.scatter import scatter
 from unisono.errors import MismatchError, TensorError, UsageError
@@ -89,7 +89,7 @@ def test_exchange(these: Group, dtype: torch.dtype) -> None:
         stride = chance.randint(1, 2)
         sends = [somewhere(held(rank, peer, lengths[rank][peer], dtype), stride) for peer in range(size)]
         receives = [nothing(lengths[peer][rank], dtype, 3 - stride) for peer in range(size)]
-        exchange(these, sends, receives)
+        all_to_all_v(these, sends, receives)
         for peer, received in enumerate(receives):
             assert same(received, held(peer, rank, lengths[peer][rank], dtype)), lengths
             assert same(sends[peer], held(rank, peer, lengths[rank][peer], dtype))
@@ -101,7 +101,7 @@ def test_all_gather(these: Group, dtype: torch.dtype) -> None:
     for _ in range(4):
         lengths, stride = lengths_of(chance, these.size), chance.randint(1, 2)
         parts = [nothing(length, dtype, stride) for length in lengths]
-        all_gather(these, somewhere(held(these.rank, 0, lengths[these.rank], dtype), 3 - stride), parts)
+        all_gather_v(these, somewhere(held(these.rank, 0, lengths[these.rank], dtype), 3 - stride), parts)
         for peer, part in enumerate(parts):
             assert same(part, held(peer, 0, lengths[peer], dtype))
 
@@ -157,11 +157,11 @@ def test_many_pieces_through_slots_of_any_size(world: World, monkeypatch: pytest
         lengths = [[chance.choice([0, 1, 15, 16, 200, 999]) for _ in range(group.size)] for _ in range(group.size)]
         sends = [held(group.rank, peer, lengths[group.rank][peer], torch.int16) for peer in range(group.size)]
         receives = [torch.zeros(lengths[peer][group.rank], dtype=torch.int16) for peer in range(group.size)]
-        exchange(group, sends, receives)
+        all_to_all_v(group, sends, receives)
         for peer, received in enumerate(receives):
             assert same(received, held(peer, group.rank, len(received), torch.int16))
         parts = [torch.zeros(lengths[0][peer], dtype=torch.int16) for peer in range(group.size)]
-        all_gather(group, held(group.rank, 0, lengths[0][group.rank], torch.int16), parts)
+        all_gather_v(group, held(group.rank, 0, lengths[0][group.rank], torch.int16), parts)
         for peer, part in enumerate(parts):
             assert same(part, held(peer, 0, len(part), torch.int16))
         group.free()
@@ -184,18 +184,18 @@ def test_conjugated_tensors(these: Group) -> None:
     """Such a tensor's memory is not what it stands for."""
     values = torch.complex(torch.arange(4.0), torch.ones(4))
     parts = [torch.zeros(4, dtype=torch.complex64).conj() for _ in range(these.size)]
-    all_gather(these, values.conj(), parts)
+    all_gather_v(these, values.conj(), parts)
     assert all(torch.equal(part, values.conj()) for part in parts)
 
 
 def test_what_does_not_fit(these: Group) -> None:
     one = torch.zeros(3)
     with pytest.raises(TensorError, match=f"it needs {these.size} of float32, one for each rank"):
-        exchange(these, [one] * (these.size + 1), [one] * these.size)
+        all_to_all_v(these, [one] * (these.size + 1), [one] * these.size)
     with pytest.raises(TensorError, match=r"needs .* of float32"):
-        all_gather(these, one, [torch.zeros(3, dtype=torch.int32)] * these.size)
+        all_gather_v(these, one, [torch.zeros(3, dtype=torch.int32)] * these.size)
     with pytest.raises(TensorError, match="make them equally long"):
-        all_gather(these, one, [torch.zeros(4)] * these.size)
+        all_gather_v(these, one, [torch.zeros(4)] * these.size)
     with pytest.raises(UsageError, match="gather with root 99"):
         gather(these, one, None, 99)
     with pytest.raises(UsageError, match="scatter with root -1"):
@@ -222,7 +222,7 @@ def test_sizes_that_do_not_fit_are_told_on_every_rank(broken: Group, case: str) 
     sends = [torch.zeros(goes if (broken.rank, peer) == (0, last) else 4) for peer in range(broken.size)]
     receives = [torch.zeros(comes if (peer, broken.rank) == (0, last) else 4) for peer in range(broken.size)]
     with pytest.raises(MismatchError) as caught:
-        exchange(broken, sends, receives)
+        all_to_all_v(broken, sends, receives)
         barrier(broken)
     assert "rank 0 sends " in str(caught.value)
     assert f"bytes to rank {last}, which expects {4 * comes}:" in str(caught.value)
@@ -253,15 +253,15 @@ CALLS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str
         "reduce(3 x float32, root 0, op minimum)",
         "reduce(3 x float32, root 0, op maximum)",
     ),
-    "lengths of an all_gather": (
-        lambda group: all_gather(group, torch.zeros(3), list(torch.zeros(group.size, 3))),
-        lambda group: all_gather(group, torch.zeros(4), list(torch.zeros(group.size, 4))),
-        "all_gather(3, 3",
-        "all_gather(4, 4",
+    "lengths of an all_gather_v": (
+        lambda group: all_gather_v(group, torch.zeros(3), list(torch.zeros(group.size, 3))),
+        lambda group: all_gather_v(group, torch.zeros(4), list(torch.zeros(group.size, 4))),
+        "all_gather_v(3, 3",
+        "all_gather_v(4, 4",
     ),
-    "dtype of a part_broadcast": (
-        lambda group: part_broadcast(group, torch.zeros(2).half(), torch.zeros(2 * group.size).half()),
-        lambda group: part_broadcast(group, torch.zeros(2).short(), torch.zeros(2 * group.size).short()),
+    "dtype of a all_gather": (
+        lambda group: all_gather(group, torch.zeros(2).half(), torch.zeros(2 * group.size).half()),
+        lambda group: all_gather(group, torch.zeros(2).short(), torch.zeros(2 * group.size).short()),
         " x float16",
         " x int16",
     ),
@@ -277,11 +277,11 @@ CALLS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str
         "broadcast(3 x float16",
         "broadcast(3 x int16",
     ),
-    "dtype of an exchange": (
-        lambda group: exchange(group, [torch.zeros(3)] * group.size, list(torch.zeros(group.size, 3))),
-        lambda group: exchange(group, [torch.zeros(3).int()] * group.size, list(torch.zeros(group.size, 3).int())),
-        "exchange(float32)",
-        "exchange(int32)",
+    "dtype of an all_to_all_v": (
+        lambda group: all_to_all_v(group, [torch.zeros(3)] * group.size, list(torch.zeros(group.size, 3))),
+        lambda group: all_to_all_v(group, [torch.zeros(3).int()] * group.size, list(torch.zeros(group.size, 3).int())),
+        "all_to_all_v(float32)",
+        "all_to_all_v(int32)",
     ),
 }
 

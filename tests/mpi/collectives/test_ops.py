@@ -58,7 +58,7 @@ def check(world: World, op: str, algorithm: str, length: int) -> None:
             assert world.allreduce(tensor, algorithm, op=op) is tensor
             assert torch.equal(tensor, right), dtype
         if algorithm in ("auto", "library", "direct", "ring"):
-            shard = world.part_reduce(mine, algorithm, op=op)
+            shard = world.reduce_scatter(mine, algorithm, op=op)
             assert torch.equal(shard, right[slice(*bounds(length, world.size, world.rank))]), dtype
 
 
@@ -100,7 +100,7 @@ def test_nan_and_both_zeros_and_the_same_bits_everywhere(spread: World, world: W
                 tensor = rows[these.rank].clone()
                 these.allreduce(tensor, algorithm, op=op)
                 torch.testing.assert_close(tensor, serial(op, rows), rtol=0, atol=0, equal_nan=True)
-                assert len(set(these.gather(bits(tensor)))) == 1, dtype
+                assert len(set(these.all_gather_object(bits(tensor)))) == 1, dtype
 
 
 @pytest.mark.parametrize("op", ["sum", "minimum", "product"])
@@ -112,7 +112,7 @@ def test_a_wire_carries_every_op(spread: World, op: str, algorithm: str) -> None
 
 
 def test_a_shard_goes_where_it_is_wanted(world: World, spread: World) -> None:
-    from unisono.collectives.part_reduce import part_reduce
+    from unisono.collectives.reduce_scatter import reduce_scatter
 
     for these in (world, spread):
         for algorithm in ("auto", "library", "ring"):
@@ -121,16 +121,16 @@ def test_a_shard_goes_where_it_is_wanted(world: World, spread: World) -> None:
                 own = slice(*bounds(5003, these.size, these.rank))
                 out = torch.zeros(own.stop - own.start, dtype=dtype)
                 mine = rows[these.rank].clone()
-                found = part_reduce(these._group, mine, algorithm, None, "maximum", out)
+                found = reduce_scatter(these._group, mine, algorithm, None, "maximum", out)
                 assert found is out
                 assert torch.equal(out, serial("maximum", rows)[own])
                 assert torch.equal(mine, rows[these.rank])
         every_second = torch.zeros(10006)[::2]
-        part_reduce(these._group, torch.ones(5003 * these.size), out=every_second)
+        reduce_scatter(these._group, torch.ones(5003 * these.size), out=every_second)
         assert torch.equal(every_second, torch.full((5003,), float(these.size)))
         for wrong in (torch.zeros(1), torch.zeros(5003, dtype=torch.int32)):
             with pytest.raises(TensorError, match="cannot take this rank's chunk"):
-                part_reduce(these._group, torch.zeros(5003 * these.size), out=wrong)
+                reduce_scatter(these._group, torch.zeros(5003 * these.size), out=wrong)
 
 
 def test_what_cannot_be_reduced(world: World) -> None:
@@ -139,7 +139,7 @@ def test_what_cannot_be_reduced(world: World) -> None:
             with pytest.raises(TensorError, match=f"by '{op}'; can reduce int64"):
                 world.allreduce(torch.zeros(3, dtype=dtype), op=op)
     with pytest.raises(UsageError, match="no op 'average'"):
-        world.part_reduce(torch.zeros(3), op="average")
+        world.reduce_scatter(torch.zeros(3), op="average")
 
 
 def test_ranks_with_different_ops_are_told(group: World) -> None:

@@ -68,12 +68,10 @@ def test_fused_halves_equal_theirs(group: World, length: int) -> None:
     for dtype in DTYPES if length < 5000 else DTYPES[:1]:
         rows = payloads(group.size, length, dtype)
         own = slice(*bounds(length, group.size, group.rank))
-        part = group.part_reduce(rows[group.rank], "direct")
-        assert torch.equal(part, by_threads(apart(group.size), "part_reduce", "direct", rows)[group.rank][own])
-        whole = by_threads(apart(group.size), "part_broadcast", "direct", rows)[group.rank]
-        assert torch.equal(
-            group.part_broadcast(rows[group.rank][own], torch.empty(length, dtype=dtype), "direct"), whole
-        )
+        part = group.reduce_scatter(rows[group.rank], "direct")
+        assert torch.equal(part, by_threads(apart(group.size), "reduce_scatter", "direct", rows)[group.rank][own])
+        whole = by_threads(apart(group.size), "all_gather", "direct", rows)[group.rank]
+        assert torch.equal(group.all_gather(rows[group.rank][own], torch.empty(length, dtype=dtype), "direct"), whole)
 
 
 def test_a_fused_all_to_all_equals_its_schedule(group: World) -> None:
@@ -135,7 +133,7 @@ def test_a_wire_of_ones_own_with_scales(spread: World, monkeypatch: pytest.Monke
     for algorithm in ("direct", "ring", "auto"):
         found = spread.allreduce(rows[spread.rank].clone(), algorithm, "scaled")
         assert (found - exact).abs().max() <= spread.size**2 * 400 / 64
-        assert len(set(spread.gather(found.numpy().tobytes()))) == 1
+        assert len(set(spread.all_gather_object(found.numpy().tobytes()))) == 1
     if spread.size > 2:
         with pytest.raises(UsageError, match=r"encodes blocks of numbers, .* use 'direct' or 'ring'"):
             spread.allreduce(rows[spread.rank].clone(), "halving", "scaled")

@@ -50,7 +50,7 @@ class Case:
 
 def case(seed: int, ranks: int, placement: Placement) -> Case:
     chance = random.Random(seed)
-    collective = chance.choice(["allreduce"] * 4 + ["part_reduce", "part_broadcast", "broadcast"])
+    collective = chance.choice(["allreduce"] * 4 + ["reduce_scatter", "all_gather", "broadcast"])
     offered = [name for name in names() if getattr(find(name, apart(2)), collective, None) is not None]
     return Case(
         collective,
@@ -100,11 +100,11 @@ def carry_out(this: Case, world: World) -> torch.Tensor:
         world.broadcast(mine, this.root)
         assert torch.equal(bits(mine), bits(contribution(this, this.root))), this
         return mine
-    if this.collective == "part_reduce":
-        shard = world.part_reduce(mine, this.algorithm, this.wire)
+    if this.collective == "reduce_scatter":
+        shard = world.reduce_scatter(mine, this.algorithm, this.wire)
         check(this, shard, world.size, ends)
-        return world.part_broadcast(shard, torch.empty_like(mine))
-    out = world.part_broadcast(mine[ends], torch.empty_like(mine), this.algorithm)
+        return world.all_gather(shard, torch.empty_like(mine))
+    out = world.all_gather(mine[ends], torch.empty_like(mine), this.algorithm)
     assert torch.equal(bits(out[ends]), bits(mine[ends])), this
     return out
 
@@ -124,6 +124,6 @@ def test_random_cases(world: World, where: str) -> None:
             worlds[this.piece] = World(world.comm.Dup(), placement, table)
         same = carry_out(this, worlds[this.piece])
         digest = hashlib.sha256(bits(same).numpy().tobytes()).hexdigest()
-        assert len(set(world.gather(digest))) == 1, this
+        assert len(set(world.all_gather_object(digest))) == 1, this
     for made in worlds.values():
         made.free()

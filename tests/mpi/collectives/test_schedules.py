@@ -20,7 +20,7 @@ from unisono.wires.rounded import Rounded
 from unisono.world import World
 
 ALGORITHMS = ["auto", "library", *names()]
-HALVES = [name for name in ALGORITHMS if name not in names() or find(name, apart(2)).part_reduce]
+HALVES = [name for name in ALGORITHMS if name not in names() or find(name, apart(2)).reduce_scatter]
 LENGTHS = [0, 1, 10_007, 1_000_003]
 
 ALL_DTYPES = ("auto", "library", "flat", "direct", "ring")
@@ -98,7 +98,7 @@ def test_real_numbers_and_the_same_bits_everywhere(world: World, algorithm: str)
         at_once = algorithm in ("auto", "library", "flat", "direct")  # others round at every hop
         tolerance = once if at_once else once * world.size
         assert (tensor.double() - exact).abs().max() <= tolerance * torch.stack(rows).double().abs().sum(dim=0).max()
-        everyone = world.gather(tensor.view(torch.uint8).numpy().tobytes())
+        everyone = world.all_gather_object(tensor.view(torch.uint8).numpy().tobytes())
         assert len(set(everyone)) == 1
 
 
@@ -126,23 +126,23 @@ def test_any_shape_and_stride(world: World, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "length"), [cell for cell in ON_ONE_NODE if cell[0] in HALVES])
-def test_part_reduce_and_part_broadcast(world: World, algorithm: str, length: int) -> None:
+def test_reduce_scatter_and_all_gather(world: World, algorithm: str, length: int) -> None:
     for dtype in dtypes_of(algorithm, length):
         tensor = contribution(world.rank, length, dtype)
         before = tensor.clone()
-        shard = world.part_reduce(tensor, algorithm)
+        shard = world.reduce_scatter(tensor, algorithm)
         assert torch.equal(tensor, before)
         assert torch.equal(shard, expected(world, length, dtype)[slice(*bounds(length, world.size, world.rank))])
         out = torch.empty(length, dtype=dtype)
-        assert world.part_broadcast(shard, out, algorithm) is out
+        assert world.all_gather(shard, out, algorithm) is out
         assert torch.equal(out, expected(world, length, dtype)), dtype
 
 
-def test_part_broadcast_of_any_dtype_into_any_stride(world: World) -> None:
+def test_all_gather_of_any_dtype_into_any_stride(world: World) -> None:
     for dtype in (torch.bool, torch.complex64, torch.float64, torch.complex128, torch.float8_e4m3fn):
         values = torch.arange(30).remainder(2).to(dtype)
         out = torch.zeros(5, 12, dtype=dtype)[:, ::2]
-        world.part_broadcast(values[slice(*bounds(30, world.size, world.rank))], out)
+        world.all_gather(values[slice(*bounds(30, world.size, world.rank))], out)
         assert torch.equal(out, values.view(5, 6))
 
 
@@ -151,7 +151,7 @@ def test_a_shard_that_is_part_of_what_it_goes_into(world: World, spread: World, 
     for these in (world, spread):
         out = torch.zeros(10_007)
         own = out[slice(*bounds(len(out), these.size, these.rank))].fill_(these.rank + 1.0)
-        these.part_broadcast(own, out, algorithm)
+        these.all_gather(own, out, algorithm)
         for rank in range(these.size):
             assert (out[slice(*bounds(len(out), these.size, rank))] == rank + 1).all()
 
@@ -209,7 +209,7 @@ def test_wires(spread: World, algorithm: str, wire: str) -> None:
         spread.allreduce(tensor, algorithm, wire)
         coarse = max(torch.finfo(dtype).eps, torch.finfo(getattr(torch, wire)).eps)
         assert (tensor.double() - expected).abs().max() <= coarse * 4 * (spread.size + 1)
-        assert len(set(spread.gather(tensor.view(torch.uint8).numpy().tobytes()))) == 1
+        assert len(set(spread.all_gather_object(tensor.view(torch.uint8).numpy().tobytes()))) == 1
     if spread.size > 1:
         with pytest.raises(TensorError, match="no wire 'float8'"):
             spread.allreduce(torch.zeros(3), algorithm, "float8")
@@ -271,11 +271,11 @@ def test_what_cannot_be_carried(world: World) -> None:
     with pytest.raises(TensorError, match="meta"):
         world.allreduce(torch.zeros(3, device="meta"))
     with pytest.raises(TensorError, match="does not fit out"):
-        world.part_broadcast(torch.zeros(99), torch.zeros(3))
+        world.all_gather(torch.zeros(99), torch.zeros(3))
     with pytest.raises(UsageError, match="no schedule 'rong'"):
         world.allreduce(torch.zeros(3), "rong")
-    with pytest.raises(UsageError, match="'halving' has no part_reduce"):
-        world.part_reduce(torch.zeros(3), "halving")
+    with pytest.raises(UsageError, match="'halving' has no reduce_scatter"):
+        world.reduce_scatter(torch.zeros(3), "halving")
     with pytest.raises(UsageError, match="broadcast with root 99"):
         world.broadcast(torch.zeros(3), 99)
 
@@ -302,10 +302,10 @@ def test_across_nodes(spread: World, algorithm: str, length: int) -> None:
         spread.allreduce(tensor, algorithm)
         assert torch.equal(tensor, expected(spread, length, dtype)), dtype
         if algorithm in HALVES:
-            shard = spread.part_reduce(contribution(spread.rank, length, dtype), algorithm)
+            shard = spread.reduce_scatter(contribution(spread.rank, length, dtype), algorithm)
             own = slice(*bounds(length, spread.size, spread.rank))
             assert torch.equal(shard, expected(spread, length, dtype)[own]), dtype
-            assert torch.equal(spread.part_broadcast(shard, torch.empty(length, dtype=dtype), algorithm), tensor), dtype
+            assert torch.equal(spread.all_gather(shard, torch.empty(length, dtype=dtype), algorithm), tensor), dtype
     spread.barrier()
 
 

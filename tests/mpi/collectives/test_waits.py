@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
 from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
-from unisono.collectives.exchange import exchange
 from unisono.collectives.group import Group
-from unisono.collectives.part_reduce import part_reduce
 from unisono.collectives.reduce import reduce
+from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.errors import UnisonoError
 from unisono.placement import Placement, apart, place, regular
 from unisono.world import World
@@ -37,11 +37,11 @@ CALLS: dict[str, Callable[[Group], object]] = {
     "library, long": lambda group: allreduce(group, torch.ones(300_000), "library"),
     "broadcast": lambda group: broadcast(group, torch.ones(3_000_000), root=1),
     "all_to_all": lambda group: all_to_all(group, torch.ones(300_000 * group.size)),
-    "exchange": lambda group: exchange(
+    "all_to_all_v": lambda group: all_to_all_v(
         group, [torch.ones(300_000)] * group.size, list(torch.ones(group.size, 300_000))
     ),
     "reduce": lambda group: reduce(group, torch.ones(300_000), root=1),
-    "part_reduce": lambda group: part_reduce(group, torch.ones(300_000), op="maximum"),
+    "reduce_scatter": lambda group: reduce_scatter(group, torch.ones(300_000), op="maximum"),
 }
 
 

@@ -57,9 +57,9 @@ CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str
         "allreduce(300001 x float32, hierarchical)",
     ),
     "collective": (
-        lambda world: world.part_reduce(torch.zeros(50), "ring"),
+        lambda world: world.reduce_scatter(torch.zeros(50), "ring"),
         lambda world: world.barrier(),
-        "part_reduce(50 x float32, ring)",
+        "reduce_scatter(50 x float32, ring)",
         "barrier()",
     ),
     "root": (

@@ -28,7 +28,7 @@ def whole(world: World, feed: Feed, epoch: int, first: int = 0, last: int = STEP
     own = [(inputs.clone(), labels) for inputs, labels in (next(batches) for _ in range(first, last))]
     return [
         (torch.cat([inputs for inputs, _ in step]), torch.cat([labels for _, labels in step]))
-        for step in zip(*world.gather(own), strict=True)
+        for step in zip(*world.all_gather_object(own), strict=True)
     ]
 
 
@@ -86,7 +86,7 @@ def test_what_is_held_out_is_seen_once(group: World, packs: Path) -> None:
     feed = Packed(Hold(packs, augment="shift"), group, SEED)
     for _ in range(2):
         own = [(inputs.clone(), labels) for inputs, labels in feed.held_out(4)]
-        everyone = [batch for batches in group.gather(own) for batch in batches]
+        everyone = [batch for batches in group.all_gather_object(own) for batch in batches]
         assert numbers_in(everyone, packs) == list(range(TESTED))
         labels = [label for _, labels in everyone for label in labels.tolist()]
         assert labels == read_index(packs / "test").label.tolist()
@@ -113,7 +113,7 @@ def recordings(folder: Path) -> Path:
 
 
 def test_recordings_are_heard_alike_too(group: World, tmp_path: Path) -> None:
-    hold = Hold(group.on_root(lambda: recordings(tmp_path)), augment="mask", windows=3, context=1, threads=2)
+    hold = Hold(group.call_on_root(lambda: recordings(tmp_path)), augment="mask", windows=3, context=1, threads=2)
     alone = group.split(group.rank)
     one, feed = Packed(hold, alone, SEED), Packed(hold, group, SEED)
     assert (feed.samples, feed.tested, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
@@ -121,7 +121,7 @@ def test_recordings_are_heard_alike_too(group: World, tmp_path: Path) -> None:
         assert torch.equal(serial[0], parallel[0])
         assert torch.equal(serial[1], parallel[1])
     own = [(inputs.clone(), labels) for inputs, labels in feed.held_out(7)]
-    everyone = torch.cat([inputs for batches in group.gather(own) for inputs, _ in batches])
+    everyone = torch.cat([inputs for batches in group.all_gather_object(own) for inputs, _ in batches])
     assert torch.equal(everyone, torch.cat([inputs.clone() for inputs, _ in one.held_out(7)]))
     feed.close()
     one.close()
@@ -135,6 +135,6 @@ def test_a_data_set_that_every_rank_holds(group: World) -> None:
     feed = InMemory(data, group, SEED)
     batches = feed.epoch(2, 100, 3)
     own = [labels for _, labels in batches]
-    steps = [torch.cat(step) for step in zip(*group.gather(own), strict=True)]
+    steps = [torch.cat(step) for step in zip(*group.all_gather_object(own), strict=True)]
     assert torch.equal(torch.cat(steps), data.train.labels[permutation(1437, SEED, 2)[300:]])
-    assert sum(group.gather(sum(len(labels) for _, labels in feed.held_out(7)))) == feed.tested == 360
+    assert sum(group.all_gather_object(sum(len(labels) for _, labels in feed.held_out(7)))) == feed.tested == 360

@@ -44,7 +44,7 @@ def wrong(world: World, make: Callable[[], object]) -> str:
     """What PackError says, the same on every rank."""
     with pytest.raises(PackError) as caught:
         make()
-    (words,) = set(world.gather(str(caught.value)))
+    (words,) = set(world.all_gather_object(str(caught.value)))
     return words
 
 
@@ -66,7 +66,7 @@ def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, p
                 order = permutation(len(index), 7, epoch)
                 one, other = (see(memory, world, len(index), epoch) for memory in memories)
                 assert one == other
-                everyone = world.gather(one)
+                everyone = world.all_gather_object(one)
                 assert sorted(sample for seen in everyone for sample in seen) == sorted(written)
                 assert len(one) == sum(
                     len(share(order, BATCH, step, world.rank, world.size))
@@ -86,7 +86,7 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
             memory.epoch(permutation(len(index), 0, epoch), int(dice.integers(1, 60)))
             found = [zlib.crc32(sample) for sample in memory.samples(memory.numbers)]
             assert found == checks[memory.numbers].tolist()
-        everyone = group.gather(memory.numbers.tolist())
+        everyone = group.all_gather_object(memory.numbers.tolist())
         for first in range(0, group.size, memory.members):
             held = [number for numbers in everyone[first : first + memory.members] for number in numbers]
             assert sorted(held) == list(range(len(index)))
@@ -100,7 +100,7 @@ def test_a_segment_for_each_sample(group: World, packs: Path) -> None:
     for epoch in range(3):
         memory.epoch(permutation(len(index), 0, epoch), 5)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [written[n] for n in memory.numbers]
-    assert sum(group.gather(len(memory.numbers))) == len(index)
+    assert sum(group.all_gather_object(len(memory.numbers))) == len(index)
 
 
 def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spread: World, packs: Path) -> None:
@@ -108,11 +108,11 @@ def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spre
     for world in (group, spread):
         for groups in groups_of(world.size):
             memory = Partitioned(index, world, groups)
-            assert sum(world.gather(memory.nbytes)) == groups * index.nbytes
+            assert sum(world.all_gather_object(memory.nbytes)) == groups * index.nbytes
             memory.close()
             assert memory.nbytes == 0
         copy = Whole(index, world)
-        assert sum(world.gather(copy.nbytes)) == world.nodes * index.nbytes
+        assert sum(world.all_gather_object(copy.nbytes)) == world.nodes * index.nbytes
         everything = np.random.default_rng(world.rank).permutation(len(index))
         written = contents(index)
         assert [sample.tobytes() for sample in copy.samples(everything)] == [written[n] for n in everything]
@@ -156,7 +156,7 @@ def test_a_stripe_that_one_rank_cannot_read_is_told_to_all(group: World, packs: 
         sorted(folder.glob("stripe-*"))[-1].unlink()
         return folder
 
-    index = read_index(group.on_root(damage))
+    index = read_index(group.call_on_root(damage))
     words = wrong(group, lambda: WAYS[way](index, group))
     first = min(rank for rank in range(group.size) if (rank + 1) * len(index) // group.size > last_stripe(index))
     assert words.startswith(f"rank {first}: ")

@@ -31,7 +31,7 @@ def begin(world: World, contents: list[bytes], count: int, private: bool = False
     own = np.flatnonzero(at_first(SAMPLES, world.size) == world.rank).astype(np.int32)
     lengths = np.array([len(content) for content in contents], np.int32)
     blocks = int(blocks_of(lengths[own], block_of(lengths)).sum())
-    samples, blocks = (max(sizes) for sizes in zip(*world.gather((len(own), blocks)), strict=True))
+    samples, blocks = (max(sizes) for sizes in zip(*world.all_gather_object((len(own), blocks)), strict=True))
     room = capacity(samples, blocks, -(-samples // count))
     shelf = Shelf(world, lengths, room, shared=not private and world.nodes == 1 and world.size > 1)
     data = np.frombuffer(b"".join(contents[number] for number in own), np.uint8)
@@ -55,7 +55,7 @@ def test_after_100_shuffles_every_sample_is_there_once(group: World, contents: l
         holders = np.random.default_rng(epoch).integers(0, group.size, SAMPLES).astype(np.int32)
         shuffle(shelf, holders)
         check(shelf, contents, holders)
-    everywhere = group.gather(shelf.numbers.tolist())
+    everywhere = group.all_gather_object(shelf.numbers.tolist())
     assert sorted(number for numbers in everywhere for number in numbers) == list(range(SAMPLES))
     shelf.free()
 

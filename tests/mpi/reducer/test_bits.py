@@ -28,7 +28,7 @@ def trained(world: World, steps: int, rule: unisono.BSP) -> bytes:
 def test_steps_end_with_the_same_bits_however_they_are_embedded(spread: World) -> None:
     found = {name: trained(spread, 20, unisono.BSP(SMALL, name)) for name in OVERLAPS}
     assert len(set(found.values())) == 1
-    assert len(set(spread.gather(found["chain"]))) == 1
+    assert len(set(spread.all_gather_object(found["chain"]))) == 1
 
 
 def test_on_one_node_the_choice_of_buckets_does_not_change_a_bit(group: World) -> None:

@@ -32,7 +32,7 @@ class Centred(nn.Module):
 
 def same(world: World, tensor: torch.Tensor) -> bool:
     """Whether all ranks have the same bits."""
-    return len(set(world.gather(tensor.detach().numpy().tobytes()))) == 1
+    return len(set(world.all_gather_object(tensor.detach().numpy().tobytes()))) == 1
 
 
 @pytest.mark.parametrize("where", ["group", "spread"])

@@ -32,7 +32,7 @@ def group(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
 
 
 def mean_over(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    return sum(world.gather(tensor)) / world.size
+    return sum(world.all_gather_object(tensor)) / world.size
 
 
 def step(model: nn.Module, world: World, width: int = 4) -> None:
@@ -281,11 +281,11 @@ def test_a_freed_world(world: World) -> None:
         lambda: group.allreduce(torch.ones(2)),
         lambda: group.broadcast(torch.ones(2)),
         group.barrier,
-        group.twin,
+        group.dup,
         lambda: group.split(0),
         lambda: group.empty(3, torch.float32),
-        lambda: group.gather(1),
-        lambda: group.on_root(lambda: 1),
+        lambda: group.all_gather_object(1),
+        lambda: group.call_on_root(lambda: 1),
         lambda: unisono.parallel(nn.Linear(2, 2), group),
     ]
     for call in calls:

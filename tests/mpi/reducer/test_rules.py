@@ -63,7 +63,9 @@ def test_in_a_loop_of_ones_own(group: World, overlap: str) -> None:
         optimizer.step()
         weights = [one.detach().clone() for one in model.parameters()]
         alike = all(
-            torch.equal(one, other) for mine in group.gather(weights) for one, other in zip(mine, weights, strict=True)
+            torch.equal(one, other)
+            for mine in group.all_gather_object(weights)
+            for one, other in zip(mine, weights, strict=True)
         )
         assert alike == (group.size == 1 or step % 3 == 2)
     close(weights, trained(group, LocalSGD(SMALL, overlap, every=3), 9))
@@ -82,7 +84,7 @@ def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
     trainer.wait()
     own = [one.detach().clone() for one in model.parameters()]
     with trainer.reducer.averaged():
-        mean = [torch.stack(each).mean(0) for each in zip(*group.gather(own), strict=True)]
+        mean = [torch.stack(each).mean(0) for each in zip(*group.all_gather_object(own), strict=True)]
         close([one.detach() for one in model.parameters()], mean)
     assert all(torch.equal(one, before) for one, before in zip(model.parameters(), own, strict=True))
 
@@ -91,7 +93,7 @@ def test_a_rule_of_ones_own_ends_with_the_same_bits_on_all_ranks(group: World) -
     before = [one.detach().clone() for one in network().parameters()]
     found = trained(group, Largest(SMALL, "chain"))
     assert all(not torch.equal(one, old) for one, old in zip(found, before, strict=True))
-    for mine in group.gather(found):
+    for mine in group.all_gather_object(found):
         assert all(torch.equal(one, other) for one, other in zip(mine, found, strict=True))
 
 
@@ -120,7 +122,7 @@ def test_a_step_of_the_optimizer_that_is_left_out_holds_nobody_up(group: World) 
         if step != 1 or group.rank != 0:
             optimizer.step()
     weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
-    assert all(torch.equal(one, weights) for one in group.gather(weights))
+    assert all(torch.equal(one, weights) for one in group.all_gather_object(weights))
 
 
 def test_what_the_player_cannot_do_is_refused(group: World) -> None:

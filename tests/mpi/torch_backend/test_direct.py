@@ -8,10 +8,10 @@ import torch
 from unisono.collectives.group import Group
 from unisono.errors import MismatchError
 from unisono.torch_backend.direct import (
+    all_gather_directly,
     allreduce_directly,
     broadcast_directly,
-    part_broadcast_directly,
-    part_reduce_directly,
+    reduce_scatter_directly,
     says_so,
     shows_so,
 )
@@ -40,9 +40,9 @@ def test_allreduce(world: World, group: Group, dtype: torch.dtype) -> None:
         torch.testing.assert_close(tensor, combine(every, 0, dtype=dtype))
 
 
-def test_part_reduce(world: World, group: Group) -> None:
+def test_reduce_scatter(world: World, group: Group) -> None:
     tensor, part = own(world, 3 * world.size, torch.float32), torch.empty(3)
-    part_reduce_directly(group, tensor, part, "sum")
+    reduce_scatter_directly(group, tensor, part, "sum")
     total = sum(of_rank(rank, 3 * world.size, torch.float32) for rank in range(world.size))
     torch.testing.assert_close(part, total.view(world.size, 3)[world.rank])
 
@@ -54,9 +54,9 @@ def test_broadcast(world: World, group: Group) -> None:
         torch.testing.assert_close(tensor, of_rank(root, 7, torch.bfloat16))
 
 
-def test_part_broadcast(world: World, group: Group) -> None:
+def test_all_gather(world: World, group: Group) -> None:
     out = torch.empty(4 * world.size, dtype=torch.float16)
-    part_broadcast_directly(group, own(world, 4, torch.float16), out)
+    all_gather_directly(group, own(world, 4, torch.float16), out)
     torch.testing.assert_close(out, torch.cat([of_rank(rank, 4, torch.float16) for rank in range(world.size)]))
 
 

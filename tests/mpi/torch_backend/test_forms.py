@@ -57,10 +57,10 @@ send, recv                       -         -        -              -        -   
 World.allreduce                  -         -        -              -        -             refused   refused     refused
 World.broadcast                  -         -        -              -        -             refused   right       right
 World.reduce                     -         -        -              -        -             refused   refused     refused
-World.part_reduce                -         -        -              -        -             -         refused     refused
-World.part_broadcast             right     refused  -              -        -             refused   right       right
+World.reduce_scatter             -         -        -              -        -             -         refused     refused
+World.all_gather                 right     refused  -              -        -             refused   right       right
 World.all_to_all                 -         -        -              -        -             -         right       right
-World.exchange                   right     refused  refused        right    right         refused   right       right
+World.all_to_all_v               right     refused  refused        right    right         refused   right       right
 """
 """What an operation does in a form: "right", "refused" by us, by "pytorch" before we see it; - for no such form.
 
@@ -68,7 +68,7 @@ Every operation is right in the other layouts, empty and with each dtype of DTYP
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
-ALONE = [(name, "outputs twice") for name in ("all_gather", "gather", "all_to_all", "World.exchange")]
+ALONE = [(name, "outputs twice") for name in ("all_gather", "gather", "all_to_all", "World.all_to_all_v")]
 ALONE += [(name, "expanded") for name in ("broadcast", "World.broadcast")]
 """What one rank by itself does not have: two outputs, or somebody to receive from."""
 
@@ -238,13 +238,11 @@ OPERATIONS: dict[str, Operation] = {
     "World.allreduce": Operation(lambda at, _, i: [at.world.allreduce(i[0])], summed),
     "World.broadcast": Operation(lambda at, _, i: [at.world.broadcast(i[0], last(at))], lambda me, given: given[-1]),
     "World.reduce": Operation(lambda at, _, i: at.world.reduce(i[0], last(at)), at_last(summed)),
-    "World.part_reduce": Operation(lambda at, _, i: [at.world.part_reduce(i[0])], own_chunk, all_ranks),
-    "World.part_broadcast": Operation(
-        lambda at, o, i: [at.world.part_broadcast(i[0], o[0])], side_by_side, outputs=all_ranks
-    ),
+    "World.reduce_scatter": Operation(lambda at, _, i: [at.world.reduce_scatter(i[0])], own_chunk, all_ranks),
+    "World.all_gather": Operation(lambda at, o, i: [at.world.all_gather(i[0], o[0])], side_by_side, outputs=all_ranks),
     "World.all_to_all": Operation(lambda at, _, i: [at.world.all_to_all(i[0])], swapped, all_ranks),
-    "World.exchange": Operation(
-        lambda at, o, i: at.world.exchange(i, o),
+    "World.all_to_all_v": Operation(
+        lambda at, o, i: at.world.all_to_all_v(i, o),
         lambda me, given: [tensors[me] for tensors in given],
         one_each,
         one_each,

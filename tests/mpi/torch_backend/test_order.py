@@ -14,7 +14,7 @@ from unisono.world import World
 
 @pytest.mark.parametrize("order", ["backwards", "turned"])
 def test_ranks_of_pytorch_in_another_order_than_mpi(world: World, tmp_path: Path, order: str) -> None:
-    last, store = world.size - 1, world.on_root(lambda: tmp_path / "store")
+    last, store = world.size - 1, world.call_on_root(lambda: tmp_path / "store")
     mine = last - world.rank if order == "backwards" else (world.rank + 1) % world.size
     dist.init_process_group("unisono", init_method=f"file://{store}", rank=mine, world_size=world.size)
     tensor = torch.full((2,), float(mine))

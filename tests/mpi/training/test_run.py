@@ -57,17 +57,17 @@ def stopped(run: Path, copy: Path) -> None:
 
 
 def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_path: Path) -> None:
-    home = group.on_root(lambda: tmp_path)
+    home = group.call_on_root(lambda: tmp_path)
     alone = group.split(group.rank)
-    group.on_root(lambda: train(recipe_of(packs), alone, home / "serial", None))
+    group.call_on_root(lambda: train(recipe_of(packs), alone, home / "serial", None))
     lines, _ = outcome(home / "serial")
     assert lines[-1]["loss"] < lines[0]["loss"], "a run that learns nothing is like any other"
     train(recipe_of(packs), group, home / "even", None)
     train(recipe_of(packs, "whole"), group, home / "whole", None)
-    group.on_root(lambda: stopped(home / "serial", home / "resumed"))
+    group.call_on_root(lambda: stopped(home / "serial", home / "resumed"))
     train(recipe_of(packs, groups=group.size), group, None, home / "resumed")
     for name in ("even", "whole", "resumed"):
-        group.on_root(lambda name=name: assert_alike(home / name, home / "serial"))
+        group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
 
     def exchange_parts() -> Path:
         (home / "other").mkdir()
@@ -76,7 +76,7 @@ def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_pat
         stopped(home / "serial", home / "stopped")
         return home / "other"
 
-    other = group.on_root(exchange_parts)
+    other = group.call_on_root(exchange_parts)
     with pytest.raises(RecipeError, match="the run stopped 2 steps into an epoch of other data"):
         train(recipe_of(other), group, None, home / "stopped")
     alone.free()
@@ -86,7 +86,7 @@ def test_a_run_whose_ranks_differ_goes_on_bit_for_bit_on_as_many_and_from_their_
     group: World, packs: Path, tmp_path: Path
 ) -> None:
     """Local SGD: the checkpoint, two steps before the end, lies between two averages."""
-    home = group.on_root(lambda: tmp_path)
+    home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
     recipe = replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=4))
     train(recipe, group, home / "whole", None)
@@ -95,7 +95,7 @@ def test_a_run_whose_ranks_differ_goes_on_bit_for_bit_on_as_many_and_from_their_
         stopped(home / "whole", home / "resumed")
         stopped(home / "whole", home / "alone")
 
-    group.on_root(stop)
+    group.call_on_root(stop)
     train(recipe, group, None, home / "resumed")
     alone = group.split(group.rank)
 
@@ -106,5 +106,5 @@ def test_a_run_whose_ranks_differ_goes_on_bit_for_bit_on_as_many_and_from_their_
         assert all(torch.equal(one.weights[name], value) for name, value in other.weights.items())
         train(recipe, alone, None, home / "alone")
 
-    group.on_root(check)
+    group.call_on_root(check)
     alone.free()

@@ -96,7 +96,7 @@ def test_the_same_loss_as_serial_for_100_steps(
 def test_two_runs_end_with_identical_bits_on_all_ranks(group: World) -> None:
     first = parallel_run(group, torch.float32, SmallConvnet)
     assert first == parallel_run(group, torch.float32, SmallConvnet)
-    assert len(set(group.gather(first[1]))) == 1
+    assert len(set(group.all_gather_object(first[1]))) == 1
 
 
 def test_evaluation_sees_each_sample_once(group: World) -> None:
@@ -125,7 +125,7 @@ def test_an_empty_share_takes_part(group: World) -> None:
     rows = torch.arange(4 if group.rank == 0 else 0)
     trainer.step(data.inputs[rows], data.labels[rows])
     weights = model.classifier[1].weight.detach().numpy().tobytes()
-    assert len(set(group.gather(weights))) == 1
+    assert len(set(group.all_gather_object(weights))) == 1
     assert trainer.recorder.split()["computing"] > 0
 
 

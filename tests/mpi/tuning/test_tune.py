@@ -26,7 +26,7 @@ def test_what_is_written_is_read_again(
     tuned = tune(these, largest=1 << 6, say=said.append)
     assert len(said) == 2 + 3 * len(COLLECTIVES)
     text = these.comm.bcast(write(tuned, [f"host{node}" for node in these.placement.node_of_rank]), 0)
-    assert these.gather(tuned) == [tuned] * these.size
+    assert these.all_gather_object(tuned) == [tuned] * these.size
     path = tmp_path / "table.toml"
     path.write_text(text)
     table = read_table(path)

@@ -19,7 +19,7 @@ BACKWARD = torch.ops.aten.convolution_backward
 
 
 FEW = 16
-"""Channels before, below which oneDNN writes beyond its workspace: see `_picked`."""
+"""Number of input channels below which oneDNN writes beyond its workspace: see `_picked`."""
 
 
 def _way(memory: torch.memory_format) -> Way:
@@ -71,9 +71,9 @@ def _way(memory: torch.memory_format) -> Way:
 
 
 def _picked(geometry: Geometry, inputs: Tensor) -> tuple[Geometry, Tensor]:
-    """The same weight gradient without a stride, from the pixels that a 1 x 1 kernel sees.
+    """Return geometry and inputs of the same weight gradient without a stride: the pixels that a 1 x 1 kernel reads.
 
-    oneDNN 3.x picks them itself, and with channels last and fewer of them than a vector holds it writes past the memory
+    oneDNN 3.x selects them itself. With channels last and fewer channels than a vector holds, it writes past the memory
     that it has for that (uxlfoundation/oneDNN#6035): gradients are wrong and the process may abort much later.
     """
     if geometry.kernel != (1, 1) or geometry.stride == (1, 1) or geometry.before >= FEW or any(geometry.padding):

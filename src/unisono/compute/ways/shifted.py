@@ -1,10 +1,10 @@
-"""A sum of shifted products: one matrix product for each place of the kernel, and nothing is copied.
+"""A sum of shifted products: one matrix product for each position of the kernel, without copies.
 
-    a padded picture of width w, its places one after the other: the neighbour (i, j) of place t is place t + i w + j
+a padded picture of width w, its places one after the other: the neighbour (i, j) of place t is place t + i w + j
 
     outputs[t]  =  sum over i, j of  inputs[t + i w + j]  weight[i, j]       3x3: 9 products of the same long matrix
 
-Places at the right edge see the next row's beginning; they are computed in vain and left out.
+Results at the right edge mix in the beginning of the next row; they are computed in vain and dropped.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from unisono.compute.geometry import Geometry, image, padded, rows
 from unisono.compute.ways.way import Way
 
 MOST = 16
-"""Places of a kernel: with more, the sums are read and written too often."""
+"""Largest number of positions of a kernel: with more, the sums are read and written too often."""
 
 
 def fits(geometry: Geometry) -> bool:
-    """All channels, neighbours, every place, a small kernel that reaches over its padding; not in 16 bits: it sums."""
+    """Return True for all channels, no dilation, stride 1, and a small kernel that reaches over its padding.
+
+    Dtypes of 16 bits are refused, since the sums are kept in the inputs' dtype.
+    """
     reaches = all(padding < kernel for padding, kernel in zip(geometry.padding, geometry.kernel, strict=True))
     small = 1 < geometry.kernel[0] * geometry.kernel[1] <= MOST
     exact = geometry.dtype.itemsize >= torch.float32.itemsize
@@ -30,19 +33,19 @@ def fits(geometry: Geometry) -> bool:
 
 
 def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
-    """Outputs."""
+    """Return the outputs."""
     return image(_convolve(rows(inputs), geometry.padding, weight.permute(2, 3, 1, 0)))
 
 
 def input_gradient(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the inputs: a convolution with the kernel turned around."""
+    """Return the gradient of the inputs: a convolution with the kernel flipped."""
     (down, right), (above, left) = geometry.kernel, geometry.padding
     turned = weight.permute(2, 3, 0, 1).flip(0, 1)
     return image(_convolve(rows(gradient), (down - 1 - above, right - 1 - left), turned))
 
 
 def weight_gradient(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of the weight."""
+    """Return the gradient of the weight."""
     source, slopes = padded(rows(inputs), geometry.padding), rows(gradient)
     found = source.new_zeros(*geometry.kernel, geometry.before, geometry.after)
     slope = source.new_zeros(*source.shape[1:3], geometry.after)
@@ -56,7 +59,7 @@ def weight_gradient(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Ten
 
 
 def _convolve(inputs: Tensor, padding: tuple[int, int], weight: Tensor) -> Tensor:
-    """(samples, height, width, before) with a weight (down, right, before, after)."""
+    """Return (samples, height, width, before) convolved with a weight (down, right, before, after)."""
     source, (down, right, before, after) = padded(inputs, padding), weight.shape
     samples, height, width = source.shape[:3]
     parts = weight.contiguous()
@@ -75,7 +78,7 @@ def _convolve(inputs: Tensor, padding: tuple[int, int], weight: Tensor) -> Tenso
 
 
 def _shifts(kernel: tuple[int, int], width: int) -> Iterator[tuple[int, int, int]]:
-    """Row and column of each place of a kernel, and how far from the first its neighbour lies."""
+    """Yield row and column of each position of a kernel, and the distance of its neighbour from the first."""
     for row in range(kernel[0]):
         for column in range(kernel[1]):
             yield row, column, row * width + column

@@ -1,4 +1,4 @@
-"""The ways by name. The first is PyTorch's own, which any layer can take."""
+"""Ways by name. The first is PyTorch's own, which can compute any layer."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""An explicit matrix product over unfolded inputs (swCaffe 4.2): what each output sees, side by side in a row.
+"""An explicit matrix product over unfolded inputs (swCaffe 4.2): the inputs of each output, side by side in a row.
 
     row of an output   kernel x kernel x before numbers, copied out of the inputs
     outputs (places, after)  =  rows (places, kernel x kernel x before)  weight (kernel x kernel x before, after)
 
     1 sample, 3 channels of 224 x 224, 7x7, stride 2: 12,544 rows of 147
 
-Only as many samples at once are unfolded as fit into UNFOLDED bytes, so that rows are still in the cache when they are
-multiplied. The gradient of the inputs is the product the other way, its rows added to where they came from.
+Only as many samples are unfolded at a time as fit into UNFOLDED bytes, so that rows are still in the cache when they
+are multiplied. The gradient of the inputs is the transposed product, with its rows added to where they came from.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from unisono.compute.geometry import Geometry, image, padded, rows
 from unisono.compute.ways.way import Way
 
 UNFOLDED = 8 << 20
-"""Bytes of rows at once."""
+"""Bytes of rows at a time."""
 
 
 def fits(geometry: Geometry) -> bool:
-    """All channels, neighbours, wider than 1 x 1."""
+    """Return True for all channels, no dilation, and a kernel larger than 1 x 1."""
     return geometry.plain and geometry.kernel != (1, 1)
 
 
 def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
-    """Outputs."""
+    """Return the outputs."""
     source, flat = padded(rows(inputs), geometry.padding), _flat(weight)
     outputs = source.new_empty(geometry.samples, *geometry.places, geometry.after)
     for first, last in _blocks(geometry):
@@ -39,7 +39,7 @@ def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def input_gradient(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the inputs."""
+    """Return the gradient of the inputs."""
     (height, width), (above, left) = geometry.size, geometry.padding
     (down, right), (rows_of, columns) = geometry.stride, geometry.places
     source, flat = rows(gradient), _flat(weight).t()
@@ -56,7 +56,7 @@ def input_gradient(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tens
 
 
 def weight_gradient(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of the weight."""
+    """Return the gradient of the weight."""
     source, slopes = padded(rows(inputs), geometry.padding), rows(gradient)
     shape = geometry.after, geometry.kernel[0] * geometry.kernel[1] * geometry.before
     found = source.new_zeros(shape, dtype=_of_sums(geometry))
@@ -67,17 +67,17 @@ def weight_gradient(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Ten
 
 
 def _of_sums(geometry: Geometry) -> torch.dtype:
-    """Several products are not summed in numbers of 16 bits."""
+    """Return the dtype of sums: sums of several products need 32 bits at least."""
     return torch.promote_types(geometry.dtype, torch.float32)
 
 
 def _flat(weight: Tensor) -> Tensor:
-    """(after, before, down, right) as (down x right x before, after)."""
+    """Return a weight (after, before, down, right) as (down x right x before, after)."""
     return weight.permute(2, 3, 1, 0).reshape(-1, weight.shape[0])
 
 
 def _unfold(geometry: Geometry, source: Tensor) -> Tensor:
-    """The rows of some samples, which have their zeros around them."""
+    """Return the rows of some samples, which are padded with zeros."""
     sample, row, column, channel = source.stride()
     shape = (len(source), *geometry.places, *geometry.kernel, geometry.before)
     strides = (sample, row * geometry.stride[0], column * geometry.stride[1], row, column, channel)

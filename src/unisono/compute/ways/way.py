@@ -1,4 +1,4 @@
-"""What every way of computing a convolution offers: its three passes, and whether it can compute a layer at all."""
+"""Interface of a way to compute a convolution: its three passes, and a test for the layers that it can compute."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ Compute = Callable[[Geometry, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Way:
-    """All tensors are (samples, channels, height, width) or (after, before / groups, down, right), in any memory."""
+    """A way to compute a convolution.
+
+    Tensors are (samples, channels, height, width) or (after, before / groups, down, right), in any memory format.
+    """
 
     fits: Callable[[Geometry], bool]
     forward: Compute
-    """Outputs, from the inputs and the weight."""
+    """Returns the outputs, from the inputs and the weight."""
     input_gradient: Compute
-    """The gradient of the inputs, from that of the outputs and the weight."""
+    """Returns the gradient of the inputs, from that of the outputs and the weight."""
     weight_gradient: Compute
-    """The gradient of the weight, from the inputs and the gradient of the outputs."""
+    """Returns the gradient of the weight, from the inputs and the gradient of the outputs."""
 
     def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
-        """One of the passes."""
+        """Return the result of one of the passes."""
         passes = {Pass.FORWARD: self.forward, Pass.INPUT: self.input_gradient, Pass.WEIGHT: self.weight_gradient}
         return passes[which](geometry, first, second)

@@ -8,15 +8,15 @@
 
     4 tiles of F(2, 3) cover 4 x 4 outputs:  16 products (4, before) (before, after), where 16 x 9 were to be made
 
-A polynomial of degree t - 1 is known by its values at t points: B evaluates, G does so with the kernel, A goes back.
+A polynomial of degree t - 1 is given by its values at t points: B evaluates the inputs, G the kernel; A interpolates.
 The points are 0, 1, -1 and infinity, or 0, 3/4, -3/4, 3/2, -3/2 and infinity: near to each other and to 1, they cost
-half the digits that 0, 1, -1, 2, -2 do (after Barabasz, Anderson, Soodhalter and Gregg 2020); more points cost more, so
-that t is at most 6. The gradient of the inputs is a convolution with the kernel turned around; that of the weight sums
-over tiles the products of inputs and slopes where both are evaluated.
+half the digits that 0, 1, -1, 2, -2 do (after Barabasz, Anderson, Soodhalter and Gregg 2020). More points cost more, so
+t is at most 6. The gradient of the inputs is a convolution with the flipped kernel. The gradient of the weight sums,
+over tiles, the products of the evaluated inputs and output gradients.
 
-Error beside that of a plain sum in the same format: F(2, 3) 3 times, F(4, 3) and F(2, 5) 10 times in bfloat16, where
-the evaluated numbers are rounded too (0.5% and 1.7% of the result), 2 to 3 times in float32 (1e-6). Numbers of 16 bits
-with a small range (float16) are left to other ways.
+Errors relative to a plain sum in the same format: 3 times for F(2, 3), 10 times for F(4, 3) and F(2, 5) in bfloat16,
+where the evaluated numbers are rounded too (0.5% and 1.7% of the result), 2 to 3 times in float32 (1e-6). float16, with
+its small range, is left to other ways.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from unisono.compute.geometry import Geometry, Pair, image, padded, rows
 from unisono.compute.ways.way import Way
 
 POINTS = {2: (0.0, 1.0), 3: (0.0, 1.0, -1.0), 5: (0.0, 0.75, -0.75, 1.5, -1.5)}
-"""Where polynomials are evaluated beside infinity, by how many such places there are."""
+"""Points where polynomials are evaluated, in addition to infinity, by their number."""
 
 FORMATS = (torch.bfloat16, torch.float32, torch.float64)
 
 TILES = 512
-"""Tiles at once, about: enough rows for a product, few enough for the cache."""
+"""Approximate number of tiles at a time: enough rows for a product, few enough for the cache."""
 
 Matrix = NDArray[np.float64]
 
@@ -54,17 +54,17 @@ class Transforms:
 
     @property
     def tile(self) -> int:
-        """Inputs of a tile, in each direction."""
+        """Number of inputs of a tile, in each direction."""
         return self.outputs + self.kernel - 1
 
     @property
     def points(self) -> Matrix:
-        """Where polynomials are evaluated, beside infinity."""
+        """Points where polynomials are evaluated, in addition to infinity."""
         return np.array(POINTS[self.tile - 1])
 
     @cached_property
     def back(self) -> Matrix:
-        """A, (outputs, tile): from values to coefficients, and what lies beyond."""
+        """A, (outputs, tile): from values at the points, and at infinity, to coefficients."""
         points = self.points
         found = np.zeros((self.outputs, self.tile))
         found[:, :-1] = points ** np.arange(self.outputs)[:, None]
@@ -93,12 +93,12 @@ class Transforms:
 
 
 def plane(matrix: Matrix, like: Tensor) -> Tensor:
-    """A transform of both directions of a picture at once: (rows x rows, columns x columns) for (rows, columns)."""
+    """Return the transform of both dimensions of an image: (rows x rows, columns x columns) for (rows, columns)."""
     return torch.from_numpy(np.kron(matrix, matrix)).to(like)
 
 
 def way(outputs: int, kernel: int) -> Way:
-    """F(`outputs`, `kernel`) as a way of computing a convolution."""
+    """Return F(`outputs`, `kernel`) as a way of computing a convolution."""
     transforms = Transforms(outputs, kernel)
 
     def fits(geometry: Geometry) -> bool:
@@ -127,7 +127,10 @@ def way(outputs: int, kernel: int) -> Way:
 
 
 def convolve(transforms: Transforms, inputs: Tensor, weight: Tensor, padding: Pair, groups: int) -> Tensor:
-    """(samples, height, width, before) with a weight (after, before / groups, r, r): (samples, down, right, after)."""
+    """Return the convolution of (samples, height, width, before) with a weight (after, before / groups, r, r).
+
+    The result is (samples, down, right, after).
+    """
     m, r, t = transforms.outputs, transforms.kernel, transforms.tile
     samples, after = len(inputs), len(weight)
     down, right = (size + 2 * edge - r + 1 for size, edge in zip(inputs.shape[1:3], padding, strict=True))
@@ -153,7 +156,7 @@ def convolve(transforms: Transforms, inputs: Tensor, weight: Tensor, padding: Pa
 
 
 def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding: Pair, groups: int) -> Tensor:
-    """The gradient of the weight, (after, before / groups, r, r), from rows of inputs and of the outputs' gradient."""
+    """Return the gradient of the weight, (after, before / groups, r, r), from rows of inputs and output gradients."""
     m, r, t = transforms.outputs, transforms.kernel, transforms.tile
     samples, down, right, after = gradient.shape
     tiles = -(-down // m), -(-right // m)
@@ -175,7 +178,7 @@ def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the products to a sum, which has 32 bits at least: one of 16 would lose digits with each block."""
+    """Add the products to a sum of 32 bits or more: a sum of 16 bits would lose digits with each block."""
     if total.dtype == left.dtype:
         total.baddbmm_(left, right)
     else:
@@ -183,7 +186,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _kernels(transforms: Transforms, weight: Tensor, groups: int) -> Sequence[Tensor]:
-    """For each group the weight where it is evaluated, (tile x tile, before, after)."""
+    """Return, for each group, the evaluated weight, (tile x tile, before, after)."""
     after, before, r, _ = weight.shape
     flat = weight.permute(2, 3, 1, 0).reshape(r * r, before * after)
     found = (plane(transforms.of_kernel, weight) @ flat).view(-1, before, after)
@@ -191,7 +194,7 @@ def _kernels(transforms: Transforms, weight: Tensor, groups: int) -> Sequence[Te
 
 
 def _evaluate(matrix: Tensor, source: Tensor, step: int, size: int, tiles: Pair) -> Tensor:
-    """The values of tiles of `size` x `size`, each `step` from the next: (points, tiles of all samples, channels)."""
+    """Return the values of tiles of `size` x `size`, `step` apart: (points, tiles of all samples, channels)."""
     sample, row, column, channel = source.stride()
     samples, channels = len(source), source.shape[3]
     view = source.as_strided(
@@ -203,13 +206,13 @@ def _evaluate(matrix: Tensor, source: Tensor, step: int, size: int, tiles: Pair)
 
 
 def _cut(tensor: Tensor, groups: int) -> Sequence[Tensor]:
-    """The channels of each group."""
+    """Return the channels of each group."""
     return tensor.chunk(groups, 2)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of tiles, of all pictures at hand."""
+    """Some rows of tiles, in all samples at hand."""
 
     top: int
     bottom: int
@@ -217,18 +220,18 @@ class Block:
 
     @property
     def tiles(self) -> Pair:
-        """Of a picture, down and right."""
+        """Number of tiles of a sample, down and right."""
         return self.bottom - self.top, self.columns
 
     def of(self, source: Tensor, step: int, size: int) -> Tensor:
-        """The block of a (samples, height, width, channels) whose tiles of `size` are each `step` from the next."""
+        """Return the block of (samples, height, width, channels) whose tiles of `size` are `step` apart."""
         return source[:, self.top * step : (self.bottom - 1) * step + size]
 
 
 def _blocks(samples: int, tiles: Pair) -> Iterator[tuple[slice, list[Block]]]:
-    """Some samples, and their rows of tiles: all rows of several, where TILES are as many as one has; else some of one.
+    """Yield samples with their blocks of rows of tiles: several samples with all rows, or one with some rows a block.
 
-    What is copied for them is little: a few pictures, never all.
+    A block has about TILES tiles. Little is copied for it: a few samples, never all.
     """
     down, right = tiles
     each, rows_of = max(1, TILES // (down * right)), min(down, max(1, TILES // right))

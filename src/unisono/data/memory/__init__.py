@@ -1,1 +1,1 @@
-"""A pack in the memory of the ranks: a share each, or a copy in each node; and the shuffle (DIMD 4.1)."""
+"""Packs in the memory of the ranks, as a share in each rank or a copy in each node; and the shuffle (DIMD 4.1)."""

@@ -1,9 +1,9 @@
-"""Which rows go to which rank.
+"""Rows grouped by the rank that they go to.
 
     to   1 0 2 1 0        rows for 0: 1 4        for 1: 0 3        for 2: 2
 
-For few ranks a look at all for each is fastest (0.8 ns a row and rank); for many a sort (7 ns a row, where ranks are
-numbers of one byte).
+For few ranks one pass over all rows for each rank is fastest (0.8 ns a row and rank). For many ranks a sort is fastest
+(7 ns a row, if ranks are one-byte integers).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 8
-"""Ranks up to which each is looked for."""
+"""Largest number of ranks for which each rank has a pass of its own."""
 
 Ranks = NDArray[np.integer]
-"""The rank that each row goes to."""
+"""Rank that each row goes to."""
 
 
 def rows_for(to: Ranks, ranks: int) -> list[NDArray[np.int64]]:
-    """The rows that go to each of so many ranks, in ascending order."""
+    """Return the rows that go to each of `ranks` ranks, in ascending order."""
     if ranks <= FEW:
         return [np.flatnonzero(to == rank) for rank in range(ranks)]
     return np.split(np.argsort(to, kind="stable"), np.bincount(to, minlength=ranks).cumsum()[:-1])
 
 
 def counts_for(to: Ranks, ranks: int) -> NDArray[np.int64]:
-    """How many rows go to each."""
+    """Return the number of rows that go to each of `ranks` ranks."""
     if ranks <= FEW:
         return np.array([np.count_nonzero(to == rank) for rank in range(ranks)])
     return np.bincount(to, minlength=ranks)

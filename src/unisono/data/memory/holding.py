@@ -1,14 +1,14 @@
-"""Which rank holds which sample: plans, the same on every rank.
+"""Plans of the rank that holds each sample, the same on every rank.
 
-When a pack is read each rank takes a stretch of it, so that it reads few stripes. In an epoch it holds what it will see
-in that epoch, which follows from the order alone (`data/order.py`): 10 samples, batches of 4, 2 ranks
+When a pack is read, each rank takes a stretch of it, so that it reads few stripes. In an epoch a rank holds the samples
+that it will see in that epoch. They depend on the order alone (`data/order.py`): 10 samples, batches of 4, 2 ranks
 
     read            rank 0: 0 1 2 3 4         rank 1: 5 6 7 8 9
     epoch's order   7 2 9 4 | 0 5 1 8 | 3 6
     held            rank 0: 7 2  0 5  3       rank 1: 9 4  1 8  6
 
-So a shuffle is a true permutation, it is the same for any number of ranks, and no rank ever needs what another has. In
-groups, each of which holds a copy, the members of all groups with one number hold the same.
+So a shuffle is a true permutation, it is the same for any number of ranks, and no rank ever needs a sample of another.
+If each of several groups holds a copy, members with the same number in their groups hold the same samples.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unisono.data.order import ranks_of
 from unisono.errors import PackError
 
 Holders = NDArray[np.integer]
-"""The member that holds each sample."""
+"""Member of a group that holds each sample."""
 
 
 def check_groups(samples: int, ranks: int, groups: int) -> int:
-    """Members of a group. Raises PackError where the ranks cannot form so many groups, or some would hold nothing."""
+    """Return the members of a group. Raises PackError if `groups` does not divide the ranks or some would be empty."""
     if groups < 1 or ranks % groups:
         fits = [number for number in range(1, ranks + 1) if ranks % number == 0]
         raise PackError(f"{ranks} ranks cannot form {groups} groups of one size; {fits} can be formed")
@@ -35,13 +35,13 @@ def check_groups(samples: int, ranks: int, groups: int) -> int:
 
 
 def at_first(samples: int, members: int) -> NDArray[np.int32]:
-    """As a pack is read: a stretch each, as even as can be."""
+    """Return the holders when a pack is read: a stretch for each member, as even as possible; int32."""
     places = np.arange(samples, dtype=np.int64)
     return (((places + 1) * members - 1) // max(1, samples)).astype(np.int32)
 
 
 def in_epoch(order: NDArray[np.int64], batch: int, ranks: int, members: int) -> Holders:
-    """In an epoch with this order: what each will see, in as few bytes as will do, since it is looked up at random."""
+    """Return the holders in an epoch with this order, in the smallest dtype, since they are looked up at random."""
     seen = ranks_of(len(order), batch, ranks)
     seen %= members
     held = np.empty(len(order), np.min_scalar_type(members - 1))

@@ -1,4 +1,4 @@
-"""Each rank holds a share of a pack, all ranks (or each group of them) together hold it once: DIMD's three calls.
+"""Partitioned storage: each rank holds a share, all ranks (or each group) hold one copy; the three calls of DIMD.
 
 load     a stretch each, from few stripes
 epoch    shuffle, so that each rank holds what it will see
@@ -23,16 +23,16 @@ from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 SEGMENT_BYTES = 64 << 20
-"""What is exchanged at once by a rank, about."""
+"""Approximate bytes that a rank exchanges at once."""
 
 
 class Partitioned:
-    """The samples of a pack in the memory of the ranks of `world`, in `groups` that hold a copy each."""
+    """Samples of a pack in the memory of the ranks of `world`, in `groups` that hold a copy each."""
 
     def __init__(self, index: Index, world: World, groups: int = 1, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Read the pack, all ranks together.
+        """Read the pack. Collective.
 
-        Raises PackError on every rank, where a rank cannot read its share or it does not fit into its node.
+        Raises PackError on every rank if a rank cannot read its share or it does not fit into its node.
         """
         self.members = check_groups(len(index), world.size, groups)
         self._index, self._world = index, world
@@ -48,17 +48,17 @@ class Partitioned:
         rows = np.searchsorted(ends, wanted).clip(first, last) - first
         rows[-1] = last - first
         held = np.arange(first, last, dtype=np.int32)
-        world.on_all(lambda: self._shelf.fill(held, read_stretch(index, first, last), rows))
+        world.call_on_all(lambda: self._shelf.fill(held, read_stretch(index, first, last), rows))
         self._find(np.arange(first, last))
 
     def epoch(self, order: NDArray[np.int64], batch: int) -> None:
-        """Shuffle: from here on each rank holds what it will see of `order` in steps of `batch` samples."""
+        """Shuffle, so that each rank holds what it will see of `order` in steps of `batch` samples. Collective."""
         holders = in_epoch(order, batch, self._world.size, self.members)
         shuffle(self._shelf, holders)
         self._find(np.flatnonzero(holders == self._group.rank))
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The bytes of samples that this rank holds, as they lie till the next epoch. Raises PackError for others."""
+        """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
         wanted = numbers.astype(np.int32)
         found = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
         if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[found], wanted)):
@@ -70,7 +70,7 @@ class Partitioned:
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """The samples that this rank holds, in ascending order."""
+        """Numbers of the samples that this rank holds, in ascending order."""
         return self._numbers
 
     @property
@@ -79,14 +79,14 @@ class Partitioned:
         return self._shelf.nbytes
 
     def close(self) -> None:
-        """Forget all samples."""
+        """Free the memory of all samples. Collective."""
         self._shelf.free()
         self._find(np.empty(0, np.int64))
         if self._group is not self._world:
             self._group.free()
 
     def _new_shelf(self, samples: int, blocks: int, segments: int) -> Shelf:
-        """A shelf for as much as any rank reads: shared, which makes the shuffle faster, where there is room for it."""
+        """Return a shelf for the largest share of a rank: shared if there is room, which makes the shuffle faster."""
         group, lengths = self._group, self._index.length
         room = capacity(samples, blocks, -(-samples // segments))
         need = nbytes_of(np.array(room), block_of(lengths))
@@ -97,7 +97,7 @@ class Partitioned:
         return Shelf(group, lengths, capacity(samples, blocks, 0), shared=False)
 
     def _find(self, held: NDArray[np.int64]) -> None:
-        """Note in which row each sample lies; those that this rank holds are given, in ascending order."""
+        """Store the row of each sample that this rank holds; `held` has their numbers in ascending order."""
         rows = np.empty(len(self._index), np.int32)
         rows[self._shelf.numbers] = np.arange(len(held), dtype=np.int32)
         self._numbers, self._rows = held.astype(np.int32), rows[held]

@@ -1,4 +1,4 @@
-"""Whether a node's memory holds what its ranks are about to read."""
+"""Checks that a node has enough free memory for what its ranks are about to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = Path("/dev/shm")
 
 
 def free_bytes(shared: bool = False) -> int | None:
-    """Bytes that this node's processes can still take, of memory that they share or not; None where it is not told."""
+    """Return the bytes that processes of this node can still allocate (as shared memory); None without MEMINFO."""
     if not MEMINFO.exists():
         return None
     lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
@@ -27,7 +27,7 @@ def free_bytes(shared: bool = False) -> int | None:
 
 
 def _limits() -> Iterator[int]:
-    """What the control groups of this process still allow, from its own up to the first."""
+    """Yield the bytes that each control group of this process still allows, from its own up to the root."""
     lines = OWN_GROUP.read_text().splitlines() if OWN_GROUP.exists() else []
     path = next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
     for group in (GROUPS / path, *(GROUPS / path).parents):
@@ -37,29 +37,29 @@ def _limits() -> Iterator[int]:
 
 
 def _kept(group: Path) -> int:
-    """Bytes that a group of processes has and keeps: files that were read are forgotten when there is need."""
+    """Return the bytes that a control group has and keeps: the cache of files that were read is freed on demand."""
     kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int((group / "memory.current").read_text()) - int(kinds["active_file"]) - int(kinds["inactive_file"])
 
 
 def check_room(world: World, nbytes: int, shared: bool = False) -> None:
-    """Raise PackError on every rank where the ranks of a node need more than it has; `nbytes` is this rank's need."""
+    """Raise PackError on every rank if the ranks of a node need more than it has; `nbytes` is this rank's need."""
     for node, need, least in _short_nodes(world, nbytes, shared):
         what = "shared memory" if shared else "memory"
         raise PackError(
             f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {need / 1e9:.1f} GB of "
-            'the pack; start on more nodes, or hold a share alone (hold = "even", groups = 1)'
+            'the pack; start on more nodes, or hold a share alone (storage = "partitioned", groups = 1)'
         )
 
 
 def has_room(world: World, nbytes: int, shared: bool = False) -> bool:
-    """Whether every node has what its ranks need, the same on every rank; `nbytes` is this rank's need."""
+    """Return True, on every rank, if every node has the bytes that its ranks need; `nbytes` is this rank's need."""
     return not list(_short_nodes(world, nbytes, shared))
 
 
 def _short_nodes(world: World, nbytes: int, shared: bool) -> Iterator[tuple[int, int, int]]:
-    """The nodes that have less than their ranks need: need and least that is free."""
-    seats = world.gather((world.node, nbytes, free_bytes(shared)))
+    """Yield (node, need, least free) in bytes for each node that has less than its ranks need."""
+    seats = world.all_gather_object((world.node, nbytes, free_bytes(shared)))
     for node in sorted({node for node, _, _ in seats}):
         need = sum(each for at, each, _ in seats if at == node)
         least = min((each for at, _, each in seats if at == node and each is not None), default=need)

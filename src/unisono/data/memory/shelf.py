@@ -1,10 +1,10 @@
-"""The samples that a rank holds, side by side in its memory, and which they are.
+"""Samples that a rank holds, side by side in its memory, with their numbers.
 
     numbers    |  free  | 17 4  52  | 8   33 | 21 90 6  |  free  |        a row each
     samples    |  free  | aaa b cc  | dd  e  | ff g hhh |  free  |        blocks (`blocks.py`)
     segments            0           1        2          3                 cuts: rows and blocks
 
-Shelves that the ranks of a node share lie in memory that all of them see, so that each puts samples on the others'.
+Shared shelves lie in memory that all ranks of a node see, so that each rank copies samples onto the others' shelves.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from unisono.transports.window import Window
 from unisono.world import World
 
 PART = 512 << 10
-"""Bytes for one rank that are copied at once, about: what lies between in memory is for others, and still in cache."""
+"""Approximate bytes copied at once for one rank: samples between them are for other ranks, and still in cache."""
 
 Bytes = NDArray[np.uint8]
 
 Lengths = NDArray[np.int32]
-"""Bytes of every sample there is."""
+"""Bytes of every sample of the pack."""
 
 
 class Place(NamedTuple):
@@ -39,35 +39,35 @@ class Place(NamedTuple):
 
     numbers: NDArray[np.int32]
     blocks: Bytes
-    """(blocks, bytes of a block)."""
+    """Samples as an array of shape (blocks, bytes of a block)."""
 
 
 class Shelf:
-    """The samples of a rank. Made, grown and freed by all ranks of `world` together."""
+    """Samples of a rank. Creation, growth and freeing are collective over `world`."""
 
     def __init__(self, world: World, lengths: Lengths, room: tuple[int, int], shared: bool) -> None:
-        """Room for so many samples in so many blocks on each rank; `lengths` are of all samples that there are.
+        """Allocate `room`, (samples, blocks), on each rank; `lengths` has the bytes of all samples of the pack.
 
-        `shared` asks for ranks that sit on one node, and are several.
+        `shared` requires several ranks on one node.
         """
         self.world, self.lengths, self.shared = world, lengths, shared
         self.block = block_of(lengths)
         """Bytes of a block."""
         self.alike = len(lengths) > 0 and bool((lengths == self.block).all())
-        """Whether each sample is a block."""
+        """True if each sample is one block."""
         self.room: Counts = np.array(room, np.int64)
-        """Rows and blocks that there are."""
+        """Rows and blocks that are allocated."""
         self.cuts: Counts = np.zeros((1, 2), np.int64)
-        """Where each segment begins, and the last one ends: rows and blocks."""
+        """Row and block at which each segment begins and the last one ends, (segments + 1, 2)."""
         self.low = True
-        """Whether the segments lie at the beginning of the room; else they lie at its end."""
+        """True if the segments lie at the beginning of the room; otherwise they lie at its end."""
         self._begins = np.zeros(1, np.int64)
         self.places: list[Place] = []
-        """Of all ranks, where they are shared; else of this rank."""
+        """Memory of all ranks if the shelf is shared, otherwise of this rank alone."""
         self._open()
 
     def fill(self, numbers: NDArray[np.int32], stretches: Iterable[Samples], rows: NDArray[np.int64]) -> None:
-        """Hold these samples, which come in order; segments begin, and the last one ends, at these rows."""
+        """Fill the shelf with these samples, given in order; segments begin, and the last one ends, at `rows`."""
         begins = self._ends(numbers, 0)
         self.own.numbers[: len(numbers)] = numbers
         memory, row = self.own.blocks.reshape(-1), 0
@@ -83,37 +83,37 @@ class Shelf:
         self.hold(np.stack([rows, begins[rows]], axis=1), low=True)
 
     def hold(self, cuts: Counts, low: bool) -> None:
-        """From here on hold what lies between these cuts, at one end of the room."""
+        """Declare the samples between `cuts`, at the beginning (`low`) or the end of the room, as those held."""
         self.cuts, self.low = cuts, low
         if not self.alike:
             self._begins = self._ends(self.numbers, int(cuts[0, 1]))
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """Which samples there are, row by row."""
+        """Numbers of the samples held, row by row."""
         return self.own.numbers[self.cuts[0, 0] : self.cuts[-1, 0]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples."""
+        """Bytes of the samples held."""
         return int(self.lengths[self.numbers].sum(dtype=np.int64))
 
     def samples(self, rows: NDArray[np.integer]) -> list[Bytes]:
-        """The bytes of samples, where they lie: not longer there when the samples move, or go."""
+        """Return the bytes of the samples in these rows, as views that are valid until samples are moved or freed."""
         begins = (self.cuts[0, 1] + rows if self.alike else self._begins[rows]) * self.block
         ends = begins + self.lengths[self.numbers[rows]]
         memory = self.own.blocks.reshape(-1)
         return [memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def counts(self, to: NDArray[np.integer]) -> Counts:
-        """Rows and blocks that go to each rank in each segment, (ranks, segments, 2), where sample i goes to to[i]."""
+        """Return rows and blocks for each rank in each segment, (ranks, segments, 2); sample i goes to rank to[i]."""
         begins = None if self.alike else self._begins
         return counts(to, self.cuts[:, 0] - self.cuts[0, 0], begins, self.world.size)
 
     def lay(self, segment: int, to: NDArray[np.integer], places: list[Place], begins: Counts) -> None:
         """Copy the samples of a segment that are for rank r to begins[r] (row and block) of places[r].
 
-        Sample i of the segment is for rank to[i]; those for one rank stay in the order in which they lie.
+        Sample i of the segment is for rank to[i]; samples for one rank keep their order.
         """
         (first, begin), (last, end) = (self.cuts[segment : segment + 2]).tolist()
         first, last = first - int(self.cuts[0, 0]), last - int(self.cuts[0, 0])
@@ -131,7 +131,7 @@ class Shelf:
                 at[rank][1] += len(blocks)
 
     def grow(self, more: Counts) -> None:
-        """Make room for so many more rows and blocks; what lies at the end lies there again."""
+        """Add `more` rows and blocks to the room; samples at its end move to the new end. Raises PackError."""
         check_room(self.world, nbytes_of(self.room + more, self.block), self.shared)
         old, window = self.own, self._window
         (first, begin), (last, end) = self.cuts[0].tolist(), self.cuts[-1].tolist()
@@ -146,14 +146,14 @@ class Shelf:
             window.free()
 
     def free(self) -> None:
-        """Forget the samples and give their memory back."""
+        """Drop the samples and free their memory."""
         self.places, self.own = [], Place(np.empty(0, np.int32), np.empty((0, self.block), np.uint8))
         self.hold(np.zeros((1, 2), np.int64), low=True)
         if self._window is not None:
             self._window.free()
 
     def _open(self) -> None:
-        """Memory for all that there is room for."""
+        """Allocate memory for all rows and blocks of the room."""
         rows, blocks = self.room.tolist()
         nbytes = nbytes_of(self.room, self.block)
         begin = nbytes - blocks * self.block
@@ -165,7 +165,7 @@ class Shelf:
         self.own = self.places[self.world.rank if self.shared else 0]
 
     def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
-        """Where samples of these numbers begin and the last one ends, in blocks, side by side from `begin` on."""
+        """Return the blocks at which these samples, side by side from `begin` on, begin and the last one ends."""
         ends = np.empty(len(numbers) + 1, np.int64)
         ends[0] = begin
         np.cumsum(blocks_of(self.lengths[numbers], self.block), out=ends[1:])
@@ -173,7 +173,7 @@ class Shelf:
         return ends
 
     def _stretches(self, rows: list[Numbers], first: int, last: int, begin: int) -> Callable[[int, int, int], Numbers]:
-        """Gives the blocks of stretches of each rank's rows: both are counted from where a segment begins, as told."""
+        """Return a function (rank, one, other) for the blocks of rows[rank][one:other], counted from `begin`."""
         if self.alike:
             return lambda rank, one, other: rows[rank][one:other]
         begins, sizes = self._begins[first:last] - begin, np.diff(self._begins[first : last + 1])
@@ -183,6 +183,6 @@ class Shelf:
 
 
 def nbytes_of(room: Counts, block: int) -> int:
-    """Bytes that so many rows and blocks take."""
+    """Return the bytes that `room`, in rows and blocks of `block` bytes, takes."""
     rows, blocks = room.tolist()
     return int(4 * rows + -4 * rows % 64 + blocks * block)

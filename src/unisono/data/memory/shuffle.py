@@ -1,18 +1,18 @@
-"""The shuffle of samples across ranks (DIMD 4.1, Algorithm 2).
+"""Shuffle of samples across ranks (DIMD 4.1, Algorithm 2).
 
-What a rank holds is cut into segments. First all tell each other how much goes from whom to whom, so that each knows
-where everything will lie (`sliding.py`). Then, segment by segment, each sample goes to the rank that is to hold it. On
-one node its giver copies it there; between nodes it is laid out by receiver and sent:
+The samples of a rank are cut into segments. First the ranks exchange how much each sends to each, so that every rank
+knows where all samples will lie (`sliding.py`). Then, segment by segment, each sample goes to the rank that is to hold
+it. On one node its sender copies it there; between nodes samples are laid out by receiver and sent:
 
     rank 0   a b c d                 a d | b | c |                     a d  g  k     4 ranks, the first segment of each;
     rank 1   e f g h    ──lay──▶     g | e f | | h    ──exchange──▶    b  e f  l     what comes lies in the order of
     rank 2   i j k l                 k | l | i | j                     c  i          who gave it
     rank 3   ...                                                       ...
 
-Only numbers are sorted: samples leave a rank in the order in which they lie there, and the index says where they are.
-Rounds: one for each segment, after two meetings. Bytes of each rank: its samples, n / p, are read once and written once
-on a node; between nodes twice, and sent, less the n / p^2 that stay. Memory beside what it holds: one segment, free on
-the shelf or laid out, and room for chance.
+Only numbers are sorted: samples leave a rank in the order in which they lie there, and the index has their places.
+Rounds: one for each segment, after two all_to_all exchanges. Bytes of each rank: on a node its samples, n / p, are read
+once and written once; between nodes twice, and sent, less the n / p^2 that stay. Memory beside the samples: one
+segment, free on the shelf or laid out, and room for random variation.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from unisono.world import World
 
 
 def shuffle(shelf: Shelf, holders: Holders) -> None:
-    """Bring every sample on the shelves to the rank that is to hold it; called by all ranks together.
+    """Bring every sample on the shelves to the rank that is to hold it. Collective.
 
-    All shelves have as many segments. Raises PackError on every rank where more comes than there is room for, and no
-    more is to be had.
+    All shelves have the same number of segments. Raises PackError on every rank if more samples arrive than there is
+    room for and a node has no more memory.
     """
     world = shelf.world
     if world.size == 1:
@@ -56,7 +56,7 @@ def shuffle(shelf: Shelf, holders: Holders) -> None:
 
 
 def _agree(shelf: Shelf, comes: Counts) -> tuple[Plan, Counts]:
-    """This rank's plan, and where the others put what it gives them, (ranks, segments, 2). Shelves grow if need be."""
+    """Return this rank's plan, and where others put its samples, (ranks, segments, 2). Shelves grow if necessary."""
     while True:
         plan = slide(shelf.cuts, comes, shelf.room, shelf.low, not shelf.shared)
         told = np.concatenate([plan.places, np.broadcast_to(plan.short, (shelf.world.size, 1, 2))], axis=1)
@@ -68,17 +68,17 @@ def _agree(shelf: Shelf, comes: Counts) -> tuple[Plan, Counts]:
 
 
 def _exchange(world: World, out: Place, goes: Counts, own: Place, places: Counts, comes: Counts) -> None:
-    """Send what is laid out; what comes goes to these places on the shelf."""
+    """Send the samples that are laid out; receive samples into these places on the shelf."""
     begins = side_by_side(goes)
     for kind in (0, 1):
-        world.exchange(
+        world.all_to_all_v(
             _parts(out[kind], begins[:, kind], goes[:, kind]),
             _parts(own[kind], places[:, kind], comes[:, kind]),
         )
 
 
 def _swap(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give entry r of an array to rank r; what the others give."""
+    """Send entry r of an array to rank r; return the entries received from all ranks."""
     swapped: NDArray[np.int64] = world.all_to_all(torch.from_numpy(np.ascontiguousarray(array))).numpy()
     return swapped
 

@@ -1,14 +1,14 @@
-"""Where what comes in a shuffle is put: a plan. A rank's samples slide to and fro in its memory.
+"""Plan of the places for samples that arrive in a shuffle. A rank's samples slide to and fro in its memory.
 
-The segments of a rank lie side by side at one end of its memory; the rest is free. In each round one of them goes, to
-many ranks, and what comes for it from many is put at the other end. Here they lie low and slide up:
+The segments of a rank lie side by side at one end of its memory; the rest is free. In each round one segment is sent,
+to many ranks, and its replacement, from many ranks, is put at the other end. Here segments lie low and slide up:
 
     held         | 0 0 0 | 1 1 | . . . . |           9 rows, segments of 3 and 2
     round of 1   | 0 0 0 | 1 1 | . | 1'1'1' |        3 come for it, side by side in the order of who gives them
     round of 0   | . . . | 0'0'0' | 1'1'1' |         3 again; the next shuffle slides down, beginning with 0'
 
-So beside what it holds a rank needs the largest segment free, and what chance may bring: as many samples come as go,
-but for chance. Where it is not enough all ranks know before anything has moved.
+So beside its samples a rank needs free memory for the largest segment and for random variation: as many samples arrive
+as leave, but for chance. If the memory is not enough, all ranks know it before any sample has moved.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from numpy.typing import NDArray
 from unisono.data.memory.dealing import counts_for
 
 CHANCE = 5
-"""Roots of the number of samples of a rank that are kept free for chance: its deviation is at most about one."""
+"""Rows kept free for chance, over the square root of a rank's samples: the deviation is at most about one root."""
 
 Counts = NDArray[np.int64]
-"""Of rows and blocks: in the last axis."""
+"""Numbers of rows and blocks, in the last axis."""
 
 
 def capacity(samples: int, nbytes: int, spare: int) -> tuple[int, int]:
-    """Rows and bytes for a rank with so many samples of so many bytes, of which `spare` more are to be free."""
+    """Return rows and bytes (or blocks) for `samples` samples of `nbytes` bytes in all, with `spare` more kept free."""
     rows = samples + spare + CHANCE * math.isqrt(samples)
     return rows, -(-nbytes * rows // samples)
 
 
 def counts(to: NDArray[np.integer], rows: NDArray[np.int64], begins: NDArray[np.int64] | None, ranks: int) -> Counts:
-    """What goes to each rank in each segment, (ranks, segments, 2); `to` is the rank that each sample goes to.
+    """Return rows and blocks for each rank in each segment, (ranks, segments, 2); `to` is the rank of each sample.
 
     Segment s is rows rows[s] to rows[s + 1] - 1. Row i has the blocks begins[i] to begins[i + 1] - 1; without `begins`
     each has one.
@@ -50,29 +50,30 @@ def counts(to: NDArray[np.integer], rows: NDArray[np.int64], begins: NDArray[np.
 
 
 def side_by_side(sizes: Counts) -> Counts:
-    """Where the parts of all ranks begin, (ranks, ...), the first one at 0."""
+    """Return where the parts of all ranks begin if they lie side by side, (ranks, ...), the first one at 0."""
     begins: Counts = sizes.cumsum(axis=0) - sizes
     return begins
 
 
 class Plan(NamedTuple):
-    """What a rank does with what comes."""
+    """Plan of a rank for the samples that arrive."""
 
     cuts: Counts
-    """Where its segments will begin, and the last one end: (segments + 1, 2)."""
+    """Row and block at which its segments will begin and the last one end: (segments + 1, 2)."""
     places: Counts
-    """Where what each rank gives in each round is put: (ranks, segments, 2)."""
+    """Row and block at which the samples from each rank in each round are put: (ranks, segments, 2)."""
     rounds: range
-    """The segments in the order in which they go."""
+    """Segments in the order in which they are sent."""
     short: Counts
-    """What is missing, for nothing to be put over what is still needed: (2,)."""
+    """Rows and blocks that are missing, so that nothing still needed would be overwritten: (2,)."""
 
 
 def slide(cuts: Counts, comes: Counts, room: Counts, up: bool, laid_out: bool) -> Plan:
-    """The plan of a rank whose segments lie between `cuts`, at the other end of its `room`.
+    """Return the plan of a rank whose segments lie between `cuts` and move to the other end of its `room`.
 
-    `comes` is what each rank gives in each round, (ranks, segments, 2). Where a segment is `laid_out` elsewhere before
-    anything comes for it, that may be put over it.
+    They move to the end of the room if `up`, else to its beginning. `comes` has the rows and blocks from each rank in
+    each round, (ranks, segments, 2). If a segment is `laid_out` elsewhere before its replacement arrives, the
+    replacement may overwrite it.
     """
     sizes = comes.sum(axis=0)
     new = np.concatenate([np.zeros((1, 2), np.int64), sizes.cumsum(axis=0)])

@@ -1,8 +1,8 @@
-"""Every node holds the whole pack, once, in memory that its ranks share; a shuffle is then a permuted index (DIMD 4.1).
+"""Storage of the whole pack in each node, once, shared by its ranks; a shuffle is then a permuted index (DIMD 4.1).
 
     node 0   rank 0 reads 0 1 2 3 4, rank 1 reads 5 6 7 8 9; both see all
 
-Bytes read by each rank: what the pack has, over the ranks of its node.
+Bytes read by each rank: those of the pack, divided by the ranks of its node.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from unisono.world import World
 
 
 class Whole:
-    """A copy of a pack in the memory of each node of `world`."""
+    """Copy of a pack in the memory of each node of `world`."""
 
     def __init__(self, index: Index, world: World) -> None:
-        """Read the pack, all ranks together. Raises PackError on every rank, as `Partitioned` does."""
+        """Read the pack. Collective. Raises PackError on every rank, as `Partitioned` does."""
         node = world.node_world()
         self._holders = at_first(len(index), node.size)
         begins = np.array([bounds(len(index), node.size, member)[0] for member in range(node.size)])
@@ -43,16 +43,16 @@ class Whole:
                 at += len(data)
 
         self._world = world
-        world.on_all(read)
+        world.call_on_all(read)
         self._window.sync()
         node.comm.Barrier()
         self._window.sync()
 
     def epoch(self, order: NDArray[np.int64], batch: int) -> None:
-        """Nothing has to move."""
+        """Do nothing: every rank can read all samples in the memory of its node."""
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The bytes of any samples."""
+        """Return the bytes of any samples, as views of the shared memory."""
         begins = self._offsets[numbers]
         ends = begins + self._length[numbers]
         return [
@@ -66,6 +66,6 @@ class Whole:
         return self._window.nbytes
 
     def close(self) -> None:
-        """Give the memory back, all ranks together."""
+        """Free the memory. Collective."""
         self._parts = []
         self._window.free()

@@ -1,1 +1,1 @@
-"""A data set as few big files: Arrow IPC stripes, and an index of every sample's place."""
+"""Packs: data sets as few big files, Arrow IPC stripes, with an index of every sample's place."""

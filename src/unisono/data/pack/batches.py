@@ -1,9 +1,9 @@
-"""A stretch of samples as an Arrow record batch with a checksum, and back.
+"""Conversion of a stretch of samples to an Arrow record batch with a checksum, and back.
 
     image (or audio)   label   key          beside the batch: crc32 of all of it
     binary             int64   string
 
-The checksum is of what the columns say, not of Arrow's bytes: padding may differ.
+The checksum covers the content of the columns, not Arrow's bytes: padding may differ.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from unisono.errors import PackError
 
 CHECKSUM = b"crc32"
 UNISONO = b"unisono"
-"""The key in a schema's metadata under which a pack describes itself, in JSON."""
+"""Key in a schema's metadata for the description of the pack, in JSON."""
 
 TYPES = (pa.binary(), pa.int64(), pa.string())
 
 DAMAGES = (pa.ArrowException, ValueError, OSError)
-"""What Arrow raises where a file is not what it was; ValueError: for names that are no text any more."""
+"""Errors that Arrow raises for changed files; ValueError is raised for names that are no longer valid text."""
 
 
 class Samples(NamedTuple):
@@ -39,7 +39,7 @@ class Samples(NamedTuple):
 
 
 def schema(kind: str, about: dict[str, object]) -> pa.Schema:
-    """The columns of a stripe; `about` describes the pack."""
+    """Return the columns of a stripe; `about` describes the pack."""
     names = "audio" if kind == SOUND else "image", "label", "key"
     return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
 
@@ -47,14 +47,14 @@ def schema(kind: str, about: dict[str, object]) -> pa.Schema:
 def to_batch(
     columns: pa.Schema, samples: Sequence[bytes], labels: Sequence[int], keys: Sequence[str]
 ) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-    """A record batch, and what is written beside it."""
+    """Return a record batch, and the metadata with its checksum that are written beside it."""
     arrays = [pa.array(values, kind) for values, kind in zip((samples, labels, keys), TYPES, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
     return batch, {CHECKSUM: f"{checksum(batch):08x}".encode()}
 
 
 def checksum(batch: pa.RecordBatch) -> int:
-    """A number that tells a changed batch from the one that was written."""
+    """Return the CRC-32 of a batch, with which a changed batch is recognised."""
     found = 0
     for column in (batch.column(0), batch.column(2)):
         data, offsets = _content(column)
@@ -63,7 +63,7 @@ def checksum(batch: pa.RecordBatch) -> int:
 
 
 def samples_of(path: Path, number: int, batch: pa.RecordBatch, beside: dict[bytes, bytes]) -> Samples:
-    """The samples of a batch that was read. Raises PackError, naming file and batch, where it has been changed."""
+    """Return the samples of a batch that was read. Raises PackError, naming file and batch, if it was changed."""
     written = (beside or {}).get(CHECKSUM, b"none").decode(errors="replace")
     found = f"{checksum(batch):08x}"
     if found != written:
@@ -72,7 +72,7 @@ def samples_of(path: Path, number: int, batch: pa.RecordBatch, beside: dict[byte
 
 
 def _content(column: pa.Array) -> Samples:
-    """The bytes of a column of binary or text, where they lie."""
+    """Return the bytes of a column of binary or text, as views of Arrow's memory."""
     _, offsets, data = column.buffers()
     begin, rows = column.offset, len(column)
     places = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""What a pack holds, in a few lines for a person."""
+"""Description of a pack in a few lines of text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unisono.data.pack.layout import INDEX
 from unisono.errors import PackError
 
 CLASSES = 20
-"""Classes that are told one by one."""
+"""Number of classes that are listed one by one."""
 
 
 def describe(folder: Path) -> Iterator[str]:
-    """Lines on a pack, or on all packs that are parts of a data set."""
+    """Yield lines about a pack, or about all packs in the subfolders of `folder`. Raises PackError if there is none."""
     parts = [folder] if (folder / INDEX).exists() else sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
     if not parts:
         raise PackError(f"{folder} is no pack, and holds none; unisono pack makes one")

@@ -1,7 +1,7 @@
-"""The index of a pack: every sample's stripe, batch and row, length and label, and what the pack is.
+"""Index of a pack: stripe, batch, row, length and label of every sample, and a description of the pack.
 
-It is an Arrow file like the stripes. Every rank keeps it in memory, 20 bytes a sample; the samples themselves are read
-once, each by one rank of a group.
+The index is an Arrow file like the stripes. Every rank keeps it in memory, 20 bytes a sample; the samples themselves
+are read once, each by one rank of a group.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ COLUMNS = {"stripe": pa.int32(), "batch": pa.int32(), "row": pa.int32(), "length
 
 @dataclass(frozen=True)
 class About:
-    """What a pack is."""
+    """Description of a pack."""
 
     kind: str
     classes: tuple[str, ...]
     shape: tuple[int, ...] | None = None
-    """Of raw samples."""
+    """Shape of raw samples."""
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
-    """Of each colour, over up to 1,000 of its pictures, from 0 to 1."""
+    """Mean and standard deviation of each channel, over about 1,000 images at most, for values from 0 to 1."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """What was left out, and why."""
+    """Samples that were skipped, as (key, reason)."""
     stripes: tuple[tuple[str, int], ...] = ()
-    """The files, and how many bytes each has."""
+    """Files of the stripes, as (name, bytes)."""
     made_from: str = ""
-    """Tells what was packed, and how, from all else."""
+    """Fingerprint of the data set and of the settings with which it was packed."""
     version: int = VERSION
 
 
 @dataclass(frozen=True)
 class Index:
-    """Where every sample lies: arrays with an entry for each."""
+    """Places of all samples: arrays with one entry for each sample."""
 
     about: About
     stripe: NDArray[np.int32]
@@ -62,7 +62,7 @@ class Index:
 
     @property
     def mark(self) -> str:
-        """Tells this pack's samples from others' by how many there are, their lengths and labels."""
+        """Fingerprint of the samples, made from their number, lengths and labels."""
         return f"{len(self)} {_crc([self.length, self.label]):08x}"
 
     @property
@@ -72,7 +72,7 @@ class Index:
 
 
 def write_index(index: Index, path: Path) -> None:
-    """Write the index into a file. Raises OSError."""
+    """Write the index to a file. Raises OSError."""
     columns = {name: getattr(index, name) for name in COLUMNS}
     about = json.dumps(asdict(index.about)).encode()
     beside = {UNISONO: about, CHECKSUM: _checksum(columns, about)}
@@ -82,7 +82,7 @@ def write_index(index: Index, path: Path) -> None:
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a pack. Raises PackError where there is none, or it is not whole."""
+    """Return the index of a pack. Raises PackError if it is missing, incomplete, damaged or of another version."""
     path = folder / INDEX
     if not path.is_file():
         there = "" if folder.is_dir() else ": there is no such folder"

@@ -1,10 +1,10 @@
-"""Which samples go into which stripe: a plan.
+"""Plan of the samples that go into each stripe.
 
     2 stripes at least, of at most 256 MB; 8 samples of 90 MB:      stripe 0   0 1       stripe 2   4 5
                                                                     stripe 1   2 3       stripe 3   6 7
 
-Samples keep their order, so a rank that reads a stretch of them touches few stripes, and all ranks together read from
-many at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 MB, so that a batch touches two at most).
+Samples keep their order. So a rank that reads a stretch of them touches few stripes, and all ranks together read from
+many stripes at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 MB, so that a batch touches two at most).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 INDEX = "index.arrow"
 BATCH_BYTES = 4 << 20
-"""Bytes of samples that share a checksum: what is read at least."""
+"""Bytes of samples that share a checksum, the least that is read at once."""
 
 
 def stripe_name(number: int) -> str:
-    """The file of a stripe."""
+    """Return the file name of a stripe."""
     return f"stripe-{number:05d}.arrow"
 
 
 def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_bytes: int) -> list[int]:
-    """Where stripes begin and end: stripe s has the samples bounds[s] to bounds[s + 1] - 1.
+    """Return the bounds of stripes: stripe s has the samples bounds[s] to bounds[s + 1] - 1.
 
-    There are `stripes` of about equal bytes, as `sizes` has them, or as many as none needs to be above `stripe_bytes`;
-    never more than samples. Only a sample that is larger alone makes a larger stripe, of which it is all.
+    There are at least `stripes` stripes of about equal bytes according to `sizes`, and more if one would exceed
+    `stripe_bytes`, but never more than samples. A sample larger than `stripe_bytes` has a stripe of its own.
     """
     samples = len(sizes)
     if samples == 0:
@@ -47,12 +47,12 @@ def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_
 
 
 def pairs(bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Beginning and end of each stretch."""
+    """Return the beginning and the end of each stretch."""
     return list(pairwise(bounds))
 
 
 def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
-    """`count` stretches of about equal bytes, none empty."""
+    """Return the bounds of `count` stretches of about equal bytes, none empty."""
     samples = len(ends)
     wanted = ends[-1] * np.arange(1, count) // count
     inner = np.searchsorted(ends, wanted, side="left") + 1

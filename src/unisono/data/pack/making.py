@@ -1,11 +1,11 @@
-"""Makes of a sample as it is found what is packed.
+"""Conversion of a sample of the data set to the bytes that are packed.
 
     a picture   short side above `short_side`, turned by its camera, or in printers' colours   made anew as a JPEG
                 else                                                                          as it is, byte for byte
     a sound     as it is: a wav file with whole numbers of 16 bits
     raw         as it is
 
-What is empty, broken or not all there is refused.
+Empty, broken and truncated samples are refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unisono.data.sources.source import PICTURE, SOUND
 from unisono.errors import PictureError
 
 KEPT = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
-"""Formats and colours that stay as they are."""
+"""Formats, with their Pillow modes, that are packed unchanged."""
 
 
 def make(kind: str, sample: bytes, short_side: int, quality: int) -> bytes:
-    """The bytes to pack. Raises PictureError where the sample is empty, broken, or not all there."""
+    """Return the bytes to pack. Raises PictureError if the sample is empty, broken or truncated."""
     if not sample:
         raise PictureError("it is empty")
     if kind == SOUND:

@@ -1,4 +1,4 @@
-"""Packs a data set: plans its stripes, makes them in threads, and writes the index when all are there."""
+"""Packing of a data set: plan the stripes, write them in threads, and write the index when all are finished."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from unisono.errors import PackError
 
 @dataclass(frozen=True)
 class Way:
-    """How a data set is packed."""
+    """Settings with which a data set is packed."""
 
     short_side: int = 256
-    """Pictures whose short side is longer are made so large; 0: none is."""
+    """Pixels to which longer short sides of images are reduced; 0 reduces none."""
     stripes: int = 32
-    """Files at least."""
+    """Smallest number of stripe files."""
     stripe_bytes: int = 256_000_000
-    """Bytes of a file at most."""
+    """Largest stripe file in bytes."""
     quality: int = 90
-    """Of the JPEGs that are made."""
+    """JPEG quality of images that are encoded again."""
 
 
 class _Stopped(Exception):  # noqa: N818  nothing is wrong with what stops
-    """Another thread has failed, or somebody has interrupted the work."""
+    """Raised in a thread when another thread has failed or the user has interrupted the work."""
 
 
 def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable[[], None]) -> Index:
-    """Pack `source` into `folder`; what an earlier run has finished there stays. `advance`: a sample more is done.
+    """Pack `source` into `folder` and return its index; stripes that an earlier run has finished there are kept.
 
-    Raises PackError where the folder holds another pack, the disk is full, or no sample is whole.
+    `advance` is called after each sample. Raises PackError if the folder holds another pack, the disk is full, or no
+    sample is valid.
     """
     source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes))
     mark = _mark(source, way)
@@ -103,7 +104,7 @@ def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable
 
 
 def _packed(folder: Path, mark: str) -> Index | None:
-    """The pack that is in the folder already, where it is this one, and whole."""
+    """Return the index of the pack in the folder if it is complete and has the same `mark`, else None."""
     if not (folder / INDEX).is_file():
         return None
     with suppress(PackError):
@@ -115,7 +116,7 @@ def _packed(folder: Path, mark: str) -> Index | None:
 
 
 def _check_folder(folder: Path, mark: str, stripes: int) -> None:
-    """Make the folder, unless it holds something else; what a killed process was writing goes."""
+    """Create the folder, and remove partial files of a killed process. Raises PackError if it holds something else."""
     if (folder / INDEX).exists():
         raise PackError(f"{folder} holds a pack already; name another folder, or remove it")
     if marks(folder) - {mark}:
@@ -134,12 +135,12 @@ def _check_folder(folder: Path, mark: str, stripes: int) -> None:
 
 
 def _texts(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of files as text: a file system's may be any bytes."""
+    """Return file names as valid text: those of a file system may be any bytes."""
     return tuple(name.encode(errors="backslashreplace").decode() for name in names)
 
 
 def _mark(source: Source, way: Way) -> str:
-    """Tells one data set and way of packing from another."""
+    """Return a fingerprint of the data set and of the settings with which it is packed."""
     found = hashlib.sha256(repr((source.kind, source.classes, source.shape, way, len(source))).encode())
     found.update("\n".join(source.keys).encode())
     found.update(np.ascontiguousarray(source.labels).data)

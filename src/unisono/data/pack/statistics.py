@@ -1,4 +1,4 @@
-"""Mean and deviation of a pack's colours, from some of its pictures."""
+"""Mean and standard deviation of a pack's channels, from some of its images."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from unisono.data.pictures.picture import Pixels, pixels_of, read_any
 from unisono.data.sources.source import PICTURE, SOUND
 
 PICTURES = 1_000
-"""Pictures that are looked at, evenly spread over the pack."""
+"""Approximate number of images that are measured, evenly spread over the pack."""
 
 STRETCH = 10
-"""Neighbours that are read together."""
+"""Number of neighbouring samples that are read together."""
 
 SMALL = 64
-"""Pixels of a short side that are enough."""
+"""Pixels of the short side that are enough: larger JPEGs may be decoded smaller."""
 
 GREY = {"L", "1", "I", "I;16"}
 
 
 def statistics(index: Index) -> Index:
-    """The index with mean and deviation of each colour: one where all pictures of the pack are grey, else three."""
+    """Return the index with mean and deviation of each channel: one if all images of the pack are grey, else three."""
     if index.about.kind == SOUND or not len(index):
         return index
     sums, squares, count = np.zeros(3), np.zeros(3), 0
@@ -47,7 +47,7 @@ def statistics(index: Index) -> Index:
 
 
 def _all_grey(index: Index) -> bool:
-    """Whether the heads of all pictures say that they are grey, as those that were looked at are."""
+    """Return True if all images are grey by their headers, as those that were measured are."""
     if index.about.kind != PICTURE:
         return True
     for data, offsets in read_stretch(index, 0, len(index)):

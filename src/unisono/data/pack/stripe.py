@@ -1,7 +1,7 @@
-"""Writes a stripe, whole or not at all, and reads stretches of samples from stripes.
+"""Stripes, written whole or not at all, and read as stretches of samples.
 
-While a data set is being packed, a note beside each finished stripe says what it was made from, so that the work can go
-on where it stopped:
+While a data set is being packed, a note beside each finished stripe records its origin, so that packing can resume
+where it stopped:
 
     stripe-00003.arrow.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json       all done: the index; notes go
 """
@@ -32,7 +32,7 @@ Make = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Done:
-    """A finished stripe: its samples' lengths and labels, where its batches end, and what was left out of it."""
+    """Finished stripe: lengths and labels of its samples, the ends of its batches, and the samples skipped."""
 
     number: int
     nbytes: int
@@ -44,7 +44,7 @@ class Done:
 
 @contextmanager
 def whole_or_nothing(path: Path) -> Iterator[Path]:
-    """A file to write into, which becomes `path` when the block ends well, and goes away when it does not."""
+    """Yield a file to write, which is renamed to `path` if the block succeeds and removed if it fails."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         yield partial
@@ -56,7 +56,7 @@ def whole_or_nothing(path: Path) -> Iterator[Path]:
 
 
 def finished(folder: Path, number: int, mark: str) -> Done | None:
-    """The stripe, where an earlier run has finished it from the same samples in the same way (`mark`)."""
+    """Return the stripe if an earlier run finished it from the same samples and settings (`mark`), else None."""
     content = _content(_note(folder, number))
     path = folder / stripe_name(number)
     if content.pop("mark", None) != mark or (content["nbytes"] and not path.is_file()):
@@ -69,7 +69,7 @@ def finished(folder: Path, number: int, mark: str) -> Done | None:
 def write_stripe(
     source: Source, first: int, last: int, make: Make, folder: Path, number: int, mark: str, advance: Callable[[], None]
 ) -> Done:
-    """Pack the samples `first` to `last` - 1; `advance` is called after each. Raises OSError."""
+    """Write the samples `first` to `last` - 1 and return the stripe; `advance` is called after each. Raises OSError."""
     path = folder / stripe_name(number)
     columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
     done = Done(number, 0, [], [], [], [])
@@ -91,20 +91,20 @@ def write_stripe(
 
 
 def marks(folder: Path) -> set[str]:
-    """What the stripes that are finished in a folder were made from."""
+    """Return the fingerprints from which the finished stripes in a folder were made."""
     return {content["mark"] for note in folder.glob("stripe-*.json") if (content := _content(note))}
 
 
 def forget_notes(folder: Path) -> None:
-    """Take the notes away, when the index tells all that they told."""
+    """Remove the notes, once the index has all that they record."""
     for note in folder.glob("stripe-*.json"):
         note.unlink()
 
 
 def read_stretch(index: Index, first: int, last: int) -> Iterator[Samples]:
-    """The samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
+    """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
 
-    Raises PackError where a stripe is missing, has another size than was written, or a checksum is wrong.
+    Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
     """
     at = first
     while at < last:
@@ -140,7 +140,7 @@ def _read(index: Index, number: int, first: int, last: int) -> Iterator[Samples]
 
 
 def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> Samples:
-    """The samples of a batch; none where there is no such one."""
+    """Return the samples of a batch; no samples if there is no such batch."""
     if batch >= reader.num_record_batches:
         return Samples(np.empty(0, np.uint8), np.zeros(1, np.int64))
     rows, beside = reader.get_batch_with_custom_metadata(batch)
@@ -151,7 +151,7 @@ def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> Sample
 def _batches(
     source: Source, first: int, last: int, make: Make, done: Done, advance: Callable[[], None]
 ) -> Iterator[tuple[list[bytes], list[int], list[str]]]:
-    """Samples as they are made, in batches; what cannot be made is noted in `done`."""
+    """Yield converted samples, labels and keys in batches; samples that cannot be converted are added to `done`."""
     made, numbers, held = list[bytes](), list[int](), 0
     for number in range(first, last):
         try:
@@ -176,7 +176,7 @@ def _note(folder: Path, number: int) -> Path:
 
 
 def _content(note: Path) -> dict[str, Any]:
-    """What a note says; nothing where it is not there, or not all of it, as after a power cut."""
+    """Return the content of a note; an empty one if it is missing or incomplete, as after a power cut."""
     try:
         content: dict[str, Any] = json.loads(note.read_text())
     except (FileNotFoundError, ValueError):

@@ -1,1 +1,1 @@
-"""From the bytes of a picture to what a network is given."""
+"""Conversion of the bytes of images to network inputs."""

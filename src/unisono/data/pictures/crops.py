@@ -1,11 +1,11 @@
-"""Which part of a picture a network is shown: pure functions of the picture's size and of random numbers.
+"""Crops of images: pure functions of the image's size and of random numbers.
 
     train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or
                 not (Szegedy et al. 2015, section 6: scale and aspect)
     validate    the square in the middle with 7/8 of the short side (224 of 256), to size x size
 
-A JPEG's part is decoded at 1/2, 1/4 or 1/8 where that is still as large as what is wanted, so that nothing is made that
-is thrown away again; it begins at a block of the file, a few pixels before the part:
+A crop of a JPEG is decoded at 1/2, 1/4 or 1/8 if that is still as large as the size wanted, so that no work is wasted.
+The part that is decoded begins at a block of the file, a few pixels before the crop:
 
     ┌───────────────────────┐
     │      ┌──┬──────┐      │   box       what is shown
@@ -22,24 +22,24 @@ from typing import NamedTuple, Protocol
 from unisono.data.pictures.turbojpeg import Part
 
 SMALLEST, LARGEST = 0.08, 1.0
-"""Share of the area that a part has."""
+"""Range of a random crop's share of the area."""
 
 NARROWEST, WIDEST = 3 / 4, 4 / 3
-"""Width over height."""
+"""Range of a random crop's width over its height."""
 
 LOG_NARROWEST, LOG_WIDER = math.log(NARROWEST), math.log(WIDEST / NARROWEST)
 
 TRIES = 10
-"""Parts that are thrown until one fits."""
+"""Largest number of random crops that are tried until one fits."""
 
 MIDDLE = 7 / 8
-"""Share of the short side that is shown of a picture in validation."""
+"""Share of an image's short side that is used in validation, with the augmentation "scale"."""
 
 SHRINKS = (8, 4, 2)
 
 
 class Box(NamedTuple):
-    """A part of a picture, in its pixels."""
+    """Crop of an image, in pixels of the image."""
 
     x: int
     y: int
@@ -48,15 +48,15 @@ class Box(NamedTuple):
 
 
 class Random(Protocol):
-    """What throws the dice."""
+    """Generator of random numbers."""
 
     def random(self) -> float:
-        """A number from 0 to below 1."""
+        """Return a number in [0, 1)."""
         ...
 
 
 def scale_and_aspect(width: int, height: int, random: Random) -> Box:
-    """A part of random area, shape and place; the largest in the middle where none fits."""
+    """Return a crop of random area, aspect and place; if none of TRIES fits, the largest in the middle."""
     for _ in range(TRIES):
         area = (SMALLEST + (LARGEST - SMALLEST) * random.random()) * width * height
         shape = math.exp(LOG_NARROWEST + LOG_WIDER * random.random())
@@ -71,15 +71,15 @@ def scale_and_aspect(width: int, height: int, random: Random) -> Box:
 
 
 def middle(width: int, height: int, share: float = MIDDLE) -> Box:
-    """The square in the middle with this share of the short side."""
+    """Return the square in the middle with this share of the short side."""
     side = max(1, round(min(width, height) * share))
     return Box((width - side) // 2, (height - side) // 2, side, side)
 
 
 def part_of(box: Box, width: int, height: int, block: int, size: int) -> tuple[Part, Box]:
-    """What is to be decoded of a JPEG for a box to become size x size, and where the box lies in that.
+    """Return the part of a JPEG to decode so that `box` can become size x size, and the box within that part.
 
-    `block` is where the file's blocks begin, in pixels across.
+    `block` is the width of the file's blocks in pixels: a part can begin only at a block.
     """
     shrink = next((each for each in SHRINKS if min(box.width, box.height) >= each * size), 1)
     step = max(1, block // shrink)

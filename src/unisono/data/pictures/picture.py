@@ -1,7 +1,7 @@
-"""Decodes pictures of any kind: JPEG by libjpeg-turbo, the others, and JPEGs in printers' colours, by Pillow.
+"""Decoding of images of any format: JPEG by libjpeg-turbo, other formats and CMYK JPEGs by Pillow.
 
-Greyscale becomes red, green and blue alike where colours are wanted. `read_any` also turns a picture as its camera says
-(EXIF); what lies in packs was turned when it was packed.
+Grey images get three equal channels if RGB is wanted. `read_any` also rotates an image by its EXIF orientation; images
+in packs were rotated when they were packed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from unisono.data.pictures.crops import Box, part_of
 from unisono.errors import PictureError
 
 Pixels = NDArray[np.uint8]
-"""Height x width x colours."""
+"""Pixels of an image: height x width x channels."""
 
 Choose = Callable[[int, int], Box]
-"""The part of a picture to show, from its width and height."""
+"""Function that returns the crop of an image, given its width and height."""
 
 JPEG = b"\xff\xd8"
 
@@ -37,21 +37,21 @@ DAMAGED = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
-"""What Pillow raises of files that are no pictures, or damaged."""
+"""Errors that Pillow raises for files that are no images, or damaged."""
 
 
 class Reader:
-    """Reads parts of pictures in one thread."""
+    """Reader of crops of images, for one thread."""
 
     def __init__(self, colors: int) -> None:
-        """`colors` is 3, or 1 for grey pictures."""
+        """Create the reader. `colors` is the number of channels: 3, or 1 for grey images."""
         self._grey, self._mode = colors == 1, MODES[colors]
         self._jpeg = turbojpeg.Decoder() if turbojpeg.library() else None
 
     def read(self, file: bytes, choose: Choose, size: int) -> tuple[Pixels, Box]:
-        """What is decoded of a picture that is to become size x size, and where in it the chosen part lies.
+        """Return the decoded pixels of an image that is to become size x size, and the chosen crop within them.
 
-        Raises PictureError where the bytes are no picture.
+        Raises PictureError if the bytes are no image.
         """
         box = None
         if self._jpeg is not None and file[:2] == JPEG:
@@ -66,10 +66,10 @@ class Reader:
 
 
 def read_any(file: bytes, turn: bool = True, enough: int = 0) -> Image.Image:
-    """A whole picture by Pillow; turned as its camera says.
+    """Return a whole image, decoded by Pillow; with `turn` it is rotated by its EXIF orientation.
 
-    A JPEG may come at 1/2, 1/4 or 1/8 of its size, where its short side still has `enough` pixels, if that is not 0.
-    Raises PictureError where it is no picture, or not all there.
+    With `enough` above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if its short side still has `enough`
+    pixels. Raises PictureError if the bytes are no image, or truncated.
     """
     try:
         picture = Image.open(io.BytesIO(file))
@@ -82,7 +82,7 @@ def read_any(file: bytes, turn: bool = True, enough: int = 0) -> Image.Image:
 
 
 def upright(picture: Image.Image) -> Image.Image:
-    """The picture as its camera says; itself where that says nothing, or cannot be read."""
+    """Return the image rotated by its EXIF orientation; the same image if that is missing or cannot be read."""
     try:
         return ImageOps.exif_transpose(picture) if picture.getexif().get(ORIENTATION) in TURNED else picture
     except DAMAGED:
@@ -90,7 +90,7 @@ def upright(picture: Image.Image) -> Image.Image:
 
 
 def pixels_of(picture: Image.Image, mode: str) -> Pixels:
-    """The pixels in colours ("RGB") or grey ("L"); what shines through is laid on white."""
+    """Return the pixels in RGB ("RGB") or grey ("L"), uint8; transparent images are laid on white."""
     if picture.mode in ("I;16", "I;16B", "I"):
         numbers = np.asarray(picture).astype(np.uint32)
         clear = numbers == picture.info.get("transparency", -1)

@@ -1,8 +1,8 @@
-"""Shows pictures to a network: decodes, cuts, scales, mirrors and normalises them, in channels-last memory.
+"""Conversion of images to network inputs: decode, crop, scale, mirror and normalise, in channels-last memory.
 
     bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / deviation ─▶ float32
 
-A part at least twice as large as wanted is resized by means, any other between the nearest pixels.
+A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from unisono.data.pictures.view import Look, View, look
 WHITE = 255.0
 
 ROWS = 64
-"""Rows of a picture that are normalised at once."""
+"""Number of rows of an image that are normalised at once."""
 
 
 class Show:
-    """Shows pictures in one thread."""
+    """Converter of images to network inputs, for one thread."""
 
     def __init__(self, view: View, shape: tuple[int, ...] | None = None) -> None:
-        """`shape` is that of raw pictures, (height, width) or (height, width, colors); None: files of pictures."""
+        """Create the converter. `shape` is (height, width) or (height, width, channels) of raw images; None: files."""
         self.shape = view.size, view.size, view.colors
         self._view, self._raw = view, shape
         self._reader = Reader(view.colors)
@@ -36,9 +36,9 @@ class Show:
         self._shift = (-torch.tensor(view.mean).repeat(view.size) / deviation).reshape(1, row)
 
     def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
-        """Show one picture in `out`, (size, size, colors), float32 or bfloat16; without `random`, as in validation.
+        """Convert one image into `out`, (size, size, channels), float32 or bfloat16.
 
-        Raises PictureError where the bytes are no picture.
+        Without `random` it is converted as in validation. Raises PictureError if the bytes are no image.
         """
         pixels, how = self._cut(file, random)
         size = self._view.size
@@ -62,11 +62,11 @@ class Show:
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:
-        """A batch as a network takes it: (samples, colors, size, size), in channels-last memory."""
+        """Return a batch as the network takes it: (samples, channels, size, size), in channels-last memory."""
         return memory.permute(0, 3, 1, 2)
 
     def _cut(self, file: memoryview, random: Random | None) -> tuple[Pixels, Look]:
-        """The chosen part of a picture, as it was decoded."""
+        """Return the pixels of the chosen crop of an image, as decoded, and the look that chose it."""
         chosen: list[Look] = []
 
         def choose(width: int, height: int) -> Box:
@@ -83,7 +83,7 @@ class Show:
 
 
 def shifted(pixels: Pixels, right: int, down: int) -> Pixels:
-    """The picture moved by so many pixels; what comes in is black."""
+    """Return the image moved by `right` and `down` pixels; pixels that enter are black."""
     height, width, _ = pixels.shape
     out = np.zeros_like(pixels)
     into = out[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)]

@@ -1,6 +1,6 @@
-"""libjpeg-turbo's TurboJPEG interface, version 3, by ctypes: calls let other threads run while they work.
+"""Binding of libjpeg-turbo's TurboJPEG interface, version 3, by ctypes: its calls let other threads run.
 
-The library comes inside the `turbojpeg` wheel, or is the system's. A `Decoder` belongs to one thread.
+The library comes with the `turbojpeg` wheel or with the system. A `Decoder` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from unisono.errors import PictureError
 DECOMPRESS = 1
 WIDTH, HEIGHT, SUBSAMPLING, COLORS = 5, 6, 4, 8
 RGB, GREY = 0, 6
-"""Pixel formats."""
+"""Pixel formats of decoded images."""
 
 GREY_COLORS, CMYK, YCCK = 2, 3, 4
-"""Colour spaces of a file."""
+"""Colour spaces of JPEG files."""
 
 BLOCKS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
-"""Pixels across which a file's blocks begin anew, by its subsampling: a part can begin there alone."""
+"""Width of a file's blocks in pixels, by its subsampling: a part can begin only at a block."""
 
 
 SYSTEMS = ("libturbojpeg.so.0", "libturbojpeg.dylib")
-"""A library of the system's; asking the system where it is would start processes, which nobody may once MPI runs."""
+"""Names of the system's library. A search for it would start processes, which is not allowed once MPI runs."""
 
 
 class Part(NamedTuple):
-    """A part of a picture that is made 1 / `shrink` as large, in pixels of that smaller picture."""
+    """Part of an image that is decoded at 1 / `shrink` of its size, in pixels of that smaller image."""
 
     x: int
     y: int
@@ -51,18 +51,18 @@ class _Scale(ctypes.Structure):
 
 
 class Header(NamedTuple):
-    """What a file says of its picture."""
+    """Properties of an image, from the header of its file."""
 
     width: int
     height: int
     grey: bool
     block: int
-    """Pixels across which a part can begin."""
+    """Width of the file's blocks in pixels: a part can begin only at a block."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """libjpeg-turbo 3 or newer, where there is one."""
+    """Return libjpeg-turbo 3 or newer; None if it is not installed."""
     for name in _places():
         try:
             found = ctypes.CDLL(name)
@@ -102,10 +102,10 @@ def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
 
 
 class Decoder:
-    """Decodes parts of JPEG files in one thread. Of a file that ends too early it shows what there is."""
+    """Decoder of parts of JPEG files, for one thread. Of a truncated file it decodes what there is."""
 
     def __init__(self) -> None:
-        """Raises PictureError where there is no libjpeg-turbo 3."""
+        """Create the decoder. Raises PictureError if libjpeg-turbo 3 is not installed."""
         found = library()
         if found is None:
             raise PictureError("there is no libjpeg-turbo 3 here: pip install turbojpeg")
@@ -118,9 +118,9 @@ class Decoder:
             self._library.tj3Destroy(self._handle)
 
     def header(self, file: bytes) -> Header | None:
-        """What the file says of its picture; None where its colours are not those of a screen (CMYK), or it is odd.
+        """Return the header of the file; None if it is CMYK or YCCK, has unknown subsampling, or causes a warning.
 
-        Raises PictureError where the file is no JPEG.
+        Raises PictureError if the file is no JPEG.
         """
         handle, get = self._handle, self._get
         if self._library.tj3DecompressHeader(handle, file, len(file)):
@@ -132,9 +132,9 @@ class Decoder:
         return Header(get(handle, WIDTH), get(handle, HEIGHT), colors == GREY_COLORS, block)
 
     def decode(self, file: bytes, part: Part, grey: bool) -> NDArray[np.uint8]:
-        """A part of the picture whose header was read last: (height, width, 3 or 1), red, green and blue.
+        """Return a part of the image whose header was read last: (height, width, 3), RGB, or 1 channel if `grey`.
 
-        `part.x` is a multiple of the header's block over `part.shrink`.
+        `part.x` is a multiple of the header's block over `part.shrink`. Raises PictureError if it cannot be decoded.
         """
         shape = (part.height, part.width, 1 if grey else 3)
         out = np.empty(shape, np.uint8)

@@ -1,4 +1,4 @@
-"""How pictures are shown to a network: size, colours, what is changed at random, and the scale of the numbers."""
+"""Settings of image inputs: size, channels, augmentation and normalisation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from unisono.data.pictures.crops import MIDDLE, Box, Random, middle, scale_and_aspect
 
 AUGMENTS = ("none", "mirror", "shift", "scale")
-"""What is changed at random: nothing; left and right; that and the place, by an eighth; that and the part shown."""
+"""Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop."""
 
 MARGIN = 8
-"""A picture is shifted by up to 1 / MARGIN of its size, over a margin of black."""
+"""Images are shifted by up to 1 / MARGIN of their size, over a margin of black."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Pictures become (size, size, colors), with `mean` and `deviation` of each colour, from 0 to 1, taken out."""
+    """View of images: (size, size, colors), normalised by `mean` and `deviation` of each channel, for values 0 to 1."""
 
     size: int
     colors: int
@@ -26,7 +26,7 @@ class View:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at one picture: its part, whether it is mirrored, and by how much it is shifted, in pixels of `size`."""
+    """Look at one image: its crop, True if it is mirrored, and its shift right and down, in pixels of `size`."""
 
     box: Box
     mirrored: bool = False
@@ -35,7 +35,7 @@ class Look:
 
 
 def look(view: View, width: int, height: int, random: Random | None) -> Look:
-    """How a picture of this size is looked at: with random numbers in training, without in validation."""
+    """Return the look at an image of this size: with random numbers in training, without in validation."""
     if random is None:
         return Look(middle(width, height, MIDDLE if view.augment == "scale" else 1.0))
     if view.augment == "scale":

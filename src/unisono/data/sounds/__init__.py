@@ -1,1 +1,1 @@
-"""From the bytes of a recording to what a network is given."""
+"""Conversion of the bytes of audio recordings to network inputs."""

@@ -1,4 +1,4 @@
-"""How recordings are heard: in windows evenly spread over each, a frame with its context on both sides.
+"""Windows evenly spread over a recording: each is a frame with its context on both sides.
 
     12 frames, 3 windows, context 2
 
@@ -7,7 +7,7 @@
     window 1               └─────●─────┘              frames 4 5 6 7 8
     window 2                           └─────●──┘     frames 8 9 10 11 11: past an end its outer frame is heard again
 
-That is how a network of frames (PCL-DNN 5.3: CD-DNN) hears a recording of any length. What is changed at random:
+So a network of frames (PCL-DNN 5.3: CD-DNN) takes a recording of any length. Augmentations:
 
     shift   where in its stretch of the recording a window's middle frame lies, alike for all windows
     mask    that, and a stretch of bands and one of frames are not heard (SpecAugment, Park et al. 2019)
@@ -21,35 +21,35 @@ from unisono.data.dice import Throws
 from unisono.data.sounds.spectrum import BANDS
 
 AUGMENTS = ("none", "shift", "mask")
-"""What is changed at random."""
+"""Augmentations of recordings."""
 
 MASKED = 4
-"""A mask has up to 1 / MASKED of the bands, or of the frames."""
+"""Largest mask: 1 / MASKED of the bands, or of the frames."""
 
 MIDDLE = 0.5
 
 Stretch = tuple[int, int]
-"""The first, and the one after the last."""
+"""Stretch of bands or frames: the first, and the one after the last."""
 
 
 @dataclass(frozen=True)
 class Hearing:
-    """Recordings become (windows, BANDS * (2 context + 1)): the frames of a window one after the other."""
+    """Settings of audio inputs, (windows, BANDS * (2 context + 1)): the frames of a window one after the other."""
 
     windows: int
     context: int
-    """Frames that are heard before a frame, and as many after it."""
+    """Frames before the middle frame of a window, and as many after it."""
     augment: str = "none"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of what a recording becomes."""
+        """Shape of the network input of a recording."""
         return self.windows, BANDS * (2 * self.context + 1)
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What is heard of one recording: windows around these frames, but for a stretch of bands and one of frames."""
+    """Windows of one recording around these frames, with a stretch of bands and one of frames masked."""
 
     middles: tuple[int, ...]
     bands: Stretch = (0, 0)
@@ -57,7 +57,7 @@ class Heard:
 
 
 def hear(hearing: Hearing, frames: int, random: Throws | None) -> Heard:
-    """How a recording of so many frames is heard: with random numbers in training, without in validation."""
+    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation."""
     if random is None or hearing.augment == "none":
         return Heard(_middles(hearing.windows, frames, MIDDLE))
     middles = _middles(hearing.windows, frames, random.random())
@@ -67,13 +67,13 @@ def hear(hearing: Hearing, frames: int, random: Throws | None) -> Heard:
 
 
 def _middles(windows: int, frames: int, place: float) -> tuple[int, ...]:
-    """One frame from each of `windows` stretches of equal length, at `place`, 0 to below 1, of its stretch."""
+    """Return one frame from each of `windows` stretches of equal length, at `place` in [0, 1) of its stretch."""
     places = ((window + place) * frames / windows for window in range(windows))
     return tuple(min(frames - 1, int(place)) for place in places)  # rounding may lead to the end
 
 
 def _mask(length: int, random: Throws) -> Stretch:
-    """A stretch of random length and place."""
+    """Return a stretch of random length, up to 1 / MASKED of `length`, and place."""
     wide = int(random.random() * (length // MASKED + 1))
     first = int(random.random() * (length - wide + 1))
     return first, first + wide

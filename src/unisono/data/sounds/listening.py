@@ -1,8 +1,8 @@
-"""Lets a network listen to recordings: reads one, makes frames, normalises them, cuts windows.
+"""Conversion of recordings to network inputs: read, make frames, normalise them, cut windows.
 
     bytes ─ mean of the channels ─ frames ─ (x - mean) / deviation of each band ─ masks ─ windows ─▶ float32
 
-Mean and deviation are the recording's own, so that neither how loud it is nor its microphone is heard.
+Mean and deviation are the recording's own, so that its loudness and its microphone do not matter.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from unisono.data.sounds.spectrum import Frames, Spectrum
 from unisono.data.sounds.wav import read_wav
 
 LOUDEST = 32768
-"""What a sample of 16 bits is below."""
+"""Divisor that scales 16-bit samples to [-1, 1)."""
 
 STILL = 0.01
-"""The least deviation that is taken out: a band in which nothing changes stays still."""
+"""Smallest deviation by which a band is divided: a band in which nothing changes stays still."""
 
 
 class Listen:
-    """Listens to recordings in one thread."""
+    """Converter of recordings to network inputs, for one thread."""
 
     def __init__(self, hearing: Hearing) -> None:
         self.shape = hearing.shape
@@ -32,9 +32,9 @@ class Listen:
         self._spectra: dict[int, Spectrum] = {}
 
     def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
-        """Put what is heard of one recording into `out`, (windows, numbers), float32 or bfloat16.
+        """Convert one recording into `out`, (windows, numbers), float32 or bfloat16.
 
-        Without `random`, as in validation. Raises PictureError where the bytes are no recording.
+        Without `random` it is converted as in validation. Raises PictureError if the bytes are no recording.
         """
         samples, rate = read_wav(file)
         if rate not in self._spectra:
@@ -48,12 +48,12 @@ class Listen:
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:
-        """A batch as a network takes it: (samples, windows, numbers), as it lies."""
+        """Return a batch as the network takes it: (samples, windows, numbers), unchanged."""
         return memory
 
 
 def normalised(frames: Frames) -> Frames:
-    """The frames with mean and deviation of each band taken out."""
+    """Return the frames with each band normalised to mean 0 and, from STILL on, deviation 1."""
     mean, deviation = frames.mean(axis=0, dtype=np.float64), frames.std(axis=0, dtype=np.float64)
     found: Frames = ((frames - mean) / np.maximum(deviation, STILL)).astype(np.float32)
     return found

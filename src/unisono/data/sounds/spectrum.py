@@ -1,13 +1,13 @@
-"""Log-mel frames: how loud a recording is in each band of heights, a hundred times a second.
+"""Log-mel frames: the power of a recording in each mel band, a hundred times a second.
 
     samples   ├───── 25 ms ─────┤                     frame 0
                      ├───── 25 ms ─────┤              frame 1, 10 ms later
                             ├───── 25 ms ─────┤       frame 2
     a frame   x Hann's bell ─ FFT ─ squares ─ 40 triangles ─ log ─▶ 40 numbers
 
-Triangles (Davis and Mermelstein 1980): a band begins in the middle of the one before, counts most in its own, and ends
-in that of the next. Middles are even steps of mel apart, mel(f) = 2595 log10(1 + f / 700), as people hear heights:
-about evenly up to 700 Hz, then by ratio.
+Triangles (Davis and Mermelstein 1980): a band begins at the middle of the band before, has its peak at its own middle
+and ends at that of the next. Middles are equally spaced in mel, mel(f) = 2595 log10(1 + f / 700), as people hear pitch:
+about linear up to 700 Hz, logarithmic above.
 
 Half a second at 8,000 samples a second: a frame has 200 samples and begins 80 after the one before, so there are
 1 + (4000 - 200) // 80 = 48; an FFT of 256 has a bin each 31.25 Hz; the bands' middles are 33, 68, 105, ... 3,787 Hz.
@@ -22,25 +22,25 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Frames = NDArray[np.float32]
-"""Frames x BANDS."""
+"""Log-mel frames, (frames, BANDS)."""
 
 LENGTH, HOP = 0.025, 0.010
-"""Seconds of a frame, and from the beginning of one to that of the next."""
+"""Seconds of a frame, and seconds from the beginning of a frame to that of the next."""
 
 BANDS = 40
 
 FLOOR = 1e-8
-"""About the power that rounding to 16 bits leaves in silence: what is below says nothing."""
+"""Smallest power, about that of 16-bit rounding noise in silence: powers below mean nothing."""
 
 TOGETHER = 512
-"""Frames that are made at once, so that a recording of hours needs no more memory than one of seconds."""
+"""Number of frames made at once, so that the intermediate arrays of long recordings stay small."""
 
 
 class Spectrum:
-    """Makes frames of recordings of one rate."""
+    """Log-mel frames of recordings of one sample rate."""
 
     def __init__(self, rate: int) -> None:
-        """`rate` is samples a second."""
+        """Prepare window and bands. `rate` is samples a second."""
         self._length, self._hop = round(LENGTH * rate), round(HOP * rate)
         narrowest = hertz(mel(rate / 2) / (BANDS + 1))
         least = max(self._length, math.ceil(rate / narrowest))  # so that the narrowest band has a bin
@@ -49,9 +49,9 @@ class Spectrum:
         self._bands = triangles(rate, self._size)
 
     def frames(self, samples: NDArray[np.float32]) -> Frames:
-        """The frames of samples from -1 to 1; what is left after the last whole frame is not heard.
+        """Return the frames of samples from -1 to 1, (frames, BANDS); samples after the last whole frame are dropped.
 
-        A recording that is shorter than a frame ends in silence.
+        A recording that is shorter than a frame is padded with silence.
         """
         if len(samples) < self._length:
             samples = np.pad(samples, (0, self._length - len(samples)))
@@ -67,7 +67,7 @@ class Spectrum:
 
 
 def triangles(rate: int, size: int) -> NDArray[np.float32]:
-    """How much each bin of an FFT of `size` samples counts in each band, (BANDS, size // 2 + 1): 1 in its middle."""
+    """Return the weight of each bin of an FFT of `size` samples in each band, (BANDS, size // 2 + 1), 1 at its peak."""
     edges = np.array([hertz(step * mel(rate / 2) / (BANDS + 1)) for step in range(BANDS + 2)])
     below, middle, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     bins = np.arange(size // 2 + 1) * (rate / size)
@@ -77,10 +77,10 @@ def triangles(rate: int, size: int) -> NDArray[np.float32]:
 
 
 def mel(frequency: float) -> float:
-    """How high people hear a frequency in hertz."""
+    """Return the pitch in mel of a frequency in hertz, as people hear it."""
     return 2595 * math.log10(1 + frequency / 700)
 
 
 def hertz(height: float) -> float:
-    """`mel` the other way round."""
+    """Return the frequency in hertz of a pitch in mel: the inverse of `mel`."""
     return 700 * (math.pow(10, height / 2595) - 1)

@@ -1,4 +1,4 @@
-"""Reads recordings: wav files with whole numbers of 16 bits."""
+"""Reading of audio recordings: wav files with 16-bit integer samples."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unisono.errors import PictureError
 BITS = 16
 
 SLOWEST, FASTEST = 100, 1_000_000
-"""Samples a second; other numbers stand in damaged files, and would ask for frames of no or of endless length."""
+"""Range of samples a second. Other rates occur in damaged files and would make frames empty or endless."""
 
 
 def read_wav(file: bytes | memoryview) -> tuple[NDArray[np.int16], int]:
-    """The samples, of shape (samples, channels), and how many of them make a second.
+    """Return the samples, int16, shape (samples, channels), and the samples a second.
 
-    Raises PictureError where the bytes are no wav file, are not all there, or hold other numbers.
+    Raises PictureError if the bytes are no wav file, are truncated, or have other than 16-bit samples or an odd rate.
     """
     try:
         with wave.open(io.BytesIO(file)) as sound:

@@ -1,4 +1,4 @@
-"""What can be packed: one kind of data set a file. `find` tells which kind a path is."""
+"""Kinds of data sets that can be packed, one module each. `find` recognises the kind of a path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.data.sources.source import Source, same_classes
 from unisono.errors import PackError
 
 Splits = dict[str, Source]
-"""The parts of a data set by name: train, test, ...; one without a name where it has no parts."""
+"""Parts of a data set by name: train, test, ...; a data set without parts has one with an empty name."""
 
 KINDS: tuple[Callable[[Path], Splits | None], ...] = (
     table.find,
@@ -23,7 +23,7 @@ KINDS: tuple[Callable[[Path], Splits | None], ...] = (
 
 
 def find(path: Path) -> Splits:
-    """The parts of the data set at `path`. Raises PackError where there is none that is known here."""
+    """Return the parts of the data set at `path`. Raises PackError if there is none of a known kind."""
     if not path.exists():
         raise PackError(f"{path}: there is no such file or folder")
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""An Arrow data set on disk, as Hugging Face's `datasets` saves it, or any Arrow files with samples and labels.
+"""Arrow data sets on disk, as saved by Hugging Face's `datasets`, or any Arrow files with samples and labels.
 
     dataset_dict.json      train/  test/  ...          parts
     dataset_info.json      data-00000-of-00002.arrow   features (names of classes), and tables
@@ -25,7 +25,7 @@ RIFF = b"RIFF"
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """The parts of an Arrow data set."""
+    """Return the parts of an Arrow data set; None if `path` is none."""
     if path.is_file():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
@@ -36,7 +36,7 @@ def find(path: Path) -> dict[str, Source] | None:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """The data set's own files, without what was computed from them."""
+    """Return the data set's own files, without those that were computed from them."""
     state = folder / "state.json"
     if state.is_file():
         return [folder / entry["filename"] for entry in _json(state)["_data_files"]]
@@ -96,7 +96,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _names(folder: Path, columns: pa.Schema, label: str) -> tuple[str, ...]:
-    """The names of the classes, where the data set tells them: in a file beside it, or in its columns' metadata."""
+    """Return the names of the classes from a file beside the data set or from its columns' metadata, if it has them."""
     path = folder / "dataset_info.json"
     beside = _json(path) if path.is_file() else {}
     inside = json.loads((columns.metadata or {}).get(b"huggingface", b"{}")).get("info", {})

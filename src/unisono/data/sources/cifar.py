@@ -1,10 +1,10 @@
-"""CIFAR-10's and CIFAR-100's files: the binary ones and those for Python.
+"""Files of CIFAR-10 and CIFAR-100: the binary ones and those for Python.
 
     data_batch_1.bin ... test_batch.bin         a label, then 1,024 red, green and blue values; 10,000 times
     train.bin, test.bin                         CIFAR-100: a coarse label before the fine one
     data_batch_1 ... test_batch, train, test    the same as pickled arrays
 
-Nothing but arrays is unpickled.
+Only arrays are unpickled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """The parts in a folder of CIFAR's files."""
+    """Return the parts in a folder of CIFAR's files; None if it has none."""
     if not path.is_dir():
         return None
     for ending, read in ((".bin", _binary), ("", _pickled)):
@@ -95,7 +95,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a pickle becomes a PackError that names it."""
+    """Turn any error in a pickle into a PackError that names the file."""
     try:
         yield
     except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -103,7 +103,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickles arrays and what they are made of; a pickle could run anything else."""
+    """Unpickler of arrays and their components alone, since a pickle could run any other code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.partition(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct")}:

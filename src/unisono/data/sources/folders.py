@@ -1,9 +1,9 @@
-"""A folder for each class, or sounds side by side whose names begin with their class.
+"""Folders with one subfolder for each class, or audio files side by side whose names begin with their class.
 
     data/train/cat/1.jpg      data/cat/1.jpg      data/3_anna_0.wav
     data/test/dog/2.jpg       data/dog/2.jpg      data/7_paul_4.wav
 
-What is hidden, or lies beside the folders of classes, is left out.
+Hidden files, and files beside the folders of classes, are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.errors import PackError
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """The parts of a folder, or the whole of it where its folders are classes; None where nothing known is in it."""
+    """Return the parts of a folder, or all of it if its subfolders are classes; None if no file in it is known."""
     if not path.is_dir():
         return None
     folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
@@ -50,7 +50,7 @@ def _whole(path: Path) -> Source | None:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files in a folder that hold something that is known, but for what is hidden; links are followed."""
+    """Return the files of known kinds in a folder, without hidden ones; links are followed."""
     found = list[Path]()
     for folder, folders, names in os.walk(path, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".") and not _circle(Path(folder, name))]
@@ -59,5 +59,5 @@ def _files(path: Path) -> list[Path]:
 
 
 def _circle(folder: Path) -> bool:
-    """Whether a link leads to a folder that it lies in: to follow it would never end."""
+    """Return True if a folder is a link to a folder that contains it: following it would never end."""
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())

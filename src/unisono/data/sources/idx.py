@@ -1,9 +1,9 @@
-"""IDX files, as MNIST and its followers have them: pictures in one file, labels in another, compressed or not.
+"""IDX files, as in MNIST and its successors: images in one file, labels in another, compressed or not.
 
     train-images-idx3-ubyte.gz   train-labels-idx1-ubyte.gz      t10k-images-idx3-ubyte.gz   t10k-labels-idx1-ubyte.gz
 
-A file: two zero bytes, the type (8: bytes), the number of dimensions, each dimension in 4 bytes, the highest first,
-then data.
+Format of a file: two zero bytes, the type (8: bytes), the number of dimensions, each dimension in 4 bytes, big-endian,
+then the data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = {"train": "train", "t10k": "test"}
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """The parts in a folder, or the one whose file of pictures is named."""
+    """Return the parts in a folder, or the part whose file of images is `path`; None if there is none."""
     if path.is_dir():
         images = sorted(file for file in path.glob("*-images*idx3-ubyte*") if file.is_file())
         starts = [file.name.split("-images")[0] for file in images]

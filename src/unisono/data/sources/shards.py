@@ -1,4 +1,4 @@
-"""Tar files: WebDataset's shards, or folders of classes in a tar.
+"""Tar files: WebDataset shards, or folders of classes in a tar.
 
     shard-000.tar    0001.jpg  0001.cls     the label beside the picture, as a number or a name
                      0002.jpg  0002.json    or as "label", "cls" or "class" in JSON
@@ -22,7 +22,7 @@ from unisono.data.sources.source import SPLITS, Source, kind_of, numbered, one_k
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
-"""Keys of a label in JSON."""
+"""Keys for the label in JSON."""
 
 
 class _Member(NamedTuple):
@@ -34,7 +34,7 @@ class _Member(NamedTuple):
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """The parts of a tar file, or of all tar files in a folder."""
+    """Return the parts of a tar file, or of all tar files in a folder; None if there is no tar file."""
     tars = _tars(path)
     if not tars:
         return None
@@ -61,7 +61,7 @@ def _tars(path: Path) -> list[Path]:
 
 
 def _part(words: Sequence[str]) -> str:
-    """The part of a data set that these words name: folders in a tar, words of the tar's name, its folder."""
+    """Return the part that one of these words names: folders in a tar, words of the tar's name, its folder."""
     return next((word for word in words if word in SPLITS), "")
 
 
@@ -115,7 +115,7 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
 
 
 def _in_json(text: str) -> str:
-    """The label in an object, or no words where it has none. Raises ValueError or TypeError where it is none."""
+    """Return the label in a JSON object, or "" if it has none. Raises ValueError or TypeError if it is no object."""
     content = json.loads(text)
     if not isinstance(content, dict):
         raise TypeError("it is no object")

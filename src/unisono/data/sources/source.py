@@ -1,4 +1,4 @@
-"""A data set as it is found: what can be known without reading its samples, and a way to read each."""
+"""Data set as it is found: properties known without reading its samples, and a function that reads each."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from unisono.errors import PackError
 
 PICTURE, RAW, SOUND = "picture", "raw", "sound"
-"""Kinds of samples: a file of a picture; numbers of a byte each; a wav file."""
+"""Kinds of samples: an image file; raw uint8 values; a wav file."""
 
 ENDINGS = {
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"), PICTURE),
     ".wav": SOUND,
 }
-"""What a file holds, by the end of its name."""
+"""Kind of a file, by the ending of its name."""
 
 SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation")
-"""Names of folders that are parts of a data set, not classes."""
+"""Folder names that mean parts of a data set, not classes."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +31,29 @@ class Source:
     kind: str
     classes: tuple[str, ...]
     keys: Sequence[str]
-    """Where each sample comes from."""
+    """Origin of each sample, such as its path."""
     labels: NDArray[np.int64]
     sizes: NDArray[np.int64]
     """Bytes of each sample as it is found."""
     read: Callable[[int], bytes]
-    """The bytes of a sample. Raises OSError."""
+    """Function that returns the bytes of a sample by number. Raises OSError."""
     shape: tuple[int, ...] | None = None
-    """Of raw samples: (height, width) or (height, width, colors)."""
+    """Shape of raw samples: (height, width) or (height, width, channels)."""
     files: Sequence[Path] = ()
-    """What it is read from."""
+    """Files that the samples are read from."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 def kind_of(name: str) -> str | None:
-    """What a file of this name holds; None: nothing that is known, or it is hidden."""
+    """Return the kind of a file with this name; None if it is not known, or the file is hidden."""
     path = PurePath(name)
     return None if path.name.startswith(".") else ENDINGS.get(path.suffix.lower())
 
 
 def one_kind(names: Sequence[str], where: Path) -> str:
-    """The kind that all these files are of. Raises PackError where they differ."""
+    """Return the kind of all these files. Raises PackError if they differ."""
     kinds = {kind_of(name) for name in names}
     if len(kinds) > 1:
         raise PackError(f"{where} has pictures and sounds; pack them one by one")
@@ -63,7 +63,7 @@ def one_kind(names: Sequence[str], where: Path) -> str:
 
 
 def numbered(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Classes in order (of numbers, where all are numbers), and the number of each name's class."""
+    """Return the sorted classes (by number if all are numbers), and the class number of each name, int64."""
     unique = set(names)
     numbers = all(name.isdecimal() for name in unique)
     classes = tuple(sorted(unique, key=lambda name: (int(name), name)) if numbers else sorted(unique))
@@ -72,7 +72,7 @@ def numbered(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
 
 
 def same_classes(parts: dict[str, Source]) -> dict[str, Source]:
-    """The parts of a data set, where a class has one number in all of them, though some may have no sample of it."""
+    """Return the parts renumbered, so that a class has one number in all of them, even where it has no sample."""
     if len({part.classes for part in parts.values()}) == 1:
         return parts
     classes, _ = numbered([name for part in parts.values() for name in part.classes])

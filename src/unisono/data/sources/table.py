@@ -1,7 +1,7 @@
-"""A table of paths and labels: CSV, TSV or Parquet.
+"""Tables of paths and labels: CSV, TSV or Parquet.
 
-Its columns are "path" (or "file", "filename", "image", "audio") and "label" (or "labels", "class"). Paths are taken
-from the table's own folder. A column "split" (train, test, ...) parts the data set.
+The columns are "path" (or "file", "filename", "image", "audio") and "label" (or "labels", "class"). Paths are relative
+to the table's own folder. A column "split" (train, test, ...) divides the data set into parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """The parts of a table."""
+    """Return the parts of a table; None if `path` is no table."""
     if not path.is_file() or path.suffix not in TABLES:
         return None
     table = _open(path)

@@ -1,4 +1,4 @@
-"""Where communication sits in the step: three ways, by their names, and none at all."""
+"""Overlaps, which place communication in the step: three by name, and none at all."""
 
 from collections.abc import Mapping
 

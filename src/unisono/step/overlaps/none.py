@@ -1,4 +1,4 @@
-"""No overlap: the main thread carries all out once the backward pass has ended. What the others are measured by.
+"""No overlap: the main thread runs all collectives once the backward pass has ended. Baseline of the other overlaps.
 
 lane main    ──backward──▶│ [allreduce 1][allreduce 2][allreduce 3]
 """

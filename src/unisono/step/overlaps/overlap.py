@@ -1,4 +1,4 @@
-"""Where communication sits in the step: what an overlap says of each collective of a step program."""
+"""Overlap of communication and computing: it places each collective of a step program."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple
 from unisono.step.program import COMPUTING, MAIN, Group, Task, order, thread
 
 Place = Callable[[Task, int, int], tuple[Task, ...]]
-"""(a collective without lane, group number and order; how many went before it in the step; the most communicators)
--> the tasks that carry it out."""
+"""Function (a collective without lane, group number and order; the number of collectives before it in the step; the
+largest number of communicators) -> the tasks that run it."""
 
 
 class Overlap(NamedTuple):
-    """Where communication sits in the step (MXNET-MPI section 4 calls it overlap)."""
+    """Place of communication in the step (MXNET-MPI section 4 calls it overlap)."""
 
     place: Place
     by_main: bool = False
-    """True where the main thread carries something out: a backward pass that nobody waits for has another thread."""
+    """True where the main thread runs collectives or barriers: a deferred backward pass then has another thread."""
     several: bool = False
-    """True where several collectives may go on at once, each on a communicator of its own."""
+    """True where several collectives may run at once, each on its own communicator."""
     after: bool = False
     """True where nothing is sent before the backward pass has ended."""
 
     def communicators(self, outstanding: int) -> int:
-        """Return how many communicators there are where `outstanding` collectives may go on at once."""
+        """Return the number of communicators for at most `outstanding` collectives at once."""
         return outstanding if self.several else 1
 
     def backward_lane(self, deferred: bool) -> str:
-        """Return the lane of backward passes; `deferred`: parameters are waited for when they are read."""
+        """Return the lane of backward passes. `deferred`: True where parameters are waited for when they are read."""
         return COMPUTING if self.by_main and deferred else MAIN
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, synced to the disk, then renamed.
+"""Checkpoints, written atomically: into a temporary folder, synced to the disk, then renamed.
 
     RUN/checkpoints/
     ├── step-000000046/
@@ -8,7 +8,7 @@
     ├── step-000000069/
     └── step-000000092.torn/         read whole and found wrong; set aside when the run went on from 69
 
-The newest that is whole is used. The newest three are kept; one that was not read whole is never removed or renamed.
+The newest whole one is used. The newest three are kept; one that could not be read is never removed or renamed.
 """
 
 from unisono.training.checkpoint.layout import KEPT, Checkpoint, Torn, names

@@ -1,4 +1,4 @@
-"""Names and files of a checkpoint, and the errors of its disk."""
+"""Names and files of a checkpoint, and the errors of reading one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT = 3
 MANIFEST = "manifest.json"
 TENSORS = ("weights", "optimizer")
 FORMAT = 2
-"""1, which is read still, had no outline of the weights, and another one of the optimizer."""
+"""Format that is written. Format 1 can be read: it had no outline of the weights, and another one of the optimizer."""
 
 NAME = re.compile(r"step-\d{9,}")
 TORN, REPLACED = ".torn", ".replaced"
@@ -23,21 +23,21 @@ TORN, REPLACED = ".torn", ".replaced"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on."""
+    """The state that a run needs to resume."""
 
     step: int
-    """Steps that were made."""
+    """Number of steps made."""
     weights: dict[str, Any]
-    """The model's state_dict: tensors, and what `get_extra_state` of its modules gives."""
+    """The model's state_dict: tensors, and the results of its modules' `get_extra_state`."""
     optimizer: dict[str, Any]
     """The optimizer's state_dict."""
     progress: dict[str, Any]
-    """What else the run wants to know; JSON values."""
+    """Further state of the run, as JSON values."""
 
 
 @dataclass(frozen=True)
 class Torn:
-    """A checkpoint that was read to its end and is not what was written."""
+    """A checkpoint that was read to its end and differs from the one written."""
 
     name: str
     reason: str
@@ -54,7 +54,7 @@ def name_of(step: int) -> str:
 def names(folder: Path) -> list[str]:
     """Return the names of the checkpoints in `folder`, oldest first: those that were renamed into place.
 
-    One that was being replaced when its run was killed counts where its successor is not there.
+    A checkpoint that was being replaced when its run was killed counts if its successor does not exist.
     Raises CheckpointError where the folder cannot be read, or is a link to nowhere.
     """
     try:
@@ -70,7 +70,7 @@ def names(folder: Path) -> list[str]:
 
 
 def unreadable(error: Exception, path: Path) -> CheckpointError:
-    """Return what to say of a checkpoint, or a folder of them, that may be whole."""
+    """Return the error for a checkpoint, or a folder of them, that cannot be read but may be whole."""
     place = getattr(error, "filename", None) or path
     reason = getattr(error, "strerror", None) or error
     link = Path(place)

@@ -1,4 +1,4 @@
-"""The newest checkpoint that is whole: each file is read to its end and compared with its checksum."""
+"""Reads the newest whole checkpoint: each file is read to its end and compared with its checksum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unisono.training.checkpoint.state import put_together
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint, list[Torn]]:
-    """Return the newest checkpoint in `folder` that is whole, and each newer one that is torn. Nothing is changed.
+    """Return the newest whole checkpoint in `folder`, and the newer ones that are torn. Nothing is changed on the disk.
 
     Raises CheckpointError when none is whole, or a newer one cannot be read or was written by a newer release.
     """
@@ -44,7 +44,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint, list[Torn]]:
 
 
 def set_aside(folder: Path, torn: list[Torn]) -> list[str]:
-    """Rename checkpoints that were found torn, so that none is taken for one any more; their new names."""
+    """Rename torn checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
     for one in torn:
         new, number = f"{one.name}{TORN}", 1
@@ -57,7 +57,7 @@ def set_aside(folder: Path, torn: list[Torn]) -> list[str]:
 
 
 def _load(path: Path) -> Checkpoint | Torn:
-    """Read a checkpoint to its end. Raises CheckpointError where that cannot be done."""
+    """Read a checkpoint to its end. Raises CheckpointError where it cannot be read."""
     try:
         present = {entry.name for entry in path.iterdir()}
         if MANIFEST not in present:
@@ -86,7 +86,7 @@ def _load(path: Path) -> Checkpoint | Torn:
 
 
 def _manifest(content: bytes) -> dict[str, Any] | str:
-    """Return a manifest's entries, or the reason why it is torn. One of a newer format is taken as it is."""
+    """Return a manifest's entries, or the reason why it is torn. A manifest of a newer format is returned unchecked."""
     try:
         body = json.loads(content)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""States as named tensors and JSON: nothing is pickled, and memory that two names share is kept once.
+"""States as named tensors and JSON: nothing is pickled, and memory that two names share is stored once.
 
 {"encode.weight": W, "decode.weight": W, "head._extra_state": {"version": (3, 1)}}
 
@@ -21,17 +21,17 @@ from safetensors.torch import save
 from unisono.errors import CheckpointError
 
 Outline = Any
-"""JSON: None, bool, int, float and str are themselves; all else is an object of one key, which names its kind."""
+"""JSON: None, bool, int, float and str stand for themselves; other values are objects with one key, their kind."""
 
 SCALARS = (type(None), bool, int, float, str)
 KINDS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "tuple", dict: "dict", OrderedDict: "dict"}
-"""Exact types only: a subclass would come back as something else."""
+"""Exact types only: a subclass would not come back as itself."""
 
 
 def take_apart(value: object, what: str) -> tuple[dict[str, torch.Tensor], Outline]:
-    """Return the tensors of a nested value, by name, and the outline that `put_together` needs beside them.
+    """Return the tensors of a nested value, by name, and the outline that `put_together` needs with them.
 
-    Raises CheckpointError for a value that can be neither, naming `what` and the way to it.
+    Raises CheckpointError for a value that fits neither, naming `what` and the path to the value.
     """
     tensors: dict[str, torch.Tensor] = {}
     names: dict[tuple[object, ...], str] = {}  # by memory
@@ -55,7 +55,7 @@ def take_apart(value: object, what: str) -> tuple[dict[str, torch.Tensor], Outli
 
 
 def put_together(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `take_apart` took apart."""
+    """Return the value that `take_apart` split into `tensors` and `outline`."""
     if not isinstance(outline, dict):
         return outline
     ((kind, content),) = outline.items()
@@ -68,7 +68,7 @@ def put_together(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def check_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise CheckpointError, naming the entry, for a model or an optimizer whose state no checkpoint can hold."""
+    """Raise CheckpointError, naming the entry, where a checkpoint cannot hold the model's or the optimizer's state."""
     base = torch.nn.Module
     for name, module in model.named_modules():
         kept = type(module).get_extra_state is not base.get_extra_state
@@ -88,7 +88,7 @@ def _keep(
     tensors: dict[str, torch.Tensor],
     names: dict[tuple[object, ...], str],
 ) -> str:
-    """Add a tensor whose memory is not there yet; the name that it has."""
+    """Add a tensor whose memory is not stored yet. Return the name under which its memory is stored."""
     if torch.nn.parameter.is_lazy(tensor):
         raise _refused(what, path, "has no size before the model is called once")
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or not _serializable(tensor.dtype):

@@ -1,4 +1,4 @@
-"""A checkpoint written aside, synced and renamed; older ones that are too many removed."""
+"""Writes a checkpoint into a temporary folder, syncs and renames it, and removes surplus older ones."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from unisono.training.checkpoint.state import take_apart
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into `folder`, and remove older ones that are too many.
+    """Write a checkpoint into `folder`, and remove older ones beyond the newest three. Return its path.
 
-    Raises CheckpointError when the disk refuses; what was written before is there still.
+    Raises CheckpointError when the disk refuses; earlier checkpoints are still there.
     """
     aside = folder / f".{name_of(checkpoint.step)}.tmp"
     try:
@@ -81,7 +81,7 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors of which no two share memory: where some do in part, as copies."""
+    """Return tensors of which no two share memory; those that overlap others are copied."""
     seen, apart = set[int](), {}
     for name, tensor in tensors.items():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -92,7 +92,7 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _settle_replaced(folder: Path) -> None:
-    """End what a run that was killed had begun: a checkpoint that was to be replaced is there once."""
+    """Finish the replacement of a checkpoint that a killed run had begun, so that it exists once."""
     for left in folder.glob(f"step-*{REPLACED}"):
         name = left.with_name(left.name.removesuffix(REPLACED))
         if os.path.lexists(name):
@@ -102,7 +102,7 @@ def _settle_replaced(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; of a link the link alone, since what it names may be others' too."""
+    """Remove a checkpoint; of a link only the link, since others may use its target."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():

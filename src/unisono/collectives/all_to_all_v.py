@@ -1,4 +1,4 @@
-"""Exchange: every rank gives each other rank a tensor of any size (all-to-all with sizes that differ).
+"""All-to-all with different sizes: every rank sends each other rank a tensor of any size.
 
 4 ranks; ab is what rank a has for rank b, of whatever length:
 
@@ -8,9 +8,9 @@
     rank 2    20 21 22 23    02 12 22 32
     rank 3    30 31 32 33    03 13 23 33
 
-Rounds: 1. Bytes sent by each rank: what it has for the others, once. On one node they go through shared memory
-(`transports/passing.py`), between nodes as messages in pieces (`transports/delivery.py`); rank r begins with rank r+1,
-so that no rank is everyone's first.
+Rounds: 1. Bytes sent by each rank: its tensors for the others, once. Within one node they go through shared memory
+(`transports/passing.py`), between nodes as messages in pieces (`transports/delivery.py`). Rank r begins with rank r+1,
+so that no rank is the first destination of all others.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from unisono.errors import MismatchError
 from unisono.transports.delivery import Parcel, sizes_differ
 
 
-def exchange(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
-    """Send sends[d] to rank d, and fill receives[s] with what rank s sends: one dtype, any shape and stride.
+def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
+    """Send sends[d] to rank d, and fill receives[s] with the tensor from rank s. One dtype, any shape and stride.
 
-    What a rank keeps, sends[r] and receives[r], may be the same memory. Raises TensorError unless there is a tensor of
-    one dtype for each rank, both ways, and where others share memory; MismatchError when a rank sends another length
-    than the other expects: naming both, on every rank.
+    On rank r, sends[r] and receives[r] may be the same memory. Raises TensorError unless both lists hold one tensor per
+    rank, all of one dtype, and where other tensors share memory. Raises MismatchError on every rank, naming both
+    lengths, when a rank sends another length than the receiver expects.
     """
     dtype = receives[0].dtype if receives else torch.uint8
-    with Checks(group, "exchange"):
-        check_parts(group, sends, dtype, "exchange")
-        check_parts(group, receives, dtype, "exchange")
-        check_memory(group, "exchange", receives, sends, own=[(group.rank, group.rank)])
+    with Checks(group, "all_to_all_v"):
+        check_parts(group, sends, dtype, "all_to_all_v")
+        check_parts(group, receives, dtype, "all_to_all_v")
+        check_memory(group, "all_to_all_v", receives, sends, own=[(group.rank, group.rank)])
     goes = {rank: content_of(part) for rank, part in enumerate(sends)}
     rooms = [room_for(part) for part in receives]
-    carry(group, goes, dict(enumerate(rooms)), call(f"exchange({name_of(dtype)})"))
+    carry(group, goes, dict(enumerate(rooms)), call(f"all_to_all_v({name_of(dtype)})"))
     settle(receives, rooms)
 
 
@@ -54,9 +54,9 @@ def carry(
     what: Call,
     rooted: bool = False,
 ) -> None:
-    """Send plain tensors to some ranks, and fill others from some. A rank sends exactly to those who receive from it.
+    """Send plain tensors to some ranks and receive into others from some. Every send needs a receive on its target.
 
-    Where they are `rooted`, not all ranks hear from each other, and a difference might go unnoticed: they agree first.
+    In a `rooted` call not all ranks exchange data, so a mismatch might go unnoticed: the ranks compare calls first.
     """
     goes = {rank: bytes_of(part) for rank, part in sends.items()}
     comes = {rank: bytes_of(part) for rank, part in receives.items()}
@@ -64,7 +64,7 @@ def carry(
     if group.size > 1 and group.compares_by_memory(what):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (goes, comes))
-        group.memory_for(what).passing.exchange(outgoing, incoming, what)
+        group.memory_for(what).passing.all_to_all_v(outgoing, incoming, what)
         return
     with group.call(what) as number:
         if rooted:

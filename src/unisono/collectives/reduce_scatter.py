@@ -1,4 +1,14 @@
-"""part_reduce, by PCL-DNN's name (section 3.4): each rank ends with its own chunk of the sum (reduce-scatter)."""
+"""Reduce-scatter: each rank ends with its own chunk of the reduction. PCL-DNN (section 3.4) calls it part_reduce.
+
+4 ranks; a payload of 4 chunks, A to D; x' is the sum of all ranks' x:
+
+    rank 0   A B C D          A'
+    rank 1   A B C D   ──▶      B'
+    rank 2   A B C D              C'
+    rank 3   A B C D                D'
+
+Bytes sent by each rank: at least n(p-1)/p. The schedule determines the number of rounds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 
 
-def part_reduce(
+def reduce_scatter(
     group: Group,
     tensor: torch.Tensor,
     algorithm: str = "auto",
@@ -20,16 +30,16 @@ def part_reduce(
     op: str = "sum",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reduce `tensor` over all ranks and return this rank's chunk of the result, flat (reduce-scatter; PCL-DNN 3.4).
+    """Reduce `tensor` over all ranks and return this rank's chunk of the result, flat.
 
-    Rank r gets elements [n r // p, n (r+1) // p) of the flattened result, in `out` where one is given: as many, of the
-    tensor's dtype. `tensor` stays as it is, but for `out` where that is this rank's chunk of it. `algorithm`, `wire`,
-    `op` and what is raised are those of the allreduce; TensorError too for an `out` that does not fit.
+    Rank r receives elements [n r // p, n (r+1) // p) of the flattened result, in `out` if given: of that many elements
+    and the tensor's dtype. `tensor` does not change, unless `out` is this rank's chunk of it. `algorithm`, `wire`, `op`
+    and errors are those of `allreduce`. Also raises TensorError for an `out` that does not fit.
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
-    with Checks(group, "part_reduce"):
+    with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)
-        plan = group.plan("part_reduce", algorithm, tensor, wire, op)
+        plan = group.plan("reduce_scatter", algorithm, tensor, wire, op)
         if out is not None:
             _check_out(group, tensor, out, start, stop)
     flat = flat_of(tensor)
@@ -45,11 +55,11 @@ def part_reduce(
 
 
 def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:
-    """Raise TensorError for an `out` that cannot take this rank's chunk."""
+    """Raise TensorError for an `out` that does not fit this rank's chunk."""
     if out.numel() != stop - start or out.dtype != tensor.dtype or not out.is_cpu:
         raise TensorError(
             f"rank {group.rank}: out, {out.numel()} x {name_of(out.dtype)} on {out.device}, cannot take this rank's "
             f"chunk; make it {stop - start} x {name_of(tensor.dtype)}, on the CPU"
         )
-    check_output(group, out, "part_reduce")
-    check_chunk(group, "part_reduce", out, tensor, start)
+    check_output(group, out, "reduce_scatter")
+    check_chunk(group, "reduce_scatter", out, tensor, start)

@@ -1,0 +1,147 @@
+"""Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
+
+Reads benchmarks/collectives, overlaps and loading; writes docs/pictures/front.svg and the table between README's marks.
+Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[1]
+ROOT = BENCHMARKS.parent
+CHART = ROOT / "docs" / "pictures" / "front.svg"
+MARKS = "<!-- benchmarks/front_page/draw.py writes from here -->", "<!-- to here -->"
+
+COLOURS = {"Unisono": "#0b6e4f", "MPICH": "#c1666b", "Open MPI": "#d4b483", "gloo": "#4281a4", "DDP on gloo": "#4281a4"}
+GREY = "#7a7a7a"
+"""Readable on white and on black."""
+
+NETWORKS = ("ResNet-50", "VGG-A", "AlexNet")
+
+
+def read(path: str) -> Any:
+    """Return what a benchmark has written."""
+    return json.loads((BENCHMARKS / path).read_text())
+
+
+def allreduce(setting: str) -> dict[int, dict[str, float]]:
+    """Return milliseconds by bytes and contender; "bound" is the link's, where there is one."""
+    names = {"auto": "Unisono", "MPI library": "MPICH", "gloo": "gloo", "auto bfloat16": "bfloat16", "copy": "copy"}
+    found: dict[int, dict[str, float]] = {}
+    for row in read(f"collectives/{setting}/results.json")["sizes"]:
+        times = {names[name]: one["median_us"] / 1e3 for name, one in row["contenders"].items() if name in names}
+        found[row["bytes"]] = times | ({"bound": row["bound_us"] / 1e3} if row["bound_us"] else {})
+    if (BENCHMARKS / f"collectives/{setting}/open_mpi.json").exists():
+        for nbytes, took in open_mpi(setting).items():
+            found[nbytes]["Open MPI"] = took
+    return found
+
+
+def open_mpi(setting: str) -> dict[int, float]:
+    """Return milliseconds by bytes."""
+    found = read(f"collectives/{setting}/open_mpi.json")["median_us"]
+    return {int(nbytes): took / 1e3 for nbytes, took in found.items()}
+
+
+def steps(hosts: int) -> dict[tuple[str, float], dict[str, float]]:
+    """Return seconds of a training step by network and communication / computing, with the link's bound."""
+    found = {}
+    for row in read(f"overlaps/lab_{hosts}.json")["rows"]:
+        times = {"Unisono": row["step_s"]["auto"], "DDP on gloo": row["step_s"]["DDP on gloo"]}
+        found[row["network"], row["ratio"]] = times | {"bound": row["float32"]["bound_of_link_s"]}
+    return found
+
+
+def table() -> list[str]:
+    """Return the table in Markdown."""
+    lines = ["| what | Unisono | peers | bound |", "| --- | ---: | --- | ---: |"]
+    node = allreduce("one_node_2_ranks")
+    for nbytes, said in ((4096, "4 KB"), (1 << 20, "1 MB"), (64 << 20, "64 MB")):
+        one = node[nbytes]
+        peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("MPICH", "gloo"))
+        ours, copy = _ms(one["Unisono"]), _ms(one["copy"])
+        lines.append(f"| allreduce of {said}, one node, 2 ranks | {ours} | {peers} | copy {copy} |")
+    far = allreduce("supernodes")
+    for nbytes, said in ((1 << 20, "1 MB"), (64 << 20, "64 MB")):
+        one = far[nbytes]
+        peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("MPICH", "Open MPI", "gloo"))
+        ours = f"{_ms(one['Unisono'])}; {_ms(one['bfloat16'])} in bfloat16"
+        lines.append(f"| allreduce of {said}, 8 hosts, 2 switches | {ours} | {peers} | link {_ms(one['bound'])} |")
+    for network in NETWORKS:
+        one = steps(4)[network, 1.0]
+        lines.append(
+            f"| training step of {network}, 4 hosts | {one['Unisono']:.2f} s | "
+            f"DDP on gloo {one['DDP on gloo']:.2f} s | link {one['bound']:.2f} s |"
+        )
+    lines.append(loading())
+    return lines
+
+
+def loading() -> str:
+    """Return the row of decoded images."""
+    rates = read("loading/decoding.json")["pictures_a_second"]
+    peers = f"DataLoader: Pillow {rates['DataLoader, Pillow']:,.0f}, OpenCV {rates['DataLoader, OpenCV']:,.0f}"
+    bound = f"libjpeg-turbo {rates['libjpeg-turbo alone']:,.0f}"
+    return f"| JPEGs decoded and cropped a second, one core | {rates['ours']:,.0f} | {peers} | {bound} |"
+
+
+def _ms(milliseconds: float) -> str:
+    if milliseconds < 1:
+        return f"{1e3 * milliseconds:.0f} us"
+    return f"{milliseconds:,.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+
+
+def chart() -> None:
+    """Draw three panels: one node, the network, the training step."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - the table needs none
+
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    figure.patch.set_alpha(0)
+    node, network, step = figure.subplots(1, 3)
+    found = allreduce("one_node_2_ranks")
+    for name in ("MPICH", "gloo"):
+        ratios = [one[name] / one["Unisono"] for one in found.values()]
+        node.plot(list(found), ratios, "o-", color=COLOURS[name], label=name, markersize=3)
+    node.axhline(1, color=COLOURS["Unisono"], label="Unisono")
+    node.set(xscale="log", yscale="log", xlabel="bytes", title="allreduce on one node, 2 ranks:\ntime over Unisono's")
+    found = {nbytes: one for nbytes, one in allreduce("supernodes").items() if nbytes >= 1 << 18}
+    for name in ("Unisono", "MPICH", "Open MPI", "gloo"):
+        reached = [100 * one["bound"] / one[name] for one in found.values()]
+        network.plot(list(found), reached, "o-", color=COLOURS[name], label=name, markersize=3)
+    network.set(
+        xscale="log", ylim=(0, 105), xlabel="bytes", title="allreduce on 8 hosts of 2 switches:\n% of the link's limit"
+    )
+    for place, name in enumerate(("Unisono", "DDP on gloo")):
+        heights = [steps(4)[one, 1.0][name] / steps(4)[one, 1.0]["bound"] for one in NETWORKS]
+        places = [number + 0.4 * place - 0.2 for number in range(len(NETWORKS))]
+        step.bar(places, heights, 0.38, color=COLOURS[name], label=name)
+    step.axhline(1, color=GREY, linestyle=":", label="limit")
+    step.set(ylim=(0, 1.9), title="training step on 4 hosts:\ntime over the limit of link and computing")
+    step.set_xticks(range(len(NETWORKS)), NETWORKS)
+    for axes in (node, network, step):
+        axes.patch.set_alpha(0)
+        axes.tick_params(colors=GREY, labelsize=8)
+        axes.title.set(color=GREY, fontsize=9)
+        axes.xaxis.label.set(color=GREY, fontsize=8)
+        for spine in axes.spines.values():
+            spine.set_color(GREY)
+        axes.legend(fontsize=7, frameon=False, labelcolor=GREY)
+    figure.savefig(CHART, metadata={"Date": None})
+
+
+def main() -> None:
+    """Write both."""
+    chart()
+    readme = ROOT / "README.md"
+    begin, end = MARKS
+    text = "\n".join([begin, "", *table(), "", end])
+    found = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: text, readme.read_text(), flags=re.DOTALL)
+    readme.write_text(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""All-gather of different sizes: every rank receives the tensors of all ranks. `all_gather` takes equal chunks.
+
+3 ranks, of lengths 1, 3 and 2:
+
+    rank 0   a            parts of every rank   a | b b b | c c
+    rank 1   b b b
+    rank 2   c c
+
+Rounds: 1. Each rank receives the bytes of all other ranks and sends its own p-1 times. On one node it writes its own
+once, into shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from unisono.call import call
+from unisono.collectives.checks import Checks, check_memory, check_parts
+from unisono.collectives.group import Group
+from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
+from unisono.errors import TensorError
+from unisono.transports.delivery import Parcel
+
+
+def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Fill parts[r] with the `tensor` of rank r, on every rank. All ranks must know all lengths. Any shape and stride.
+
+    Raises TensorError unless there is one part per rank, all of the tensor's dtype, and this rank's own part is as
+    long as the tensor. Raises MismatchError on every rank when ranks disagree about the lengths.
+    """
+    with Checks(group, "all_gather_v"):
+        check_gather(group, tensor, parts)
+    lengths = ", ".join(str(part.numel()) for part in parts)
+    what = call(f"all_gather_v({lengths} x {name_of(tensor.dtype)})")
+    rooms = [room_for(part) for part in parts]
+    contents = [bytes_of(room) for room in rooms]
+    content = content_of(tensor)
+    if content.data_ptr() != rooms[group.rank].data_ptr():
+        contents[group.rank][:] = bytes_of(content)
+    if group.size > 1 and group.compares_by_memory(what):
+        group.memory_for(what).passing.share(contents, what)
+    else:
+        with group.call(what) as number:
+            others = [rank for rank in range(group.size) if rank != group.rank]
+            sends = (Parcel(rank, contents[group.rank]) for rank in others)
+            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), what, number)
+    settle(parts, rooms)
+
+
+def check_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Raise TensorError for parts that do not fit the ranks' tensors. The own part may be `tensor` itself."""
+    nbytes_of(tensor)
+    check_parts(group, parts, tensor.dtype, "all_gather_v")
+    if parts[group.rank].numel() != tensor.numel():
+        raise TensorError(
+            f"rank {group.rank}: all_gather_v of {tensor.numel()} elements with an own part of "
+            f"{parts[group.rank].numel()}; make them equally long"
+        )
+    check_memory(group, "all_gather_v", parts, [tensor], own=[(group.rank, 0)])

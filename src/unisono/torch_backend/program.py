@@ -1,0 +1,99 @@
+"""Runs a program that was written for torchrun as one of the ranks that MPI started.
+
+torchrun                                  unisono run
+RANK, WORLD_SIZE, LOCAL_RANK, ...         the same variables, from MPI, before the program begins
+env:// served by a TCP store              env:// served by our store: no port on one node
+init_process_group("gloo")                init_process_group("unisono"), for the backends that are asked for
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono.addresses import address_towards
+from unisono.torch_backend.register import NAME, register
+from unisono.torch_backend.rendezvous import RUN
+from unisono.world import World
+
+
+def environment_of(world: World) -> dict[str, str]:
+    """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
+    node = world.placement.nodes[world.node]
+    hosts = world.all_gather_object(socket.gethostname())
+    others = [host for host in hosts if host != hosts[0]]
+    address, port = ("", 0)
+    if world.rank == 0:
+        address = address_towards(others[0]) if others else "127.0.0.1"
+        port = _free_port()
+    address, port = world.comm.bcast((address, port), 0)
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(node.index(world.rank)),
+        "LOCAL_WORLD_SIZE": str(len(node)),
+        "GROUP_RANK": str(world.node),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        RUN: "1",
+    }
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on now, for programs that open one of their own."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def serve(backends: Collection[str]) -> None:
+    """Have `init_process_group` and `new_group` make our groups where they name no backend, or one of these."""
+    import torch.distributed as dist  # noqa: PLC0415 - it takes a second
+    from torch.distributed import distributed_c10d  # noqa: PLC0415
+
+    register()
+    for name, place in (("init_process_group", 0), ("new_group", 2)):
+        replaced = _with_backend(getattr(dist, name), place, backends, always=name == "init_process_group")
+        setattr(dist, name, replaced)
+        setattr(distributed_c10d, name, replaced)
+
+
+def _with_backend(
+    function: Callable[..., Any], place: int, backends: Collection[str], always: bool
+) -> Callable[..., Any]:
+    """Return a function whose argument `backend`, at this place, is ours instead of one of `backends`.
+
+    `always`: also where it is not given; else the group takes the default group's.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        given = arguments[place] if len(arguments) > place else named.get("backend")
+        asked = {one.rpartition(":")[2] for one in str(given).lower().split(",")}  # "gloo", or "cpu:gloo,cuda:nccl"
+        if (given is None and always) or (given is not None and asked <= set(backends)):
+            if len(arguments) > place:
+                arguments = (*arguments[:place], NAME, *arguments[place + 1 :])
+            else:
+                named["backend"] = NAME
+        return function(*arguments, **named)
+
+    return call
+
+
+def play(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:
+    """Run a program, or with `module` a module, as `python PROGRAM ARGUMENTS` would."""
+    os.environ.update(environment_of(world))
+    serve(backends)
+    sys.argv = [program, *arguments]
+    if module:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(program).resolve().parent))
+        runpy.run_path(program, run_name="__main__")
