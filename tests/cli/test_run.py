@@ -55,17 +55,29 @@ def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess
     assert lines[0].startswith("[unisono, unisono, 2.0, ")
 
 
+def test_a_mesh_and_a_module_and_an_exit_code(
+    tmp_path: Path, unisono: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "meshed.py").write_text(
+        "import sys, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
+        "mesh = init_device_mesh('cpu', (2,))\nassert dist.get_backend() == 'unisono', dist.get_backend()\n"
+        "assert mesh.size() == 2 and sys.argv[1:] == ['--x']\ndist.destroy_process_group()\nsys.exit(3)\n"
+    )
+    done = unisono("run", "--ranks", "2", "-m", "meshed", "--x")
+    assert done.returncode == 3, done.stderr
+
+
 def test_an_error_of_the_program_ends_all_ranks(
     tmp_path: Path, unisono: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     (tmp_path / "broken.py").write_text(
         "import os, torch, torch.distributed as dist\ndist.init_process_group()\n"
-        "if os.environ['RANK'] == '1':\n    raise ValueError('mine')\ndist.barrier()\n"
+        "if os.environ['RANK'] == '1':\n    raise EOFError('mine')\ndist.barrier()\n"
     )
     done = unisono("run", "--ranks", "2", str(tmp_path / "broken.py"))
     assert done.returncode not in (0, 2)
     assert "rank 1 of 2" in done.stderr
-    assert "ValueError: mine" in done.stderr
+    assert "EOFError: mine" in done.stderr
 
 
 def test_what_cannot_be_run_is_one_line(

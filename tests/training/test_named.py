@@ -21,6 +21,9 @@ def test_every_recipe_of_the_package_is_found_and_read(tmp_path: Path, monkeypat
 
 def test_a_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()  # a data set, perhaps
+    assert find_recipe(Path("digits")) == FOLDER / "digits.toml"
+    (tmp_path / "digits").rmdir()
     (tmp_path / "digits").write_text("")
     assert find_recipe(Path("digits")) == Path("digits")
     assert find_recipe(Path("digits.toml")) == Path("digits.toml")

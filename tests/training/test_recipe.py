@@ -206,3 +206,8 @@ def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
     (tmp_path / "old.toml").write_text('[data]\nhold = "whole"\nsize = 32\n')
     recipe = read_recipe(tmp_path / "old.toml")
     assert (recipe.data.storage, recipe.data.size) == ("replicated", 32)
+    (tmp_path / "new.toml").write_text('[data]\nstorage = "partitioned"\n')
+    assert read_recipe(tmp_path / "new.toml", ["data.hold=whole"]).data.storage == "replicated"
+    (tmp_path / "odd.toml").write_text('[data]\nstorage = ["even"]\n')
+    with pytest.raises(RecipeError, match=r"data\.storage"):
+        read_recipe(tmp_path / "odd.toml")

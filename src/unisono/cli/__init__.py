@@ -35,7 +35,7 @@ app.command()(layers)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)
-app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 def _tell_version(asked: bool) -> None:

@@ -17,7 +17,10 @@ from unisono.launch import cores, ranks_started
 def run(
     program: Annotated[str, typer.Argument(help="The program; with -m, a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Ranks to start on this machine, if no launcher did.")] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Ranks to start on this machine, if no launcher did; else one for each core, 2 at least."),
+    ] = None,
     module: Annotated[bool, typer.Option("-m", help="PROGRAM is a module.")] = False,
     backend_for: Annotated[
         str, typer.Option(help="Backends that the unisono backend stands in for, with commas between.")
@@ -38,15 +41,18 @@ def run(
         raise typer.Exit(launch(ranks or max(2, cores()), ["run", *options, program, *(arguments or [])]))
     if ranks is not None and ranks != started:
         raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; leave --ranks away")
-    _be_a_rank(program, module, arguments or [], {name for name in backend_for.split(",") if name})
+    _be_a_rank(
+        program, module, arguments or [], {name.strip().lower() for name in backend_for.split(",") if name.strip()}
+    )
 
 
 def _be_a_rank(program: str, module: bool, arguments: list[str], backends: set[str]) -> None:
     from unisono.torch_backend.job import job
     from unisono.torch_backend.program import play
 
+    world = job().world
     try:
-        play(job().world, program, module, arguments, backends)
-    except UsageError:  # the program's: it gets a traceback, as any other error, and ends all ranks
+        play(world, program, module, arguments, backends)
+    except Exception:  # noqa: BLE001 - the program's, whatever it is: a traceback, and the end of all ranks
         sys.excepthook(*sys.exc_info())
         raise SystemExit(1) from None

@@ -1,4 +1,4 @@
-"""Handwritten digits, which come with the package: 1,797 grey images of 8 x 8, written by 43 people.
+"""Handwritten digits, which come with the package: 1,797 grey images of 8 x 8, the test set of 13 writers.
 
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998, whose test part this is.
 """

@@ -55,13 +55,15 @@ def _free_port() -> int:
 def serve(backends: Collection[str]) -> None:
     """Have `init_process_group` and `new_group` make our groups where they name no backend, or one of these."""
     import torch.distributed as dist  # noqa: PLC0415 - it takes a second
-    from torch.distributed import distributed_c10d  # noqa: PLC0415
 
     register()
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed")]
     for name, place in (("init_process_group", 0), ("new_group", 2)):
-        replaced = _with_backend(getattr(dist, name), place, backends, always=name == "init_process_group")
-        setattr(dist, name, replaced)
-        setattr(distributed_c10d, name, replaced)
+        original = getattr(dist, name)
+        replaced = _with_backend(original, place, backends, always=name == "init_process_group")
+        for module in modules:
+            if vars(module).get(name) is original:
+                setattr(module, name, replaced)
 
 
 def _with_backend(
@@ -69,14 +71,16 @@ def _with_backend(
 ) -> Callable[..., Any]:
     """Return a function whose argument `backend`, at this place, is ours instead of one of `backends`.
 
-    `always`: also where it is not given; else the group takes the default group's.
+    `always`: also where it is not given. Else the group takes the default group's, and is ours only beside ours.
     """
+    import torch.distributed as dist  # noqa: PLC0415
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         given = arguments[place] if len(arguments) > place else named.get("backend")
         asked = {one.rpartition(":")[2] for one in str(given).lower().split(",")}  # "gloo", or "cpu:gloo,cuda:nccl"
-        if (given is None and always) or (given is not None and asked <= set(backends)):
+        wanted = given is None or asked <= set(backends)
+        if wanted and (always or (given is not None and dist.get_backend() == NAME)):
             if len(arguments) > place:
                 arguments = (*arguments[:place], NAME, *arguments[place + 1 :])
             else:

@@ -19,7 +19,7 @@ def find_recipe(path: Path) -> Path:
 
     Raises RecipeError, listing the names, for a bare name that is neither.
     """
-    if path.exists() or path.suffix or path.parent != Path():
+    if path.is_file() or path.suffix or path.parent != Path():
         return path
     packaged = FOLDER / f"{path}.toml"
     if not packaged.exists():

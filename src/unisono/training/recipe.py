@@ -190,7 +190,7 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path} is not TOML: {error}") from error
     recipe = parse_recipe(content, str(path))
     for wanted in changes:
-        change(content, wanted)
+        change(content, _renamed_change(wanted))
         recipe = parse_recipe(content, f"--set {wanted}")
     for table in ("model", "rule"):
         if is_own((found := getattr(recipe, table)).name):
@@ -213,9 +213,17 @@ def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
             found[table] = {name: value for name, value in old.items() if name != key}
             found[new_table] = {new_key: old[key], **found.get(new_table, {})}
     for (table, key), values in RENAMED_VALUES.items():
-        if isinstance(found.get(table), dict) and found[table].get(key) in values:
-            found[table] = {**found[table], key: values[found[table][key]]}
+        value = found[table].get(key) if isinstance(found.get(table), dict) else None
+        if isinstance(value, str) and value in values:
+            found[table] = {**found[table], key: values[value]}
     return found
+
+
+def _renamed_change(wanted: str) -> str:
+    """Return a change of the form key=value under the key's current name."""
+    key, equals, value = wanted.partition("=")
+    table, _, name = key.strip().partition(".")
+    return f"{'.'.join(RENAMED.get((table, name), (table, name)))}{equals}{value}" if name else wanted
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
