@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -224,3 +225,41 @@ def test_what_a_member_raises_is_raised() -> None:
     replicas[1].bucket = fails  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="no bucket"):
         play_in_process(BSP(), replicas, [Step(0)])
+
+
+def deep() -> nn.Sequential:
+    """Sixteen layers with a weight each."""
+    torch.manual_seed(5)
+    layers: list[nn.Module] = [nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(15)]
+    return nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES, bias=False)).double()
+
+
+def deep_layout(ranks: int, buckets: int) -> Layout:
+    """Sixteen parameters in so many buckets, those of the last layers first."""
+    order = list(range(15, -1, -1))
+    ends = [16 * number // buckets for number in range(buckets + 1)]
+    return Layout(ranks, 16, tuple(Bucket(1, tuple(order[a:b])) for a, b in pairwise(ends)))
+
+
+@pytest.mark.parametrize("ranks", [1, 9])
+@pytest.mark.parametrize("buckets", [1, 16])
+def test_any_number_of_ranks_and_buckets(ranks: int, buckets: int) -> None:
+    batches = batches_of(ranks, 2, [3, 2, 4])
+    net, weights = deep(), [sum(len(mine[step].labels) for mine in batches) for step in range(2)]
+    optimizer = optimizer_of(net)
+    for step in range(2):
+        optimizer.zero_grad()
+        for mine in batches:
+            loss = nn.functional.cross_entropy(net(mine[step].inputs), mine[step].labels)
+            (loss * len(mine[step].labels) / weights[step]).backward()
+        optimizer.step()
+    for rule in (*(BSP(overlap=name) for name in OVERLAPS), LocalSGD(every=2)):
+        nets, layout = [deep() for _ in range(ranks)], deep_layout(ranks, buckets)
+        loss = nn.functional.cross_entropy
+        each = zip(nets, batches, strict=True)
+        replicas = [InProcessReplica(one, optimizer_of(one), loss, layout, mine) for one, mine in each]
+        play_in_process(rule, replicas, [Step(0), Step(1)], ranks)
+        for one in nets[1:]:
+            close(one, nets[0], 1e-15)
+        if isinstance(rule, BSP):
+            close(nets[0], net)
