@@ -1,0 +1,46 @@
+"""Sends and receives of step programs over MPI: a rule's own operations say what goes and what comes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from unisono.engine.exchanges import Exchanges
+from unisono.mpi import MPI
+from unisono.step.operations import receive, send
+from unisono.step.play import Player
+from unisono.step.program import COMMUNICATION, Group, Task, bucket, order
+from unisono.world import World
+
+
+def _send(replica: Any, task: Task, world: World) -> None:
+    world.comm.Send(replica.mine.numpy(), task.peer)
+
+
+def _receive(replica: Any, task: Task, world: World) -> None:
+    status = MPI.Status()
+    world.comm.Recv(replica.came.numpy(), MPI.ANY_SOURCE if task.peer is None else task.peer, status=status)
+    replica.sources.append(status.Get_source())
+
+
+SEND, RECEIVE = send(_send, None), receive(_receive, None)
+
+
+def test_each_rank_sends_to_the_next_one_and_rank_0_hears_whoever_comes(world: World) -> None:
+    rank, size = world.rank, world.size
+    replica = SimpleNamespace(mine=torch.full((5,), float(rank)), came=torch.full((5,), -1.0), sources=[])
+    group, exchanges = Group(tuple(range(size)), 0), Exchanges(world.split(0))
+    player = Player(exchanges, 1, "a test")
+    tasks = [
+        Task(SEND, 1, COMMUNICATION, (bucket(1),), (order(0),), group, peer=(rank + 1) % size),
+        Task(RECEIVE, 2, COMMUNICATION, (), (bucket(2), order(0)), group, peer=(rank - 1) % size if rank else None),
+    ]
+    if size > 1:
+        for ready in player.prepare(tuple(tasks)):
+            player.play(ready, replica)
+        player.wait()
+        assert replica.came.eq((rank - 1) % size).all()
+        assert replica.sources == [(rank - 1) % size]
+    exchanges.close()
