@@ -56,7 +56,7 @@ def allreduce(
         if len(group.ready) == MAX_READY:
             group.ready.clear()
         ready = group.ready[tensor.numel(), algorithm, wire, op] = tensor.dtype, prepare(group, plan)
-    address = tensor.data_ptr()
+    address = tensor.data_ptr()  # as Group.start, without a further call: a short one takes some 2 us in all
     try:
         ready[1](address, address)
     except BaseException:

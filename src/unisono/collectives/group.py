@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from unisono.transports.mailboxes import Mailboxes, make_mailboxes
 from unisono.transports.messages import wait
 from unisono.transports.node_memory import NodeMemory, make_node_memory
 from unisono.transports.shared_memory import SharedMemory
+
+Made = TypeVar("Made")
 
 
 class Group:
@@ -93,16 +95,11 @@ class Group:
         self.watch.add(calls)
         return calls
 
-    @property
-    def node_memory(self) -> NodeMemory:
-        """Memory that the ranks of the one node share. Exists after the first call, if it compares calls by memory."""
-        assert self._memory is not None, "messages carry what is not compared by memory"
-        return self._memory
-
     def memory_for(self, what: Call) -> NodeMemory:
         """Return the memory shared by the ranks of the one node; all make it together in the first call, `what`."""
         self._settle(what)
-        return self.node_memory
+        assert self._memory is not None, "messages carry what is not compared by memory"
+        return self._memory
 
     def compares_by_memory(self, what: Call) -> bool:
         """Return True if shared memory, made in the first call, compares the call `what`; else the watch does."""
@@ -117,10 +114,7 @@ class Group:
         if self._settled:
             return
         self._settled = True
-        with self.calls.over(what.words):
-            self._come_together()
-        with self.calls.over(what.words, in_library=True):
-            self._memory = make_node_memory(self.comm, self.ranks, self.check)
+        self._memory = self._make_together(what, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
             self.placement, self.one_node, self._by_memory = apart(self.size), False, False
             self._plans = Plans(self.rank, self.placement, self.table)
@@ -162,10 +156,8 @@ class Group:
         None on all ranks if any rank has no room for them.
         """
         if not self._mailboxes:
-            with self.calls.over(what.words):
-                self._come_together()
-            with self.calls.over(what.words, in_library=True):
-                self._mailboxes.append(make_mailboxes(self.comm, self.placement.node_of(self.rank)))
+            node = self.placement.node_of(self.rank)
+            self._mailboxes.append(self._make_together(what, lambda: make_mailboxes(self.comm, node)))
         return self._mailboxes[0]
 
     @property
@@ -173,9 +165,15 @@ class Group:
         """Ranks of this rank's node."""
         return self.placement.nodes[self.placement.node_of(self.rank)]
 
-    def _come_together(self) -> None:
-        """Wait for all ranks before a collective allocation by the library, whose own wait cannot be ended."""
-        self.finish(self._talk.Ibarrier())
+    def _make_together(self, what: Call, make: Callable[[], Made]) -> Made:
+        """Return the result of `make`, a collective allocation by the library, whose own wait cannot be ended.
+
+        All ranks enter the call `what` first, in a wait that can be.
+        """
+        with self.calls.over(what.words):
+            self.finish(self._talk.Ibarrier())
+        with self.calls.over(what.words, in_library=True):
+            return make()
 
     def check(self) -> None:
         """Raise if a wait must end: ranks made different calls, or `interrupted` raises. Called regularly in waits."""
@@ -198,7 +196,7 @@ class Group:
             self.keep(*tensors)
 
     @contextmanager
-    def call(self, what: Call, in_library: bool = False) -> Iterator[int]:
+    def call(self, what: Call) -> Iterator[int]:
         """Enter a collective call. On one node, all ranks compare it first; across nodes, the watch observes it.
 
         Yields a number that is equal on all ranks in the same call. A MismatchError is reported to all ranks.
@@ -212,7 +210,7 @@ class Group:
             yield 0
             return
         try:
-            with self.calls.over(what.words + self.label, in_library) as number:
+            with self.calls.over(what.words + self.label) as number:
                 yield number
         except MismatchError as error:
             self.broken = True
