@@ -17,29 +17,18 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.addresses import address_towards
 from unisono.torch_backend.register import NAME, register
-from unisono.torch_backend.rendezvous import RUN
+from unisono.torch_backend.rendezvous import RUN, address_of_root, variables_of
 from unisono.world import World
 
 
 def environment_of(world: World) -> dict[str, str]:
     """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
-    node = world.placement.nodes[world.node]
-    hosts = world.all_gather_object(socket.gethostname())
-    others = [host for host in hosts if host != hosts[0]]
-    address, port = ("", 0)
-    if world.rank == 0:
-        address = address_towards(others[0]) if others else "127.0.0.1"
-        port = _free_port()
-    address, port = world.comm.bcast((address, port), 0)
+    port = world.comm.bcast(_free_port() if world.rank == 0 else 0, 0)
     return {
-        "RANK": str(world.rank),
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_RANK": str(node.index(world.rank)),
-        "LOCAL_WORLD_SIZE": str(len(node)),
+        **variables_of(world),
         "GROUP_RANK": str(world.node),
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": address_of_root(world),
         "MASTER_PORT": str(port),
         RUN: "1",
     }

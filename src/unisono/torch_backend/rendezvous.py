@@ -62,6 +62,13 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
 
     world = job().world
     store, _ = store_of(world, timeout)
+    for name, value in variables_of(world).items():
+        os.environ.setdefault(name, value)
+    yield store, int(rank or os.environ["RANK"]), world.size
+
+
+def variables_of(world: World) -> dict[str, str]:
+    """Return the variables by which programs and libraries look for this rank."""
     node = world.placement.nodes[world.node]
     known = {
         "RANK": world.rank,
@@ -69,18 +76,22 @@ def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, in
         "LOCAL_RANK": node.index(world.rank),
         "LOCAL_WORLD_SIZE": len(node),
     }
-    for name, value in known.items():
-        os.environ.setdefault(name, str(value))
-    yield store, int(rank or os.environ["RANK"]), world.size
+    return {name: str(value) for name, value in known.items()}
+
+
+def address_of_root(world: World) -> str:
+    """Return rank 0's address as the other nodes reach it. Called by all ranks together."""
+    hosts = world.all_gather_object(socket.gethostname())
+    others = [host for host in hosts if host != hosts[0]]
+    address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
+    return address
 
 
 def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
     """Return a store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
     if world.nodes == 1 and (shared := _store_in_memory(world, timeout)) is not None:
         return shared, "127.0.0.1"
-    hosts = world.all_gather_object(socket.gethostname())
-    others = [host for host in hosts if host != hosts[0]]
-    address: str = world.comm.bcast(address_towards(others[0]) if others else "127.0.0.1", 0)
+    address = address_of_root(world)
     served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
     port = world.comm.bcast(served.port if served is not None else 0, 0)
     return served or TCPStore(address, port, world.size, False, timeout), address
