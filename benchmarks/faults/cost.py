@@ -65,6 +65,12 @@ def run(source: Path, folder: Path, command: Sequence[str], **variables: str) ->
             sys.exit(f"{source}: {' '.join(command)} ended with {launch.process.returncode}\n{tail(launch)}")
 
 
+def recipe_of(source: Path) -> Path:
+    """Return the recipe of the digits; older trees have it beside the package."""
+    packaged = source / "unisono/recipes/digits.toml"
+    return packaged if packaged.exists() else source.parent / "recipes/digits.toml"
+
+
 def digits(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], dict[str, float]]:
     """Train the digits on 2 ranks; seconds of a step, the median over epochs."""
     settings = [f"training.epochs={EPOCHS}", "compute.convolutions=library", "rule.overlap=chain"]
@@ -73,7 +79,7 @@ def digits(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], di
     run(
         source,
         folder,
-        [*MODULE, "train", str(next(source.parent.rglob("recipes/digits.toml"))), f"--run={folder / 'run'}", *options],
+        [*MODULE, "train", str(recipe_of(source)), f"--run={folder / 'run'}", *options],
     )
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     seconds = statistics.median(line["seconds"] for line in lines[LEFT_OUT:])

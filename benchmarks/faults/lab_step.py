@@ -29,7 +29,7 @@ def main(output: str, rate: str, steps: str, network: str, ratio: str) -> None:
         step()
         trainer.wait()
         if number >= 3:
-            took.append(max(world.all_gather_object(time.perf_counter() - begun)))
+            took.append(max(world.comm.allgather(time.perf_counter() - begun)))
     if world.rank == 0:
         Path(output).write_text(json.dumps(took))
     world.barrier()
