@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from unisono.errors import StepError
+from unisono.schedules.pieces import bounds
 from unisono.step.costs import Costs, Duration
 from unisono.step.program import Act, Operation, Role, Task
 from unisono.step.replica import Replica
@@ -232,11 +233,18 @@ def _act_update_alone(replica: Replica, task: Task, _: Any) -> None:
 
 
 def _act_reduce_scatter(replica: Replica, task: Task, world: Any) -> None:
-    world.reduce_scatter(replica.bucket(task.key))
+    flat = replica.bucket(task.key)
+    _own_shard(flat, world).copy_(world.reduce_scatter(flat))
 
 
 def _act_all_gather(replica: Replica, task: Task, world: Any) -> None:
-    world.all_gather(replica.bucket(task.key))
+    flat = replica.bucket(task.key)
+    world.all_gather(_own_shard(flat, world), flat)
+
+
+def _own_shard(flat: Any, world: Any) -> Any:
+    """Return this rank's shard of a bucket, where it lies."""
+    return flat[slice(*bounds(len(flat), world.size, world.rank))]
 
 
 AGREE = Operation("agree", _act_agree, _mean_agree, _price_small, Role.COLLECTIVE, "w")

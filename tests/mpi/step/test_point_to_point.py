@@ -9,7 +9,7 @@ import torch
 
 from unisono.engine.exchanges import Exchanges
 from unisono.mpi import MPI
-from unisono.step.operations import receive, send
+from unisono.step.operations import ALL_GATHER, REDUCE_SCATTER, receive, send
 from unisono.step.play import Player
 from unisono.step.program import COMMUNICATION, Group, Task, bucket, order
 from unisono.world import World
@@ -44,3 +44,12 @@ def test_each_rank_sends_to_the_next_one_and_rank_0_hears_whoever_comes(world: W
         assert replica.came.eq((rank - 1) % size).all()
         assert replica.sources == [(rank - 1) % size]
     exchanges.close()
+
+
+def test_a_bucket_is_scattered_and_gathered_in_place(world: World) -> None:
+    flat = torch.arange(11.0) * (world.rank + 1)
+    replica = SimpleNamespace(bucket=lambda _: flat)
+    for operation in (REDUCE_SCATTER, ALL_GATHER):
+        assert operation.act is not None
+        operation.act(replica, Task(operation, 1, COMMUNICATION), world)
+    assert torch.equal(flat, torch.arange(11.0) * sum(range(1, world.size + 1)))
