@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from PIL import Image
-from tests.progress import SILENCE, run
-from tests.staying import Ranks
+from tests.persistent_ranks import PersistentRanks
+from tests.progress import SILENCE_SECONDS, run
 
-from unisono.launch import MEMORY, find_mpiexec, launch_environment, ranks_started
+from unisono.launch import MALLOC_ENVIRONMENT, find_mpiexec, launch_environment, ranks_started
 
 settings.register_profile("unisono", deadline=None)  # how long an example takes is no property of it
 settings.load_profile("unisono")
@@ -31,7 +33,7 @@ collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-LAUNCHING = {"ended", "four_ranks", "mpiexec", "staying", "unisono"}
+LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "unisono"}
 """Fixtures that start ranks."""
 
 
@@ -53,7 +55,7 @@ def mpiexec() -> Run:
     """Runs `python ARGUMENTS` on a number of ranks."""
 
     def start(
-        ranks: int, *arguments: str, timeout: float = SILENCE, cwd: Path | None = None
+        ranks: int, *arguments: str, timeout: float = SILENCE_SECONDS, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, *arguments]
         return run(command, timeout, cwd, clean_environment())
@@ -71,7 +73,9 @@ def unisono(command: Run) -> Run:
 def command(tmp_path: Path) -> Run:
     """Runs `unisono ARGUMENTS`, which starts no ranks, as a person would, in an empty folder."""
 
-    def start(*arguments: str, timeout: float = SILENCE, **environment: str) -> subprocess.CompletedProcess[str]:
+    def start(
+        *arguments: str, timeout: float = SILENCE_SECONDS, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "unisono", *arguments]
         return run(command, timeout, tmp_path, {**clean_environment(), **environment})
 
@@ -79,20 +83,29 @@ def command(tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def staying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks that stay while the tests of a file run."""
-    with Ranks(2, tmp_path_factory.mktemp("ranks")) as ranks:
+def persistent_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PersistentRanks]:
+    """Two ranks that keep running during the tests of a file."""
+    with PersistentRanks(2, tmp_path_factory.mktemp("ranks")) as ranks:
         yield ranks
 
 
 @pytest.fixture
-def on_ranks(staying: Ranks, tmp_path: Path) -> Run:
-    """Carries out `unisono ARGUMENTS` on two ranks that a launcher has started, and which stay, in an empty folder."""
+def on_ranks(persistent_ranks: PersistentRanks, tmp_path: Path) -> Run:
+    """Runs `unisono ARGUMENTS` on two persistent ranks that a launcher has started, in an empty folder."""
 
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return staying(arguments, tmp_path, **environment)
+        return persistent_ranks(arguments, tmp_path, **environment)
 
     return call
+
+
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Restore the handlers of signals afterwards: a command owns its process, but not that of the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -103,9 +116,9 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)
         capfd.readouterr()
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        with handlers_restored(), monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
             patch.setattr(sys, "argv", ["unisono", *arguments])
-            for name, value in MEMORY.items():
+            for name, value in MALLOC_ENVIRONMENT.items():
                 patch.setenv(name, value)  # else some commands start this program anew
             patch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process is started"))
             main()
@@ -121,7 +134,7 @@ def recipe() -> str:
 
 
 @pytest.fixture
-def pictures() -> Callable[..., Path]:
+def image_samples() -> Callable[..., Path]:
     """Writes a folder of JPEGs for each class: `count` each, in a colour of the class, with noise."""
 
     def write(
@@ -131,12 +144,12 @@ def pictures() -> Callable[..., Path]:
         size: tuple[int, int] = (40, 32),
         seed: int = 0,
     ) -> Path:
-        dice = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         for name in classes:
             (folder / name).mkdir(parents=True, exist_ok=True)
-            color = dice.integers(40, 216, 3)
+            color = rng.integers(40, 216, 3)
             for number in range(count):
-                noise = dice.integers(-40, 40, (size[1], size[0], 3))
+                noise = rng.integers(-40, 40, (size[1], size[0], 3))
                 Image.fromarray((color + noise).astype(np.uint8)).save(folder / name / f"{number:03}.jpg")
         return folder
 

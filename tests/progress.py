@@ -1,4 +1,4 @@
-"""Commands that end when they make no progress: nothing written for a while. They may take as long as they like."""
+"""Commands that end when they make no progress: nothing written for a while. The total time has no limit."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-SILENCE = 120.0
-"""Seconds without output after which a command is taken to hang.
+SILENCE_SECONDS = 120.0
+"""Seconds without output after which a command counts as hanging.
 
 Output is the sign, not CPU time: ranks poll while they wait, so that a hang uses as much of a core as a computation.
 """
 
-INTERVAL = 0.01
-"""Seconds between two looks at what changes without output."""
+POLL_SECONDS = 0.01
+"""Seconds between two polls of a state that changes without output."""
 
-TAIL = 6000
+MAX_SHOWN_CHARACTERS = 6000
 """Characters of each stream that a failure shows."""
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
 
 
 class NoProgressError(AssertionError):
@@ -33,7 +33,7 @@ class NoProgressError(AssertionError):
 
 
 class Watched:
-    """A running command, in a session of its own, whose output is read by whoever waits for it.
+    """A running command, in a session of its own, whose output is read in waits.
 
     Each wait fails, and ends the command and all that it started, after `timeout` seconds without output.
     """
@@ -41,7 +41,7 @@ class Watched:
     def __init__(
         self,
         command: Sequence[str],
-        timeout: float = SILENCE,
+        timeout: float = SILENCE_SECONDS,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -53,7 +53,7 @@ class Watched:
         self._written = {"stdout": bytearray(), "stderr": bytearray()}
         for name in self._written:
             self._selector.register(getattr(self.process, name), selectors.EVENT_READ, name)
-        self._heard = time.monotonic()
+        self._last_output = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -77,11 +77,11 @@ class Watched:
         """Errors so far."""
         return self._written["stderr"].decode(errors="replace")
 
-    def until(self, there: Callable[[], bool]) -> None:
-        """Read on until something is there. The command must not end before."""
-        while not there():
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Read output until the condition holds. The command must not end before."""
+        while not condition():
             ended = self.process.poll() is not None
-            self._read(INTERVAL)
+            self._read(POLL_SECONDS)
             assert not ended, f"the command ended by itself\n{self._tail()}"
 
     def finish(self) -> subprocess.CompletedProcess[str]:
@@ -96,21 +96,21 @@ class Watched:
 
     def kill(self) -> None:
         """End the command and all that it started."""
-        for pid in family(self.process.pid):
+        for pid in process_tree(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def _read(self, seconds: float) -> None:
-        """Wait for output so long at most, and take it."""
-        left = self._heard + self._timeout - time.monotonic()
+        """Wait at most `seconds` for output, and read it."""
+        left = self._last_output + self._timeout - time.monotonic()
         for key, _ in self._selector.select(max(0.0, min(seconds, left))):
             if found := os.read(key.fd, 1 << 16):
                 self._written[key.data] += found
-                self._heard = time.monotonic()
+                self._last_output = time.monotonic()
             else:
                 self._selector.unregister(key.fileobj)
-        if time.monotonic() - self._heard >= self._timeout:
+        if time.monotonic() - self._last_output >= self._timeout:
             self._fail()
 
     def _fail(self) -> None:
@@ -118,12 +118,12 @@ class Watched:
         raise NoProgressError(f"{' '.join(self._command)} wrote nothing for {self._timeout} s\n{self._tail()}")
 
     def _tail(self) -> str:
-        return f"{self.stdout[-TAIL:]}\n{self.stderr[-TAIL:]}"
+        return f"{self.stdout[-MAX_SHOWN_CHARACTERS:]}\n{self.stderr[-MAX_SHOWN_CHARACTERS:]}"
 
 
 def run(
     command: Sequence[str],
-    timeout: float = SILENCE,
+    timeout: float = SILENCE_SECONDS,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -132,19 +132,19 @@ def run(
         return watched.finish()
 
 
-def settle(look: Callable[[], Seen], good: Callable[[Seen], bool], timeout: float = SILENCE) -> Seen:
-    """Look until what is seen is good, or has not changed for `timeout` seconds; return what was seen last."""
-    seen, changed = look(), time.monotonic()
-    while not good(seen) and time.monotonic() - changed < timeout:
-        time.sleep(INTERVAL)
-        before, seen = seen, look()
-        if seen != before:
+def poll_until(poll: Callable[[], Result], done: Callable[[Result], bool], timeout: float = SILENCE_SECONDS) -> Result:
+    """Poll until the result is done, or has not changed for `timeout` seconds; return the last result."""
+    result, changed = poll(), time.monotonic()
+    while not done(result) and time.monotonic() - changed < timeout:
+        time.sleep(POLL_SECONDS)
+        before, result = result, poll()
+        if result != before:
             changed = time.monotonic()
-    return seen
+    return result
 
 
-def family(pid: int) -> list[int]:
-    """A process that leads a session, all others of the session, and whatever any of them started elsewhere."""
+def process_tree(pid: int) -> list[int]:
+    """Return a session leader, all others of its session, and all processes that any of them started elsewhere."""
     parents: dict[int, int] = {}
     found = {pid}
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -1,4 +1,4 @@
-"""Which cores each rank of a node computes on."""
+"""Cores of each rank of a node."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from tests.progress import run
 
 from unisono import binding
-from unisono.binding import MANY, Share, bind, crowded, find_seats, report, share_cores, shares_of
-from unisono.launch import own_cores
+from unisono.binding import (
+    COMMUNICATION_CORE_FROM,
+    CoreShare,
+    bind,
+    core_locations,
+    oversubscribed,
+    report,
+    share_cores,
+    shares_of,
+)
+from unisono.launch import available_cores
 
 
 @given(st.frozensets(st.integers(0, 200), min_size=1), st.integers(1, 12))
@@ -25,12 +34,14 @@ def test_equal_masks_are_shared_fairly(mask: frozenset[int], ranks: int) -> None
         assert sorted(given) == sorted(mask)
         sizes = [len(share.cores) for share in shares]
         assert max(sizes) - min(sizes) <= 1
-        assert all(share.threads == len(share.cores) - (len(share.cores) >= MANY) for share in shares)
+        assert all(
+            share.threads == len(share.cores) - (len(share.cores) >= COMMUNICATION_CORE_FROM) for share in shares
+        )
 
 
-def test_what_a_launcher_has_bound_stays() -> None:
+def test_bindings_of_a_launcher_are_kept() -> None:
     masks = [frozenset({4, 5}), frozenset({0, 1})]
-    assert share_cores(masks, {}) == (Share((4, 5), 2, bound=True), Share((0, 1), 2, bound=True))
+    assert share_cores(masks, {}) == (CoreShare((4, 5), 2, bound=True), CoreShare((0, 1), 2, bound=True))
 
 
 def test_masks_that_overlap_are_left_alone() -> None:
@@ -44,9 +55,11 @@ def test_ranks_of_a_socket_share_it() -> None:
     near, far = frozenset(range(16)), frozenset(range(16, 32))
     shares = share_cores([near, far, near, far], {})
     assert [share.cores[0] for share in shares] == [0, 16, 8, 24]
-    assert all(share == Share(share.cores, MANY - 1, bound=True) for share in shares)
-    crowded = share_cores([frozenset({0}), frozenset({1}), frozenset({1})], {})
-    assert report(crowded) == "cores: rank 0 on 0, 2 ranks take turns on 1 cores (1); fewer ranks would be faster"
+    assert all(share == CoreShare(share.cores, COMMUNICATION_CORE_FROM - 1, bound=True) for share in shares)
+    oversubscribed = share_cores([frozenset({0}), frozenset({1}), frozenset({1})], {})
+    assert (
+        report(oversubscribed) == "cores: rank 0 on 0, 2 ranks take turns on 1 cores (1); fewer ranks would be faster"
+    )
 
 
 def test_cores_are_divided_among_those_that_use_them() -> None:
@@ -71,11 +84,11 @@ def test_more_ranks_than_real_cores_have_hardware_threads() -> None:
     shares = share_cores([frozenset(range(16))] * 16, SIBLINGS)
     assert [share.cores for share in shares[:4]] == [(0,), (8,), (2,), (10,)]
     assert all(share.bound and share.threads == 1 for share in shares)
-    assert share_cores([frozenset({0, 8})], SIBLINGS) == (Share((0, 8), 1, bound=True),)
+    assert share_cores([frozenset({0, 8})], SIBLINGS) == (CoreShare((0, 8), 1, bound=True),)
 
 
 @given(st.frozensets(st.integers(0, 15), min_size=1), st.integers(1, 20))
-def test_nobody_shares_and_nothing_is_left(mask: frozenset[int], ranks: int) -> None:
+def test_no_core_is_shared_or_unused(mask: frozenset[int], ranks: int) -> None:
     shares = share_cores([mask] * ranks, SIBLINGS)
     if ranks <= len(mask):
         assert sorted(core for share in shares for core in share.cores) == sorted(mask)
@@ -86,7 +99,9 @@ def test_nobody_shares_and_nothing_is_left(mask: frozenset[int], ranks: int) -> 
     if ranks <= real:
         whole = [{core % 8 for core in share.cores} for share in shares]
         assert sum(map(len, whole)) == real
-        assert [share.threads for share in shares] == [len(one) - (len(one) >= MANY) for one in whole]
+        assert [share.threads for share in shares] == [
+            len(one) - (len(one) >= COMMUNICATION_CORE_FROM) for one in whole
+        ]
 
 
 def test_hardware_threads_of_one_core_given_to_two_ranks() -> None:
@@ -97,32 +112,32 @@ def test_hardware_threads_of_one_core_given_to_two_ranks() -> None:
     assert [share.threads for share in share_cores([frozenset(range(16))] * 12, SIBLINGS)] == [1] * 12
 
 
-def test_a_rank_alone_leaves_no_core_to_exchanges() -> None:
+def test_a_single_rank_leaves_no_core_to_communication() -> None:
     assert share_cores([frozenset(range(8))], {}, alone=True)[0].threads == 8
     assert share_cores([frozenset(range(8))], {})[0].threads == 7
 
 
-def test_seats_are_read_as_linux_says_them(tmp_path: Path) -> None:
+def test_core_locations_are_read_from_linux(tmp_path: Path) -> None:
     for core, (socket, siblings) in {0: (0, "0,4"), 4: (0, "0,4"), 1: (1, "1-2"), 3: (1, "")}.items():
         (tmp_path / f"cpu{core}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{core}/topology/physical_package_id").write_text(f"{socket}\n")
         (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(f"{siblings}\n")
-    assert find_seats(range(5), tmp_path) == {0: (0, 0), 4: (0, 0), 1: (1, 1)}
+    assert core_locations(range(5), tmp_path) == {0: (0, 0), 4: (0, 0), 1: (1, 1)}
 
 
-def test_crowded_is_who_has_fewer_cores_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not crowded([frozenset({0}), frozenset({1})])
-    assert not crowded([frozenset({0, 1})] * 2)
-    assert crowded([frozenset({0, 1})] * 3)
-    assert crowded([frozenset({0})] * 2)
+def test_oversubscribed_means_fewer_cores_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not oversubscribed([frozenset({0}), frozenset({1})])
+    assert not oversubscribed([frozenset({0, 1})] * 2)
+    assert oversubscribed([frozenset({0, 1})] * 3)
+    assert oversubscribed([frozenset({0})] * 2)
     monkeypatch.setattr(binding, "cores", lambda: 2)
-    assert not crowded([frozenset()] * 2), "the system does not say masks"
-    assert crowded([frozenset()] * 3)
+    assert not oversubscribed([frozenset()] * 2), "the system does not say masks"
+    assert oversubscribed([frozenset()] * 3)
 
 
 def test_where_masks_are_not_known_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "cores", lambda: 9)
-    assert shares_of([frozenset()] * 2, alone=False) == (Share((), 4, bound=False),) * 2
+    assert shares_of([frozenset()] * 2, alone=False) == (CoreShare((), 4, bound=False),) * 2
     assert report(shares_of([frozenset()] * 2, alone=False)) == "cores: not known on this system"
 
 
@@ -135,21 +150,21 @@ def test_where_masks_are_not_known_threads_are_shared(monkeypatch: pytest.Monkey
         (set(), 1, "cores: not known on this system"),
     ],
 )
-def test_what_is_said(mask: set[int], ranks: int, said: str) -> None:
+def test_report(mask: set[int], ranks: int, said: str) -> None:
     assert report(share_cores([frozenset(mask)] * ranks, {})) == said
 
 
-@pytest.mark.skipif(not own_cores(), reason="this system does not say which cores a process may use")
+@pytest.mark.skipif(not available_cores(), reason="this system does not say which cores a process may use")
 def test_all_threads_are_bound() -> None:
     program = """
 import os, threading
-from unisono.binding import Share, bind
+from unisono.binding import CoreShare, bind
 core = min(os.sched_getaffinity(0))
 seen, begun, go = [], threading.Event(), threading.Event()
 def work():
     begun.set(); go.wait(); seen.append(os.sched_getaffinity(0))
 thread = threading.Thread(target=work); thread.start(); begun.wait()
-bind(Share((core,), 1, True)); go.set(); thread.join()
+bind(CoreShare((core,), 1, True)); go.set(); thread.join()
 print(seen == [{core}] and os.sched_getaffinity(0) == {core})
 """
     found = run([sys.executable, "-c", program])
@@ -158,12 +173,12 @@ print(seen == [{core}] and os.sched_getaffinity(0) == {core})
 
 
 def test_ranks_that_take_turns_are_not_bound() -> None:
-    before = own_cores()
-    bind(Share(tuple(before)[:1], 1, bound=False))
-    assert own_cores() == before
+    before = available_cores()
+    bind(CoreShare(tuple(before)[:1], 1, bound=False))
+    assert available_cores() == before
 
 
-def test_threads_that_end_meanwhile_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_end_meanwhile_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = []
 
     def ended(thread: int, cores: object) -> None:
@@ -173,5 +188,5 @@ def test_threads_that_end_meanwhile_are_no_error(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(binding, "_threads_here", lambda: [1, 2, 3])
     monkeypatch.setattr(binding.os, "sched_setaffinity", ended)
-    bind(Share((0,), 1, bound=True))
+    bind(CoreShare((0,), 1, bound=True))
     assert bound == [1, 3]

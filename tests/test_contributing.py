@@ -29,6 +29,17 @@ def test_files_and_folders_that_are_named_exist() -> None:
             assert (ROOT / path).exists(), path
 
 
+def test_the_index_of_algorithms_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = page.partition("## Find an algorithm")[2].partition("## ")[0]
+    names = re.findall(r"`((?!src)[\w/]+(?:\.py|/))`", table)
+    assert len(names) > 30
+    for name in names:
+        assert (ROOT / "src" / "unisono" / name).exists() or any(
+            (ROOT / "src/unisono" / folder / name).exists() for folder in ("schedules", "compute/algorithms")
+        ), name
+
+
 def test_every_citation_in_the_code_is_in_the_references() -> None:
     """`Somebody et al. 2015`, `Somebody and Other 2015` in source and docs lead to a row of docs/references.md."""
     references = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")

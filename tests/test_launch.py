@@ -43,11 +43,13 @@ def test_memory_is_kept_from_step_to_step_unless_the_user_says_otherwise() -> No
     assert launch_environment({"GLIBC_TUNABLES": ""}, terminal=False)["GLIBC_TUNABLES"] == ""
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, launch.MEMORY["GLIBC_TUNABLES"]), ("glibc.malloc.check=0", None)])
-def test_a_program_starts_anew_to_keep_memory(before: str | None, after: str | None) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, launch.MALLOC_ENVIRONMENT["GLIBC_TUNABLES"]), ("glibc.malloc.check=0", None)]
+)
+def test_a_program_restarts_to_keep_memory(before: str | None, after: str | None) -> None:
     program = "import os, sys\nfrom unisono.launch import keep_memory\nprint(os.getpid())\nsys.stdout.flush()\n"
     program += "keep_memory()\nprint(os.environ['GLIBC_TUNABLES'])"
-    environment = {key: value for key, value in os.environ.items() if key not in launch.MEMORY}
+    environment = {key: value for key, value in os.environ.items() if key not in launch.MALLOC_ENVIRONMENT}
     environment |= {} if before is None else {"GLIBC_TUNABLES": before}
     said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     *pids, found = said.stdout.split()
@@ -56,7 +58,7 @@ def test_a_program_starts_anew_to_keep_memory(before: str | None, after: str | N
     assert len(set(pids)) == 1
 
 
-def test_ranks_behind_a_pipe_are_told_of_the_terminal() -> None:
+def test_ranks_know_the_terminal_behind_a_pipe() -> None:
     assert launch_environment({"A": "b"}, terminal=True)["TTY_INTERACTIVE"] == "1"
     assert "TTY_INTERACTIVE" not in launch_environment({"A": "b"}, terminal=False)
     assert launch_environment({"A": "b"}, terminal=False)["A"] == "b"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from tests.progress import NoProgressError, Watched, family, run, settle
+from tests.progress import NoProgressError, Watched, poll_until, process_tree, run
 
 
 def alive(pid: str) -> bool:
@@ -17,16 +18,18 @@ def alive(pid: str) -> bool:
         return False
 
 
-def test_output_is_progress_however_long_it_takes() -> None:
+def test_output_counts_as_progress() -> None:
     done = run(["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.5; done; echo end >&2; exit 3"], timeout=2)
     assert (done.returncode, done.stdout.split(), done.stderr) == (3, list("123456"), "end\n")
 
 
-def test_silence_ends_it_and_all_that_it_started() -> None:
+def test_silence_ends_the_process_tree() -> None:
     with pytest.raises(NoProgressError, match=r"wrote nothing for 2 s\n\d+\n\d+\n") as caught:
         run(["sh", "-c", "setsid sleep 987 & echo $!; sleep 987 & echo $!; wait"], timeout=2)
-    pids = [word for word in str(caught.value).split() if word.isdigit() and len(word) > 3][-2:]
-    assert settle(lambda: [alive(pid) for pid in pids], lambda seen: not any(seen)) == [False, False]
+    found = re.search(r"wrote nothing for 2 s\n(\d+)\n(\d+)\n", str(caught.value))
+    assert found
+    pids = list(found.groups())
+    assert poll_until(lambda: [alive(pid) for pid in pids], lambda seen: not any(seen)) == [False, False]
 
 
 def test_a_busy_loop_makes_no_progress() -> None:
@@ -34,18 +37,18 @@ def test_a_busy_loop_makes_no_progress() -> None:
         run([sys.executable, "-c", "while True: pass"], timeout=1)
 
 
-def test_a_process_that_holds_the_output_is_waited_for_no_longer() -> None:
+def test_process_that_keeps_the_output_open_is_ended() -> None:
     with pytest.raises(NoProgressError) as caught:
         run(["sh", "-c", "sleep 987 & echo $!"], timeout=1)
     pid = str(caught.value).split()[-1]
-    assert not settle(lambda: alive(pid), lambda seen: not seen)
+    assert not poll_until(lambda: alive(pid), lambda seen: not seen)
 
 
-def test_waiting_until_something_is_there(tmp_path: Path) -> None:
+def test_until_waits_for_the_condition(tmp_path: Path) -> None:
     with Watched(["sh", "-c", "echo on its way; touch there; sleep 987"], cwd=tmp_path) as watched:
         watched.until((tmp_path / "there").exists)
         # The file is there before the shell has started what it runs next.
-        assert settle(lambda: len(family(watched.process.pid)), lambda seen: seen == 2) == 2
+        assert poll_until(lambda: len(process_tree(watched.process.pid)), lambda seen: seen == 2) == 2
     assert watched.process.returncode == -9
     with (
         Watched(["sh", "-c", "echo no; exit 1"]) as watched,
@@ -54,7 +57,7 @@ def test_waiting_until_something_is_there(tmp_path: Path) -> None:
         watched.until(lambda: False)
 
 
-def test_what_changes_is_waited_for() -> None:
+def test_poll_until_waits_while_the_result_changes() -> None:
     numbers = iter(range(10**9))
-    assert settle(lambda: next(numbers), lambda number: number == 30, timeout=1) == 30
-    assert settle(lambda: "the same", lambda seen: seen == "another", timeout=0.05) == "the same"
+    assert poll_until(lambda: next(numbers), lambda number: number == 30, timeout=1) == 30
+    assert poll_until(lambda: "the same", lambda seen: seen == "another", timeout=0.05) == "the same"

@@ -7,9 +7,9 @@ import unisono
 
 
 def test_these_and_no_others() -> None:
-    classes = ["BSP", "Exchange", "Trainer", "UnisonoError", "World"]
+    classes = ["BSP", "EASGD", "DiLoCo", "Exchange", "LocalSGD", "Trainer", "UnisonoError", "World"]
     assert unisono.__all__ == [*classes, "add_samples", "init", "no_sync", "parallel", "synchronize"]
-    assert dir(unisono) == unisono.__all__
+    assert dir(unisono) == sorted(unisono.__all__)
     assert all(getattr(unisono, name).__name__ == name for name in unisono.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = unisono.nonsense

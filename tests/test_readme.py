@@ -6,14 +6,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from unisono.schedules.picture import draw
 from unisono.schedules.ring import ring
+from unisono.schedules.text_diagram import draw
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def test_the_ten_lines(mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    program = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    program = re.search(r"```python title=\"program.py\"\n(.*?)```", README, re.DOTALL).group(1)
     assert len(program.splitlines()) <= 11
     (tmp_path / "program.py").write_text(program)
     done = mpiexec(2, str(tmp_path / "program.py"))
@@ -25,7 +25,7 @@ def test_the_ten_lines(mpiexec: Callable[..., subprocess.CompletedProcess[str]],
 
 
 def test_the_backend(mpiexec: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     done = mpiexec(
         2, "-c", program + "dist.barrier()\nassert (dist.get_backend(), dist.get_world_size()) == ('unisono', 2)"
     )
@@ -39,7 +39,7 @@ def test_the_picture() -> None:
 def test_every_link_leads_somewhere() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README):
         path, _, section = target.partition("#")
-        page = Path(__file__).parents[1] / path
+        page = Path(__file__).parents[1] / (path or "README.md")
         assert page.exists(), target
         titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if section else []
         assert not section or section in [title.lower().replace(" ", "-") for title in titles], target

@@ -9,12 +9,12 @@ import pytest
 
 from unisono.errors import RecipeError, UsageError
 from unisono.optimizers import OPTIMIZERS
-from unisono.registry import Registry, lazily
+from unisono.registry import Registry, lazy_attributes
 from unisono.rules import RULES
 from unisono.wires import WIRES
 
 
-def test_what_is_named_is_imported_when_it_is_loaded() -> None:
+def test_load_imports_the_object() -> None:
     table = Registry("number", {"pi": "math:pi", "lost": "no_such_module:here"})
     assert (list(table), len(table), table["pi"]) == (["pi", "lost"], 2, "math:pi")
     assert table.load("pi") == pytest.approx(3.14159265)
@@ -40,8 +40,8 @@ def test_names_are_known_without_loading_pytorch() -> None:
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
-def test_a_name_of_a_package_is_found_where_it_lives() -> None:
-    find = lazily("package", {"sqrt": "math"})
+def test_lazy_attributes_import_from_their_module() -> None:
+    find = lazy_attributes("package", {"sqrt": "math"})
     assert find("sqrt")(4.0) == 2.0
     with pytest.raises(AttributeError, match="module 'package' has no attribute 'other'"):
         find("other")

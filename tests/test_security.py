@@ -15,6 +15,12 @@ LISTENERS = {"witness.py", "torch_backend/program.py", "torch_backend/rendezvous
 """The files that SECURITY.md tells of."""
 
 
+UNPICKLE = {
+    "data/sources/cifar.py",  # by an unpickler that knows arrays alone
+    "horovod/state.py",  # what ranks send each other, as MPI's own object collectives do
+}
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -37,7 +43,7 @@ def files() -> list[Path]:
 def test_nothing_is_unpickled_and_nothing_listens_but_what_is_told(path: Path) -> None:
     tree, name = ast.parse(path.read_text()), str(path.relative_to(SOURCE))
     modules = set(imported(tree))
-    assert name == "data/sources/cifar.py" or not {module.split(".")[0] for module in modules} & PICKLES
+    assert name in UNPICKLE or not {module.split(".")[0] for module in modules} & PICKLES
     assert not modules & SERVERS
     for function, call in called(tree):
         last = function.rpartition(".")[2]

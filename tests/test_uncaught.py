@@ -1,4 +1,4 @@
-"""Who is told of an exception that nobody catches, and who ends."""
+"""Uncaught exceptions: where they are reported, and which processes end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Rank:
-    """What a rank has said, and with what code it has ended all."""
+    """Messages of a rank, and the exit code with which it ended all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.words: list[str] = []
@@ -24,7 +24,7 @@ class Rank:
         self.seen: list[str] = []
         monkeypatch.setattr(sys, "excepthook", lambda *args: self.seen.append(args[0].__name__))
         monkeypatch.setattr(threading, "excepthook", lambda args: self.seen.append(f"thread {args.exc_type.__name__}"))
-        monkeypatch.setattr(witness, "last_words", self.words.append)
+        monkeypatch.setattr(witness, "report_abort", self.words.append)
         uncaught.install(1, 3, self.codes.append)
         uncaught.install(1, 3, self.codes.append)
 
@@ -53,7 +53,7 @@ def test_the_main_thread_ends_all_after_the_earlier_hook(rank: Rank) -> None:
     assert rank.words[0] == "rank 1 of 3: ValueError: no\n"
 
 
-def test_an_earlier_hook_that_fails_keeps_nobody_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_hook_that_fails_does_not_keep_ranks_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(monkeypatch)
     monkeypatch.setattr(rank, "seen", None)
     rank.raises(ValueError("no"))
@@ -61,7 +61,7 @@ def test_an_earlier_hook_that_fails_keeps_nobody_from_ending(monkeypatch: pytest
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_other_threads_are_told_of(rank: Rank, capfd: pytest.CaptureFixture[str]) -> None:
+def test_exceptions_of_other_threads_are_printed(rank: Rank, capfd: pytest.CaptureFixture[str]) -> None:
     rank.thread_raises(ZeroDivisionError, "a logger's helper")
     rank.thread_raises(SystemExit, "another")
     assert rank.codes == []

@@ -12,19 +12,22 @@ Names are imported when they are first used: the command line reads recipes with
 
 from typing import TYPE_CHECKING
 
-from unisono.registry import lazily
+from unisono.registry import lazy_attributes
 from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
     from unisono.data_parallel import add_samples, no_sync, parallel, synchronize
     from unisono.errors import UnisonoError
-    from unisono.rules import BSP, Exchange
+    from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD
     from unisono.training.trainer import Trainer
     from unisono.world import World, init
 
 __all__ = [
     "BSP",
+    "EASGD",
+    "DiLoCo",
     "Exchange",
+    "LocalSGD",
     "Trainer",
     "UnisonoError",
     "World",
@@ -37,7 +40,10 @@ __all__ = [
 
 _HOMES = {
     "BSP": "unisono.rules",
+    "DiLoCo": "unisono.rules",
+    "EASGD": "unisono.rules",
     "Exchange": "unisono.rules",
+    "LocalSGD": "unisono.rules",
     "Trainer": "unisono.training.trainer",
     "UnisonoError": "unisono.errors",
     "World": "unisono.world",
@@ -51,7 +57,7 @@ _HOMES = {
 register_with_torch()
 
 
-__getattr__ = lazily(__name__, _HOMES)
+__getattr__ = lazy_attributes(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ import hashlib
 from typing import NamedTuple
 
 MAX_CALLS = 1 << 61
-"""Number of distinct call numbers: two of them and the turn together are below 2^63."""
+"""Number of distinct call numbers: two of them plus a sequence number are below 2^63."""
 
 WORDS_BYTES = 512
 """Bytes per rank for the description of its call, shown in mismatch errors."""
@@ -19,16 +19,16 @@ class Call(NamedTuple):
     number: int
 
 
-def call(words: str) -> Call:
+def call_of(words: str) -> Call:
     """Return the call that is described by `words`; ranks that pass the same words make the same call."""
     return Call(words, int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") % MAX_CALLS)
 
 
-def encode_words(what: Call) -> bytes:
+def encode_words(call: Call) -> bytes:
     """Return the words of a call in WORDS_BYTES bytes; in longer ones the call's number replaces the middle."""
-    words = what.words.encode()
+    words = call.words.encode()
     if len(words) > WORDS_BYTES:
-        middle = f" ... (call {what.number:016x}) ... ".encode()
+        middle = f" ... (call {call.number:016x}) ... ".encode()
         half = (WORDS_BYTES - len(middle)) // 2
         words = words[:half] + middle + words[-half:]
     return words.ljust(WORDS_BYTES)

@@ -14,7 +14,7 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.reducer import Reducer, reducer_of
-from unisono.reducer.likeness import compare_models
+from unisono.reducer.model_comparison import compare_models
 from unisono.rules import BSP, BaseRule
 from unisono.weak import weakly
 from unisono.world import World
@@ -34,14 +34,18 @@ def parallel(
     calls `synchronize(model)` instead of `backward()`.
 
     A rule on weights (`LocalSGD`) leaves `.grad` this rank's own and averages the weights at the end of
-    `optimizer.step()`, whenever it is due; it needs that optimizer. Raises UsageError without it, and for a model that
-    is parallel already or gives sparse gradients.
+    `optimizer.step()`, whenever it is due; it needs that optimizer. Raises UsageError without it, for an asynchronous
+    rule (`EASGD`), and for a model that is parallel already or gives sparse gradients.
     """
     chosen = rule or BSP()
     if chosen.differs and optimizer is None:
         raise UsageError(
             f"{type(chosen).__name__} averages weights after the optimizer's step: call "
             "unisono.parallel(model, world, rule, optimizer)"
+        )
+    if chosen.asynchronous:
+        raise UsageError(
+            f"{type(chosen).__name__} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)"
         )
     reducer = attach(model, world, chosen)
     if optimizer is not None:
@@ -98,7 +102,7 @@ def prepare(model: torch.nn.Module) -> None:
     """
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
-    if any(part is not None for part in parts) or (reducer is not None and not reducer.differs(model)):
+    if any(part is not None for part in parts) or (reducer is not None and not reducer.parameters_changed(model)):
         raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
     for name, module in model.named_modules():
         sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse

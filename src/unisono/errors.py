@@ -9,7 +9,7 @@ UnisonoError
 │   ├── TableError        a table of choices has an unknown name, a bad size or a gap
 │   ├── PackError         a data set cannot be packed, a pack is broken, or memory does not hold it
 │   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
-├── PictureError          bytes that should be a picture, or a sound, are none
+├── DecodeError           an image or an audio file that cannot be decoded
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 ├── StepError             a step program that `verify` refuses: a bug in a rule
 ├── MismatchError         ranks called different collectives, or the same with different tensors
@@ -55,7 +55,7 @@ class LabError(UsageError):
     """A cluster on this machine cannot be built as requested."""
 
 
-class PictureError(UnisonoError):
+class DecodeError(UnisonoError):
     """Image or audio data that cannot be decoded."""
 
 
@@ -72,7 +72,7 @@ class MismatchError(UnisonoError):
 
 
 class StallError(UnisonoError):
-    """Ranks have not come to a call; the message names the rank, the call, the missing ranks and where they are."""
+    """Ranks have not entered a call; the message names the rank, the call, the missing ranks and their call sites."""
 
 
 class OperationError(UnisonoError):

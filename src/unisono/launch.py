@@ -1,9 +1,10 @@
-"""Launch of ranks: the test whether this process already is one, and the command that starts several."""
+"""Launch of ranks: detection of a launcher, and the command that starts several ranks."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from unisono.errors import LaunchError
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 """Variables with the number of ranks, of launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS."""
 
-EXTRA = "install one with: pip install 'unisono[mpich]'"
+INSTALL_HINT = "install one with: pip install 'unisono[mpich]'"
 
 
 def ranks_started(environment: Mapping[str, str]) -> int | None:
@@ -36,7 +37,7 @@ LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_L
 """Variables in which the same launchers count the ranks on this node."""
 
 
-def all_here(environment: Mapping[str, str]) -> bool:
+def on_one_node(environment: Mapping[str, str]) -> bool:
     """Return True if a launcher says that it has started all ranks on this node."""
     started = ranks_started(environment)
     if started is None:
@@ -46,14 +47,14 @@ def all_here(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) == str(started) for name in LOCAL_SIZE_VARIABLES)
 
 
-def own_cores() -> frozenset[int]:
+def available_cores() -> frozenset[int]:
     """Return the cores that this process may use; empty where the system does not list them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(own_cores()) or os.cpu_count() or 1
+    return len(available_cores()) or os.cpu_count() or 1
 
 
 def find_mpiexec() -> Path:
@@ -66,21 +67,36 @@ def find_mpiexec() -> Path:
         return beside
     found = shutil.which("mpiexec")
     if found is None:
-        raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {EXTRA}")
+        raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {INSTALL_HINT}")
     return Path(found)
 
 
-def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs `python -m unisono ARGUMENTS` on `ranks` ranks of this machine."""
-    return [str(mpiexec), "-n", str(ranks), sys.executable, "-m", "unisono", *arguments]
+def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs `python -m unisono ARGUMENTS` on `ranks` ranks of this machine, with more options of
+    mpiexec."""
+    return [str(mpiexec), *options, "-n", str(ranks), sys.executable, "-m", "unisono", *arguments]
 
 
-MEMORY = {
+SURVIVAL = ("--with-ft", "ulfm", "--mca", "opal_event_include", "poll", "--mca", "osc", "^ucx", "--bind-to", "none")
+"""Options of Open MPI's mpiexec with which the others go on after a rank has died. With its default event library
+(epoll), messages over TCP sometimes stop after a death."""
+
+
+def survival_options(mpiexec: Path) -> tuple[str, ...]:
+    """Return the options with which ranks survive the death of another; empty for a launcher that has none."""
+    try:
+        version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return SURVIVAL if "Open MPI" in version else ()
+
+
+MALLOC_ENVIRONMENT = {
     "GLIBC_TUNABLES": ":".join(
         (
             "glibc.malloc.hugetlb=1",  # ask Linux for pages of 2 MB
-            "glibc.malloc.mmap_max=0",  # no memory of its own for a large tensor, which goes back when it is freed
-            f"glibc.malloc.trim_threshold={1 << 36}",  # what is freed is kept for the next step
+            "glibc.malloc.mmap_max=0",  # no mmap for large tensors, which would be returned when freed
+            f"glibc.malloc.trim_threshold={1 << 36}",  # keep freed memory for the next step
         )
     )
 }
@@ -91,9 +107,9 @@ the system and allocated anew in each step: a fifth of a step of ResNet-50 on tw
 
 
 def keep_memory() -> None:
-    """Restart this program, once, with MEMORY, which glibc reads at its start; variables that are set already stay."""
-    if not MEMORY.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**MEMORY, **os.environ})
+    """Restart this program, once, with MALLOC_ENVIRONMENT, which glibc reads at its start; set variables are kept."""
+    if not MALLOC_ENVIRONMENT.keys() <= os.environ.keys():
+        os.execve(sys.executable, sys.orig_argv, {**MALLOC_ENVIRONMENT, **os.environ})
 
 
 def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[str, str]:
@@ -107,4 +123,4 @@ def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[s
         extra |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if terminal:  # Rich reads these
         extra |= {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
-    return {**MEMORY, **environment, **extra}
+    return {**MALLOC_ENVIRONMENT, **environment, **extra}

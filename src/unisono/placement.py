@@ -34,8 +34,8 @@ class Placement:
     @cached_property
     def node_of_rank(self) -> tuple[int, ...]:
         """Number of the node of each rank."""
-        places = {rank: number for number, node in enumerate(self.nodes) for rank in node}
-        return tuple(places[rank] for rank in range(self.ranks))
+        nodes_of_ranks = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        return tuple(nodes_of_ranks[rank] for rank in range(self.ranks))
 
     def node_of(self, rank: int) -> int:
         """Return the number of the node of `rank`."""
@@ -76,6 +76,6 @@ def regular(supernodes: int, nodes: int, ranks: int) -> Placement:
     return place([rank // ranks for rank in everywhere], [rank // (ranks * nodes) for rank in everywhere])
 
 
-def apart(ranks: int) -> Placement:
+def one_rank_per_node(ranks: int) -> Placement:
     """Return the placement of every rank on a node of its own, with all nodes on one switch."""
     return regular(1, ranks, 1)

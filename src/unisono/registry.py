@@ -18,36 +18,36 @@ from unisono.errors import UnisonoError, UsageError
 class Registry(Mapping[str, str]):
     """Names of one kind, each with its location, `module:attribute`. An entry is a single row."""
 
-    def __init__(self, kind: str, places: Mapping[str, str]) -> None:
-        self.kind, self._places = kind, dict(places)
+    def __init__(self, kind: str, locations: Mapping[str, str]) -> None:
+        self.kind, self._locations = kind, dict(locations)
 
     def __getitem__(self, name: str) -> str:
-        return self._places[name]
+        return self._locations[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def check(self, name: str, error: type[UnisonoError] = UsageError) -> None:
         """Raise `error`, listing the known names, for an unknown one."""
-        if name not in self._places:
-            raise error(f"there is no {self.kind} {name!r}; there are {', '.join(self._places)}")
+        if name not in self._locations:
+            raise error(f"there is no {self.kind} {name!r}; there are {', '.join(self._locations)}")
 
     def load(self, name: str, error: type[UnisonoError] = UsageError) -> Any:
         """Import and return the object called `name`. Raises `error`, listing the known names, for an unknown one."""
         self.check(name, error)
-        module, _, attribute = self._places[name].partition(":")
+        module, _, attribute = self._locations[name].partition(":")
         return getattr(import_module(module), attribute)
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__`, which imports a name from its home when it is first used."""
+def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`, which imports a name from its module when it is first used."""
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return getattr(import_module(modules[name]), name)
 
     return find

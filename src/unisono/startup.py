@@ -1,11 +1,11 @@
-"""Supervision of ranks that are being started: reports which one dies, or is stopped, before their witness is ready.
+"""Supervision of ranks during their start: reports which one dies or is stopped before their witness is ready.
 
     unisono train ── starts ──▶ mpiexec ──▶ proxy ──▶ ranks 0, 1, 2 ──▶ witness
-          └── looks at their processes ────────────────────┘    until it is there
+          └── watches their processes ─────────────────────┘    until it is ready
 
 A rank imports Python packages for seconds before it can report an error itself. Until the witness (`witness.py`) is
 ready, the command that started the launcher finds the ranks below it in /proc, by the variable that numbers them. A
-launcher ends all ranks when one dies; where it does not, and where a rank stays stopped, they are ended here. The
+launcher ends all ranks when one dies. If it does not, or if a rank stays stopped, they are ended here. The
 MPI library's files in /dev/shm and /tmp are then removed too. Linux only; elsewhere there is no supervision.
 """
 
@@ -24,37 +24,37 @@ from typing import NamedTuple
 from unisono import witness
 from unisono.launch import RANK_VARIABLES
 
-INTERVAL, FIRST_INTERVAL = 0.1, 0.01
-"""Seconds between two polls; the second until all ranks have been seen."""
+POLL_SECONDS, FIRST_POLL_SECONDS = 0.1, 0.01
+"""Seconds between two polls; the second until all ranks have been found."""
 
-GRACE = 3.0
-"""Seconds that a launcher has to end all ranks after one has died."""
+GRACE_SECONDS = 3.0
+"""Time that a launcher has to end all ranks after one has died."""
 
-STOPPED = 10.0
-"""Seconds after which a stopped rank is reported."""
+STOPPED_REPORT_SECONDS = 10.0
+"""Time after which a stopped rank is reported."""
 
 PROC = Path("/proc")
 
-LEFT_BY_MPICH = (("/dev/shm", "mpich_shm_*"), ("/tmp", "hydra_hwloc_xmlfile_*"))
-"""Places of the files that MPICH writes and its ranks remove once all have joined."""
+MPICH_FILES = (("/dev/shm", "mpich_shm_*"), ("/tmp", "hydra_hwloc_xmlfile_*"))
+"""Locations of the files that MPICH writes and its ranks remove once all have joined."""
 
 LAUNCHERS = ("mpiexec", "mpirun", "hydra_pmi_proxy")
 
 
-class Rank(NamedTuple):
-    """Process that is a rank."""
+class RankProcess(NamedTuple):
+    """Process of a rank."""
 
     process: int
     stopped: bool
 
 
-class Seen(NamedTuple):
+class LaunchedProcesses(NamedTuple):
     """Processes below the launcher at one moment."""
 
-    ranks: Mapping[int, Rank]
+    ranks: Mapping[int, RankProcess]
     witness: bool
-    between: frozenset[int] = frozenset()
-    """Processes of the launcher that are no ranks."""
+    helpers: frozenset[int] = frozenset()
+    """The launcher's processes that are not ranks."""
 
 
 class Startup:
@@ -65,43 +65,43 @@ class Startup:
 
     def __init__(self, launcher: int, size: int, limit: float) -> None:
         self._launcher, self._size, self._limit = launcher, size, limit
-        self._watched: dict[int, int] = {}  # descriptor of a process: its rank
+        self._watched: dict[int, int] = {}  # rank by descriptor of its process
         self._processes: dict[int, int] = {}
-        self._stopped: dict[int, float] = {}  # since when
-        self._told: set[int] = set()
-        self._between: dict[int, int] = {}  # a process of the launcher: its descriptor
-        self._dead: tuple[list[int], float] | None = None  # several that were found at one look, and when
-        self.goes_on = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
-        if self.goes_on:
+        self._stopped: dict[int, float] = {}  # since when, by rank
+        self._reported: set[int] = set()
+        self._helpers: dict[int, int] = {}  # descriptor by process of the launcher
+        self._dead: tuple[list[int], float] | None = None  # ranks found dead in one poll, and when
+        self.active = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
+        if self.active:
             self._ended, self._begun = os.pidfd_open(launcher), _started(launcher)
 
-    def look(self) -> None:
-        """Poll once, after an event or an interval; end all ranks where nobody else does."""
-        poll = select.poll()
+    def poll(self) -> None:
+        """Wait for an event or an interval, and check all processes; end all ranks if the launcher does not."""
+        poller = select.poll()
         for descriptor in (self._ended, *(self._watched if self._dead is None else ())):
-            poll.register(descriptor, select.POLLIN)
-        interval = INTERVAL if len(self._processes) == self._size else FIRST_INTERVAL
-        ready = {descriptor for descriptor, _ in poll.poll(interval * 1000)}
+            poller.register(descriptor, select.POLLIN)
+        interval = POLL_SECONDS if len(self._processes) == self._size else FIRST_POLL_SECONDS
+        ready = {descriptor for descriptor, _ in poller.poll(interval * 1000)}
         now = time.monotonic()
         died = sorted(self._watched[descriptor] for descriptor in ready & self._watched.keys())
         if died and self._dead is None:
             self._dead = died, now
         if self._ended in ready:
             return
-        seen = look_below(self._launcher)
+        seen = find_processes(self._launcher)
         if seen.witness:
             self.close()
             return
-        self._follow(seen, now)
-        late = self._dead is not None and now - self._dead[1] > GRACE
+        self._watch_processes(seen, now)
+        late = self._dead is not None and now - self._dead[1] > GRACE_SECONDS
         if late or any(now - since > self._limit for since in self._stopped.values()):
             self._end_all(seen)
 
-    def _follow(self, seen: Seen, now: float) -> None:
+    def _watch_processes(self, seen: LaunchedProcesses, now: float) -> None:
         """Watch new processes, and report those that stay stopped."""
-        for process in seen.between - self._between.keys():
+        for process in seen.helpers - self._helpers.keys():
             with suppress(ProcessLookupError):
-                self._between[process] = os.pidfd_open(process)
+                self._helpers[process] = os.pidfd_open(process)
         for rank, (process, stopped) in seen.ranks.items():
             if rank not in self._processes:
                 with suppress(ProcessLookupError):
@@ -110,14 +110,14 @@ class Startup:
             if not stopped:
                 self._stopped.pop(rank, None)
             since = self._stopped.setdefault(rank, now) if stopped else now
-            if now - since > min(STOPPED, self._limit / 2) and rank not in self._told:
-                self._told.add(rank)
-                _say(
-                    f"{self._name([rank])} is stopped while the ranks are being started; they wait for it, and end "
+            if now - since > min(STOPPED_REPORT_SECONDS, self._limit / 2) and rank not in self._reported:
+                self._reported.add(rank)
+                _report(
+                    f"{self._name([rank])} is stopped during the start of the ranks; they wait for it, and end "
                     f"after {self._limit:g} s: continue it with  kill -CONT {process}"
                 )
 
-    def _end_all(self, seen: Seen) -> None:
+    def _end_all(self, seen: LaunchedProcesses) -> None:
         for rank in seen.ranks.values():
             with suppress(ProcessLookupError):
                 os.kill(rank.process, signal.SIGKILL)
@@ -127,59 +127,59 @@ class Startup:
     def _name(self, ranks: Sequence[int]) -> str:
         return witness.describe(ranks, self._size, self._processes)
 
-    def finish(self, asked: bool, code: int, listener: witness.Listener) -> int:
-        """Report which rank died first once the launcher has ended with `code`, unless that was `asked` for; clean up.
+    def finish(self, stop_requested: bool, code: int, listener: witness.Listener, survives: bool = False) -> int:
+        """Report which rank died first once the launcher has ended with `code`, unless `stop_requested`; clean up.
 
         `listener` receives the witness's report. Returns the exit code: hydra may give 0 where a rank ended by
-        os._exit(0).
+        os._exit(0). With `survives`, the others went on after a death, and the code is the launcher's.
         """
-        if not self.goes_on:
-            words = listener.words(GRACE)
-            if words:
-                print(words, file=sys.stderr, flush=True)
-            return code or int(bool(words))
-        self._await_the_last()
+        if not self.active:
+            report = listener.report(GRACE_SECONDS)
+            if report:
+                print(report, file=sys.stderr, flush=True)
+            return code or int(bool(report) and not survives)
+        self._wait_for_processes()
         self.close()
-        if code not in (0, 2):  # 2: the ranks have said what is wrong with the input
-            if self._dead is not None and not asked:
-                _say(f"{self._name(self._dead[0])} ended while the ranks were being started")
-            remove_left(self._begun)
+        if code not in (0, 2):  # 2: the ranks have reported bad input
+            if self._dead is not None and not stop_requested:
+                _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
+            remove_leftover_files(self._begun)
         return code
 
-    def _await_the_last(self) -> None:
-        """Wait GRACE seconds at most for the processes of the launcher, which may end before them."""
-        until = time.monotonic() + GRACE
-        for descriptor in (*self._watched, *self._between.values()):
+    def _wait_for_processes(self) -> None:
+        """Wait at most GRACE_SECONDS for the processes of the launcher, which may end before them."""
+        until = time.monotonic() + GRACE_SECONDS
+        for descriptor in (*self._watched, *self._helpers.values()):
             select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Stop the supervision."""
-        self.goes_on = False
-        for descriptor in (self._ended, *self._watched, *self._between.values()):
+        self.active = False
+        for descriptor in (self._ended, *self._watched, *self._helpers.values()):
             os.close(descriptor)
         self._watched.clear()
-        self._between.clear()
+        self._helpers.clear()
 
 
-def look_below(launcher: int) -> Seen:
-    """Return the ranks, and whether their witness is there, among the processes that a launcher has started."""
-    ranks: dict[int, Rank] = {}
-    between: set[int] = set()
+def find_processes(launcher: int) -> LaunchedProcesses:
+    """Return the ranks among the processes that a launcher has started, and whether their witness is ready."""
+    ranks: dict[int, RankProcess] = {}
+    helpers: set[int] = set()
     waiting = [(launcher, False)]
     while waiting:
         parent, in_rank = waiting.pop()
         for process in _children(parent):
             command = _read(process, "cmdline").split(b"\0")
             if witness.__file__.encode() in command:
-                return Seen(ranks, True, frozenset(between))
+                return LaunchedProcesses(ranks, True, frozenset(helpers))
             number = None if in_rank else rank_of(_read(process, "environ"))
             if number is not None:
                 state = _read(process, "stat").rpartition(b")")[2].split()
-                ranks[number] = Rank(process, bool(state) and state[0] in b"Tt")
+                ranks[number] = RankProcess(process, bool(state) and state[0] in b"Tt")
             elif not in_rank:
-                between.add(process)
+                helpers.add(process)
             waiting.append((process, in_rank or number is not None))
-    return Seen(ranks, False, frozenset(between))
+    return LaunchedProcesses(ranks, False, frozenset(helpers))
 
 
 def rank_of(environment: bytes) -> int | None:
@@ -202,7 +202,7 @@ def _read(process: int, name: str) -> bytes:
     return b""
 
 
-def remove_left(begun: float) -> None:
+def remove_leftover_files(begun: float) -> None:
     """Remove MPICH's files of a launch that has ended: this user's, younger than `begun`, and no longer in use.
 
     A file may belong to a launcher that was started after `begun` and before the file; such a file stays.
@@ -211,12 +211,12 @@ def remove_left(begun: float) -> None:
     others = [
         _started(process) for process in mine if _read(process, "comm").strip().decode(errors="replace") in LAUNCHERS
     ]
-    for folder, pattern in LEFT_BY_MPICH:
+    for folder, pattern in MPICH_FILES:
         for path in Path(folder).glob(pattern):
             with suppress(OSError):
                 about = path.stat()
                 theirs = any(begun <= started <= about.st_mtime for started in others)
-                if about.st_uid == os.getuid() and about.st_mtime >= begun and not theirs and not _held(path, mine):
+                if about.st_uid == os.getuid() and about.st_mtime >= begun and not theirs and not _in_use(path, mine):
                     path.unlink()
 
 
@@ -234,10 +234,10 @@ def _started(process: int) -> float:
     return booted + int(numbers[19]) / os.sysconf("SC_CLK_TCK") if runs else 0.0
 
 
-def _held(path: Path, processes: Sequence[int]) -> bool:
+def _in_use(path: Path, processes: Sequence[int]) -> bool:
     """Return True if a process has mapped the file."""
     return any(os.fsencode(path) in _read(process, "maps") for process in processes)
 
 
-def _say(words: str) -> None:
-    print(f"unisono: {words}", file=sys.stderr, flush=True)
+def _report(report: str) -> None:
+    print(f"unisono: {report}", file=sys.stderr, flush=True)

@@ -10,19 +10,19 @@ TIMEOUT = 600.0
 """Default timeout in seconds."""
 
 
-def timeout_of(asked: float | None) -> float:
-    """Return the timeout in seconds: `asked`, else the environment's UNISONO_TIMEOUT, else TIMEOUT.
+def timeout_of(timeout: float | None) -> float:
+    """Return the timeout in seconds: `timeout`, else the environment's UNISONO_TIMEOUT, else TIMEOUT.
 
     Raises UsageError where it is no number above 0.
     """
-    said = os.environ.get("UNISONO_TIMEOUT") if asked is None else asked
-    if said is None:
+    value = os.environ.get("UNISONO_TIMEOUT") if timeout is None else timeout
+    if value is None:
         return TIMEOUT
     try:
-        seconds = float(said)
+        seconds = float(value)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        source = "UNISONO_TIMEOUT" if asked is None else "timeout"
-        raise UsageError(f"{source} = {said}; give the seconds that a rank waits for others, more than 0")
+        source = "UNISONO_TIMEOUT" if timeout is None else "timeout"
+        raise UsageError(f"{source} = {value}; it must be a number of seconds above 0")
     return seconds

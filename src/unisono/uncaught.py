@@ -1,9 +1,9 @@
-"""Hooks for uncaught exceptions: those of a rank's work end all ranks, others are only reported.
+"""Hooks for uncaught exceptions: those in the main thread or in Unisono's threads end all ranks, others are reported.
 
-where                               what
+location                            effect
 main thread, Unisono's threads      earlier hook, traceback with the rank, all ranks end
-other threads                       traceback with the rank; this rank goes on, as Python does
-children made by fork               earlier hook; the child ends alone, and leaves MPI to its parent
+other threads                       traceback with the rank; this rank continues, as in Python
+children made by fork               earlier hook; only the child ends; MPI stays with its parent
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono import witness
 
-OWN = "unisono "
+THREAD_PREFIX = "unisono "
 """Prefix of the names of Unisono's own threads."""
 
 
@@ -27,51 +27,55 @@ def install(rank: int, size: int, abort: Callable[[int], object]) -> None:
 
     `abort` ends all ranks with an exit code. Further calls do nothing.
     """
-    if isinstance(getattr(sys.excepthook, "__self__", None), Hooks):
+    if isinstance(getattr(sys.excepthook, "__self__", None), ExceptionHooks):
         return
-    hooks = Hooks(rank, size, abort)
-    sys.excepthook, threading.excepthook = hooks.of_main, hooks.of_thread
+    hooks = ExceptionHooks(rank, size, abort)
+    sys.excepthook, threading.excepthook = hooks.on_main_thread, hooks.on_other_thread
 
 
-class Hooks:
-    """Exception hooks of one process that is a rank; its children are none."""
+class ExceptionHooks:
+    """Exception hooks of a rank's process, inactive in its children."""
 
     def __init__(self, rank: int, size: int, abort: Callable[[int], object]) -> None:
         self._rank, self._size, self._abort = rank, size, abort
         self._process = os.getpid()
-        self._of_main, self._of_thread = sys.excepthook, threading.excepthook
+        self._earlier_main_hook, self._earlier_thread_hook = sys.excepthook, threading.excepthook
 
-    def of_main(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-        """End all ranks after printing the traceback; a child made by fork ends alone."""
+    def on_main_thread(
+        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Print the traceback and end all ranks; in a forked child, end only the child."""
         if os.getpid() != self._process:
-            self._call(self._of_main, kind, error, trace)
+            self._call(self._earlier_main_hook, kind, error, trace)
             sys.stdout.flush()
-            os._exit(self._code(kind))  # at a common exit the child would end MPI, which is its parent's
-        if self._of_main is not sys.__excepthook__:  # else the traceback came twice
-            self._call(self._of_main, kind, error, trace)
-        witness.last_words(self._told(kind, error, trace, ""))
-        self._abort(self._code(kind))
+            os._exit(self._exit_code(kind))  # a normal exit would finalize MPI, which is its parent's
+        if self._earlier_main_hook is not sys.__excepthook__:  # else the traceback would be printed twice
+            self._call(self._earlier_main_hook, kind, error, trace)
+        witness.report_abort(self._prefixed_traceback(kind, error, trace, ""))
+        self._abort(self._exit_code(kind))
 
-    def of_thread(self, args: Any) -> None:
-        """End all ranks where the thread is Unisono's own, else print the exception with the rank."""
+    def on_other_thread(self, args: Any) -> None:
+        """End all ranks if the thread is one of Unisono's, else print the exception with the rank."""
         name = args.thread.name if args.thread is not None else "?"
         if os.getpid() != self._process or args.exc_type is SystemExit:
-            self._of_thread(args)
+            self._earlier_thread_hook(args)
             return
-        if self._of_thread is not threading.__excepthook__:
-            self._call(self._of_thread, args)
-        if name.startswith(OWN):
-            witness.last_words(self._told(args.exc_type, args.exc_value, args.exc_traceback, ""))
+        if self._earlier_thread_hook is not threading.__excepthook__:
+            self._call(self._earlier_thread_hook, args)
+        if name.startswith(THREAD_PREFIX):
+            witness.report_abort(self._prefixed_traceback(args.exc_type, args.exc_value, args.exc_traceback, ""))
             self._abort(1)
         else:
-            words = self._told(args.exc_type, args.exc_value, args.exc_traceback, f", thread {name!r}, which ends")
-            print(words, end="", file=sys.stderr, flush=True)
+            text = self._prefixed_traceback(
+                args.exc_type, args.exc_value, args.exc_traceback, f", thread {name!r}, which ends"
+            )
+            print(text, end="", file=sys.stderr, flush=True)
 
     @staticmethod
-    def _code(kind: type[BaseException]) -> int:
+    def _exit_code(kind: type[BaseException]) -> int:
         return 130 if issubclass(kind, KeyboardInterrupt) else 1
 
-    def _told(
+    def _prefixed_traceback(
         self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, where: str
     ) -> str:
         lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
@@ -81,5 +85,5 @@ class Hooks:
         """Call an earlier hook; its own exceptions must not keep this rank from ending the others."""
         try:
             hook(*arguments)
-        except Exception as error:  # noqa: BLE001 - anybody's code
+        except Exception as error:  # noqa: BLE001 - arbitrary code
             print(f"rank {self._rank} of {self._size}: {hook!r} raised {error!r}", file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
 """Report of a rank that dies without an error message: killed, out of memory, or crashed.
 
 A launcher ends all ranks when one dies, and names a process at best. So each node has a small extra process, the
-witness. Ranks that end in order notify it; it names the first that does not. It ends with the last rank.
+witness. Ranks that end in order notify it; it reports the first that does not. It ends with the last rank.
 
-    rank 0 ── starts ──▶ witness ── looks at the processes of ranks 0, 1, 2, 3
-    rank 2    killed         └──▶ "unisono: rank 2 of 4 (process 4711 on node-a) ended without a word ..."
+    rank 0 ── starts ──▶ witness ── watches the processes of ranks 0, 1, 2, 3
+    rank 2    killed         └──▶ "unisono: rank 2 of 4 (process 4711 on node-a) ended unexpectedly ..."
 
 It accepts messages from processes of its own user alone: the kernel identifies each sender.
 
-That process runs this file by itself: it imports nothing of the project. Linux only; elsewhere nothing is started.
+That process runs this file as a script: it imports nothing of the project. Linux only; elsewhere it is not started.
 """
 
 from __future__ import annotations
@@ -23,62 +23,61 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-ALL = "all"
+ABORT = "all"
 """Message of a rank that ends all ranks, and prints the reason itself."""
 
-READY = 5.0
-"""Most seconds that the ranks wait for the witness to be ready: it takes a twentieth of a second."""
+READY_TIMEOUT_SECONDS = 5.0
+"""Longest wait of the ranks for the witness to be ready, which takes a twentieth of a second."""
 
-HANDOVER = 0.25
-"""Seconds for the launcher to pass on a rank's last output: when a rank aborts, it drops what it still holds."""
+FORWARDING_SECONDS = 0.25
+"""Time for the launcher to forward a rank's last output: when a rank aborts, it drops output that it still holds."""
 
-PROMPT = 1.0
-"""Seconds in which a witness accepts a message; one that is stopped, or flooded, delays nobody for longer."""
+SEND_TIMEOUT_SECONDS = 1.0
+"""Timeout of a message to the witness; a stopped or flooded witness delays no rank for longer."""
 
-WORDS = 1000
+MAX_MESSAGES_PER_CHECK = 1000
 """Messages that the witness reads before it checks the processes again."""
 
 CREDENTIALS = struct.Struct("3i")
 """Credentials of a sender from Linux: its process, user and group."""
 
-VARIABLE = "UNISONO_WITNESS"
+WITNESS_VARIABLE = "UNISONO_WITNESS"
 """Environment variable with a rank's own process number and the address of its witness."""
 
-LISTENER = "UNISONO_LISTENER"
+LISTENER_VARIABLE = "UNISONO_LISTENER"
 """Environment variable with the address of the command that started the launcher."""
 
-LONGEST = 4096
-"""Most bytes of a witness's report."""
+MAX_REPORT_BYTES = 4096
+"""Largest report of a witness, in bytes."""
 
 
 class Listener:
     """Receiver of the witness's report, in the command that started the launcher.
 
     A launcher that ends all ranks drops output that is still on its way to the terminal. So the witness sends its
-    report to this command, which outlives the launcher: one message at its end, empty where nobody died without a
-    message.
+    report to this command, which outlives the launcher: one message at its end, empty if no rank died unexpectedly.
     """
 
     def __init__(self) -> None:
         self.address = f"unisono-listener-{os.getpid()}-{os.urandom(4).hex()}" if hasattr(os, "pidfd_open") else ""
         if self.address:
-            self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._line.bind(f"\0{self.address}")
+            self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._channel.bind(f"\0{self.address}")
 
-    def words(self, seconds: float) -> str:
-        """Return the witness's report if it comes within so many seconds, else an empty string."""
+    def report(self, seconds: float) -> str:
+        """Return the witness's report if it arrives within `seconds`, else an empty string."""
         until = time.monotonic() + seconds
-        while self.address and select.select([self._line], [], [], max(0.0, until - time.monotonic()))[0]:
-            word = hear(self._line)
-            if word is not None:
-                return word
+        while self.address and select.select([self._channel], [], [], max(0.0, until - time.monotonic()))[0]:
+            message = receive(self._channel)
+            if message is not None:
+                return message
         return ""
 
     def close(self) -> None:
         """Stop listening."""
         if self.address:
-            self._line.close()
+            self._channel.close()
 
 
 def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
@@ -90,80 +89,85 @@ def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
         return ""
     address = f"unisono-witness-{os.getpid()}-{os.urandom(4).hex()}"
     pairs = [f"{rank}:{process}" for rank, process in zip(ranks, processes, strict=True)]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        line.bind(f"\0{address}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        channel.bind(f"\0{address}")
         ready, is_ready = os.pipe()
-        command = [sys.executable, "-S", "-E", __file__, str(line.fileno()), str(is_ready), str(size), *pairs]
-        quiet, passed = subprocess.DEVNULL, [line.fileno(), is_ready]
+        command = [sys.executable, "-S", "-E", __file__, str(channel.fileno()), str(is_ready), str(size), *pairs]
+        quiet, passed = subprocess.DEVNULL, [channel.fileno(), is_ready]
         subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=passed, start_new_session=True)
         os.close(is_ready)
-        select.select([ready], [], [], READY)  # from here on nobody dies unseen
+        select.select([ready], [], [], READY_TIMEOUT_SECONDS)  # from here on every death is noticed
         os.close(ready)
     return address
 
 
-def called() -> bool:
-    """Return True if this process has a witness. Its children have none, though they inherit the environment."""
-    return os.environ.get(VARIABLE, "").split(":")[0] == str(os.getpid())
+def has_witness() -> bool:
+    """Return True if this process has a witness. Its children have none, although they inherit the environment."""
+    return os.environ.get(WITNESS_VARIABLE, "").split(":")[0] == str(os.getpid())
 
 
-def know(address: str) -> None:
+def set_address(address: str) -> None:
     """Store the address of this rank's witness."""
-    os.environ[VARIABLE] = f"{os.getpid()}:{address}"
+    os.environ[WITNESS_VARIABLE] = f"{os.getpid()}:{address}"
 
 
-def tell(word: int | str) -> None:
+def notify(message: int | str) -> None:
     """Notify the witness, if there is one, that a rank ends in order, by its number, or that one ends ALL."""
-    if called() and (address := os.environ[VARIABLE].partition(":")[2]):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):  # it may be dead itself
-            line.settimeout(PROMPT)
-            line.sendto(str(word).encode(), f"\0{address}")
+    if has_witness() and (address := os.environ[WITNESS_VARIABLE].partition(":")[2]):
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
+            suppress(OSError),
+        ):  # the witness may be dead itself
+            channel.settimeout(SEND_TIMEOUT_SECONDS)
+            channel.sendto(str(message).encode(), f"\0{address}")
 
 
-def last_words(words: str) -> None:
-    """Print why this rank ends all ranks now, and give the launcher the time to pass it on."""
-    terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
-    tell(ALL)
+def report_abort(report: str) -> None:
+    """Print why this rank ends all ranks, and give the launcher time to forward it."""
+    terminal = sys.__stderr__ or sys.stderr  # libraries redirect sys.stderr
+    notify(ABORT)
     sys.stdout.flush()
-    terminal.write(words)
+    terminal.write(report)
     terminal.flush()
-    time.sleep(HANDOVER)
+    time.sleep(FORWARDING_SECONDS)
 
 
-def look_on(line: socket.socket, size: int, processes: dict[int, int], looks: Callable[[], None] = lambda: None) -> str:
+def watch(
+    channel: socket.socket, size: int, processes: dict[int, int], on_ready: Callable[[], None] = lambda: None
+) -> str:
     """Wait until all processes (by their ranks) have ended; return the report on the first that gave no notice.
 
-    The report is empty if all did. `looks` is called once none of them can end unseen.
+    The report is empty if all did. `on_ready` is called when every end of a process will be noticed.
     """
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     watched, gone = _open(processes)
-    looks()
+    on_ready()
     poll = select.poll()
-    for descriptor in (line.fileno(), *watched):
+    for descriptor in (channel.fileno(), *watched):
         poll.register(descriptor, select.POLLIN)
     while watched or gone:
         ready = {descriptor for descriptor, _ in poll.poll(0 if gone else None)}
-        for _ in range(WORDS):
-            if not select.select([line], [], [], 0)[0]:
+        for _ in range(MAX_MESSAGES_PER_CHECK):
+            if not select.select([channel], [], [], 0)[0]:
                 break
-            word = hear(line)
-            if word == ALL:
+            message = receive(channel)
+            if message == ABORT:
                 return ""
-            gone = [rank for rank in gone if str(rank) != word]
-            for descriptor in [place for place, rank in watched.items() if str(rank) == word]:
+            gone = [rank for rank in gone if str(rank) != message]
+            for descriptor in [descriptor for descriptor, rank in watched.items() if str(rank) == message]:
                 poll.unregister(descriptor)
                 del watched[descriptor]
-        died = sorted([*gone, *(rank for place, rank in watched.items() if place in ready)])
+        died = sorted([*gone, *(rank for descriptor, rank in watched.items() if descriptor in ready)])
         if died:
             who = describe(died, size, processes)
-            return f"unisono: {who} ended without a word: killed by a signal, out of memory, or by os._exit"
+            return f"unisono: {who} ended unexpectedly: killed by a signal, out of memory, or os._exit"
     return ""
 
 
-def hear(line: socket.socket) -> str | None:
-    """Return the next message if a process of this user has sent it; None for another's."""
-    content, beside, _, _ = line.recvmsg(LONGEST, socket.CMSG_SPACE(CREDENTIALS.size))
+def receive(channel: socket.socket) -> str | None:
+    """Return the next message if a process of this user has sent it, else None."""
+    content, beside, _, _ = channel.recvmsg(MAX_REPORT_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
     for level, kind, data in beside:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             _, user, _ = CREDENTIALS.unpack(data[: CREDENTIALS.size])
@@ -197,18 +201,18 @@ def main(arguments: Sequence[str]) -> None:
     """Run the witness, given DESCRIPTOR DESCRIPTOR SIZE RANK:PROCESS ...; it closes the second when it is ready."""
     descriptor, is_ready, size, *pairs = arguments
     processes = {int(rank): int(process) for rank, process in (pair.split(":") for pair in pairs)}
-    with socket.socket(fileno=int(descriptor)) as line:
-        words = look_on(line, int(size), processes, lambda: os.close(int(is_ready)))
-    if not _tell_listener(words) and words:
-        print(words, file=sys.stderr, flush=True)
+    with socket.socket(fileno=int(descriptor)) as channel:
+        report = watch(channel, int(size), processes, lambda: os.close(int(is_ready)))
+    if not _tell_listener(report) and report:
+        print(report, file=sys.stderr, flush=True)
 
 
-def _tell_listener(words: str) -> bool:
+def _tell_listener(report: str) -> bool:
     """Send the report to the command that started the launcher; return False if there is none, or it has ended."""
-    if address := os.environ.get(LISTENER):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):
-            line.settimeout(PROMPT)
-            line.sendto(words.encode()[:LONGEST], f"\0{address}")
+    if address := os.environ.get(LISTENER_VARIABLE):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+            channel.settimeout(SEND_TIMEOUT_SECONDS)
+            channel.sendto(report.encode()[:MAX_REPORT_BYTES], f"\0{address}")
             return True
     return False
 

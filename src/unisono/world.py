@@ -15,8 +15,8 @@ import torch
 
 from unisono import uncaught, witness
 from unisono.binding import shares_of
-from unisono.call import call
-from unisono.choosing.table import Table, read_table
+from unisono.call import call_of
+from unisono.choosing.schedule_table import ScheduleTable, read_table
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
@@ -28,7 +28,7 @@ from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
 from unisono.errors import LaunchError, TableError, UnisonoError, UsageError
-from unisono.launch import own_cores, ranks_started
+from unisono.launch import available_cores, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import Placement, place
 from unisono.timeouts import TIMEOUT, timeout_of
@@ -45,10 +45,14 @@ class Resource(Protocol):
 
 Made = TypeVar("Made", bound=Resource)
 
-_SPLIT, _DUP, _CALL_ON_ROOT = call("split()"), call("dup()"), call("call_on_root()")
-_ALL_GATHER_OBJECT, _AGREE_ON_ERRORS, _FREE = call("all_gather_object()"), call("agree_on_errors()"), call("free()")
+_SPLIT, _DUP, _CALL_ON_ROOT = call_of("split()"), call_of("dup()"), call_of("call_on_root()")
+_ALL_GATHER_OBJECT, _AGREE_ON_ERRORS, _FREE = (
+    call_of("all_gather_object()"),
+    call_of("agree_on_errors()"),
+    call_of("free()"),
+)
 
-PATIENCE = 3.0
+ERROR_AGREEMENT_SECONDS = 3.0
 """Seconds within which all ranks must fail for their failures to count as one."""
 
 
@@ -62,7 +66,7 @@ class World:
         self,
         comm: MPI.Intracomm,
         placement: Placement,
-        table: Table,
+        table: ScheduleTable,
         dup: World | None = None,
         watch: Watch | None = None,
         name: str = "world",
@@ -106,9 +110,9 @@ class World:
         """Reduce `tensor` over all ranks, in place, and return it: any shape, any stride, the same on every rank.
 
         `algorithm` is "auto" (chosen by measurements, or else by predicted cost), "library", or the name of a schedule.
-        `wire` is the number format of the messages: "float32", "float16" or "bfloat16"; None for the tensor's own. `op`
-        is "sum", "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums are computed in
-        float32 or wider. Every rank ends with the same bits.
+        `wire` is the number format of the messages: "float32", "float16", "bfloat16", "int8" or "int4"; None for the
+        tensor's own. `op` is "sum", "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums
+        are computed in float32 or wider. Every rank ends with the same bits.
         Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm or
         op, MismatchError when ranks make different calls.
         """
@@ -172,7 +176,7 @@ class World:
 
     def split(self, color: int) -> World:
         """Return the world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
-        with self._group.library_call(_SPLIT):
+        with self._group.enter_library_call(_SPLIT):
             comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
             sites = comm.allgather((self.node, self.supernode))
             placement = place([node for node, _ in sites], [supernode for _, supernode in sites])
@@ -184,7 +188,7 @@ class World:
         It knows the memory that `empty` of this world has returned. Created by all ranks together; freed with this
         world.
         """
-        with self._group.library_call(_DUP):
+        with self._group.enter_library_call(_DUP):
             dup = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("dup"))
         self._dups.append(dup)
         return dup
@@ -211,7 +215,7 @@ class World:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
-        with self._group.library_call(_CALL_ON_ROOT):
+        with self._group.enter_library_call(_CALL_ON_ROOT):
             result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
         if failure is not None:
             raise failure
@@ -235,7 +239,7 @@ class World:
 
     def all_gather_object(self, value: Result) -> list[Result]:
         """Return the values of all ranks, by rank, on every rank (pickled)."""
-        with self._group.library_call(_ALL_GATHER_OBJECT):
+        with self._group.enter_library_call(_ALL_GATHER_OBJECT):
             return self.comm.allgather(value)
 
     @contextmanager
@@ -245,7 +249,7 @@ class World:
         Where only some ranks raise one, the others may wait for them for ever. Then the error is printed with its rank,
         and all ranks end with exit code 2.
         """
-        with self._group.library_call(_AGREE_ON_ERRORS):
+        with self._group.enter_library_call(_AGREE_ON_ERRORS):
             agreement = self.comm.Dup()
         try:
             yield
@@ -254,7 +258,7 @@ class World:
                 agreement.Free()
                 raise
             everyone = agreement.Ibarrier()
-            give_up = time.monotonic() + PATIENCE
+            give_up = time.monotonic() + ERROR_AGREEMENT_SECONDS
             while not everyone.Test():
                 if time.monotonic() > give_up:
                     self.abort(2, f"unisono: rank {self.rank}: {error}\n")
@@ -267,7 +271,7 @@ class World:
 
     def abort(self, code: int = 1, words: str = "") -> None:
         """End all ranks of the job at once with an exit code other than 0, after printing `words`."""
-        witness.last_words(words)
+        witness.report_abort(words)
         self.comm.Abort(code)
 
     def resource(self, make: Callable[[World], Made]) -> Made:
@@ -292,7 +296,7 @@ class World:
         if self._freed:
             return
         if self.size > 1 and not self._group.broken:
-            self._group.meet(_FREE)
+            self._group.barrier(_FREE)
         for resource in reversed(self._resources.values()):
             resource.close()
         self._resources.clear()
@@ -338,7 +342,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     if started is not None and started != world.size:
         raise LaunchError(
             f"{started} ranks were started, but this MPI library sees {world.size}: the launcher and "
-            f"{MPI.Get_library_version().splitlines()[0].strip()} do not belong together; use that library's mpiexec"
+            f"{MPI.Get_library_version().splitlines()[0].strip()} are incompatible; use that library's mpiexec"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
@@ -348,14 +352,14 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     comm = world.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     leader, on_node = node.bcast(comm.rank, 0), node.rank
-    shares = shares_of(node.allgather(own_cores()), alone=comm.size == 1)
-    _forget_shared_files(node)
+    shares = shares_of(node.allgather(available_cores()), alone=comm.size == 1)
+    _unlink_startup_memory(node)
     _call_witness(node, comm)  # after it, `startup.py` cleans up no more
     node.Free()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(shares[on_node].threads)
     named = os.environ.get("UNISONO_TABLE")
-    choices = _read_by_root(comm, table or (Path(named) if named else None))
+    choices = _read_on_root(comm, table or (Path(named) if named else None))
     sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
     supernodes = [supernode for _, supernode in sites]
     known = supernodes if None not in supernodes else []
@@ -363,9 +367,9 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     return World(comm, placement, choices, timeout=seconds)
 
 
-def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
-    """Return the table as rank 0 reads it: all ranks must choose alike."""
-    outcome: Table | TableError | None = None
+def _read_on_root(comm: MPI.Intracomm, path: Path | None) -> ScheduleTable:
+    """Return the table as rank 0 reads it: all ranks must make the same choices."""
+    outcome: ScheduleTable | TableError | None = None
     if comm.rank == 0:
         try:
             outcome = read_table(path)
@@ -380,18 +384,18 @@ def _read_by_root(comm: MPI.Intracomm, path: Path | None) -> Table:
 
 def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
     """Start a witness for this node, which names the rank that dies without an error message."""
-    if comm.size == 1 or witness.called():
+    if comm.size == 1 or witness.has_witness():
         return
     seats = node.gather((comm.rank, os.getpid()), 0)
     address = ""
     if seats:
         ranks, processes = zip(*seats, strict=True)
         address = witness.start(ranks, processes, comm.size)
-    witness.know(node.bcast(address, 0))
-    atexit.register(witness.tell, comm.rank)
+    witness.set_address(node.bcast(address, 0))
+    atexit.register(witness.notify, comm.rank)
 
 
-def _forget_shared_files(node: MPI.Comm) -> None:
+def _unlink_startup_memory(node: MPI.Comm) -> None:
     """Unlink MPI's own start-up memory from /dev/shm: all ranks of the node have mapped it.
 
     MPICH does so only at a regular end, so every killed or aborted job would leave a file behind.
@@ -404,10 +408,10 @@ def _forget_shared_files(node: MPI.Comm) -> None:
             if not name.endswith("(deleted)"):
                 Path(name).unlink(missing_ok=True)
     if node.rank == 0:
-        _forget_launcher_files()
+        _unlink_launcher_files()
 
 
-def _forget_launcher_files() -> None:
+def _unlink_launcher_files() -> None:
     """Remove hydra's description of the node's hardware from /tmp: the ranks have read it when they started.
 
     Hydra removes it at its end, unless it is killed. It is known by its name, its owner and its age: no older than

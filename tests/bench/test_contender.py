@@ -1,9 +1,9 @@
-"""One way of making steps."""
+"""Steps of a contender."""
 
 import pytest
 import torch
 
-from unisono.bench.contender import CONTENDERS, Contender, forget_peak, make, peak_bytes, shape_of
+from unisono.bench.contender import CONTENDERS, Contender, make, peak_bytes, reset_peak, shape_of
 from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
 
@@ -16,7 +16,7 @@ def test_shapes() -> None:
 
 
 def test_all_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_plan, "SMALL", 0)
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
     plan = ConvolutionPlan()
     changes = []
     for name in CONTENDERS:
@@ -32,14 +32,14 @@ def test_all_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weights(contender: Contender) -> torch.Tensor:
-    """All in one."""
+    """All parameters as one vector."""
     return torch.cat([one.detach().flatten() for one in contender.model.parameters()])
 
 
-def test_the_peak_of_memory_counts_anew() -> None:
+def test_the_peak_of_memory_can_be_reset() -> None:
     held = torch.ones(60_000_000)
     before = peak_bytes()
     assert before > held.nbytes
     del held
-    forget_peak()
+    reset_peak()
     assert peak_bytes() < before - 200_000_000

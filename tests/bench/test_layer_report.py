@@ -8,24 +8,24 @@ import pytest
 from rich.console import Console
 
 from unisono.bench.layer_report import as_data, as_table, medians, plot, sums
-from unisono.bench.layers import Row
+from unisono.bench.layers import LayerTiming
 from unisono.bench.peak import Peak
 
 PEAK = Peak(operations_per_second=1e9, bytes_per_second=1e9)
 ROWS = [
-    Row("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3"),
-    Row("first", "Conv2d", "weight gradient", 1.0, 250_000_000, 1000, "library, channels last"),
-    Row("second", "Conv2d", "forward", 0.2, 1000, 150_000_000, "product"),
-    Row("norm", "BatchNorm2d", "forward", 0.1, 0, 50_000_000, ""),
+    LayerTiming("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3"),
+    LayerTiming("first", "Conv2d", "grad_weight", 1.0, 250_000_000, 1000, "library, channels last"),
+    LayerTiming("second", "Conv2d", "forward", 0.2, 1000, 150_000_000, "product"),
+    LayerTiming("norm", "BatchNorm2d", "forward", 0.1, 0, 50_000_000, ""),
 ]
 
 
-def test_a_line_for_each_pass() -> None:
+def test_a_row_for_each_pass() -> None:
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(as_table(ROWS, PEAK))
     lines = [line.split() for line in console.export_text().splitlines() if line.strip()][2:]
     assert lines[0] == ["first", "Conv2d", "forward", "500.00", "0", "50%", "0.000", "50%", "winograd", "4x4,", "3x3"]
-    assert lines[1] == ["weight's", "1000.00", "0", "25%", "0.000", "25%", "library,", "channels", "last"]
+    assert lines[1] == ["grad_weight", "1000.00", "0", "25%", "0.000", "25%", "library,", "channels", "last"]
     assert lines[2][:3] == ["second", "Conv2d", "forward"]
     assert lines[2][-3:] == ["75%", "memory", "product"]
     assert lines[3] == ["norm", "BatchNorm2d", "forward", "100.00", "50%", "memory"]
@@ -33,17 +33,17 @@ def test_a_line_for_each_pass() -> None:
 
 def test_sums_of_each_kind() -> None:
     assert sums(ROWS) == [
-        ("Conv2d, weight's", 1.0),
+        ("Conv2d, grad_weight", 1.0),
         ("Conv2d, forward", pytest.approx(0.7)),
         ("BatchNorm2d, forward", 0.1),
     ]
 
 
 def test_medians_are_of_convolutions_alone() -> None:
-    assert medians(ROWS, PEAK) == {"forward": pytest.approx(0.625), "weight gradient": pytest.approx(0.25)}
+    assert medians(ROWS, PEAK) == {"forward": pytest.approx(0.625), "grad_weight": pytest.approx(0.25)}
 
 
-def test_data_says_what_the_bound_is() -> None:
+def test_data_names_the_bound() -> None:
     found = json.loads(json.dumps(as_data(ROWS, PEAK, {"model": "small"})))
     assert found["model"] == "small"
     assert [row["bound"] for row in found["rows"]] == ["products", "products", "memory", "memory"]

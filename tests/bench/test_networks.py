@@ -1,34 +1,34 @@
-"""Training steps of networks, by turns."""
+"""Training steps of networks, contender by contender."""
 
 import subprocess
 
 import pytest
 
 from unisono.bench.contender import CONTENDERS
-from unisono.bench.networks import Started, as_markdown, measure_networks
+from unisono.bench.networks import ContenderProcess, as_markdown, measure_networks
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 
 
 def test_the_first_steps_are_not_counted() -> None:
-    told = list[str]()
-    found = measure_networks(["small_convnet"], 2, 3, ConvolutionPlan(), told.append)
+    logged = list[str]()
+    found = measure_networks(["small_convnet"], 2, 3, ConvolutionPlan(), logged.append)
     assert {name: len(seconds) for name, seconds in found[0]["seconds"].items()} == dict.fromkeys(CONTENDERS, 3)
     assert all(seconds > 0 for each in found[0]["seconds"].values() for seconds in each)
     assert all(100e6 < peak < 4e9 for peak in found[0]["peak_bytes"].values()), "PyTorch alone takes 200 MB"
-    assert told[-len(CONTENDERS) :] == [f"small_convnet: step 3 of 3, {name}" for name in CONTENDERS]
+    assert logged[-len(CONTENDERS) :] == [f"small_convnet: step 3 of 3, {name}" for name in CONTENDERS]
 
 
-def test_what_ours_has_measured_of_ways_is_told() -> None:
+def test_a_contender_returns_its_timings_of_algorithms() -> None:
     known = {"1x1: a layer": {"library": 0.5}}
-    with Started("small_convnet", "ours", 2, known) as one:
+    with ContenderProcess("small_convnet", "ours", 2, known) as one:
         one.step()
-        assert one.plan() == known, "no layer of it is large enough to be tried"
+        assert one.plan() == known, "no layer of it is large enough to be timed"
 
 
-def test_a_contender_that_ends_is_told() -> None:
+def test_a_contender_that_ends_early_is_reported() -> None:
     with (
-        Started("no_such_network", "ours", 2, {}) as one,
+        ContenderProcess("no_such_network", "ours", 2, {}) as one,
         pytest.raises(UsageError, match="ours of no_such_network ended"),
     ):
         one.step()
@@ -43,7 +43,7 @@ def test_table() -> None:
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
 
 
-def test_who_keeps_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_with_kept_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     started = dict[str, bool]()
 
@@ -54,5 +54,5 @@ def test_who_keeps_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", start)
     for contender in CONTENDERS:
         with pytest.raises(OSError, match="enough"):
-            Started("small_convnet", contender, 2, {})
+            ContenderProcess("small_convnet", contender, 2, {})
     assert started == {"stock": False, "tuned": False, "kept": True, "ours": True}

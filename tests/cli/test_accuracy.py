@@ -22,7 +22,7 @@ def test_runs_side_by_side(command: Run, in_process: Run, tmp_path: Path) -> Non
     assert "one, top-1" in drawn
     assert "other, top-1" in drawn
     for arguments, words in (
-        (("one", "nowhere"), "nowhere holds no run of which an epoch is over"),
+        (("one", "nowhere"), "nowhere has no run with a finished epoch"),
         (("one", "--output", "no/picture.svg"), "--output no/picture.svg: No such file"),
         (("one", "--output", "picture.xyz"), "--output picture.xyz: Format 'xyz' is not supported"),
     ):
@@ -31,7 +31,7 @@ def test_runs_side_by_side(command: Run, in_process: Run, tmp_path: Path) -> Non
         assert words in done.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install(command: Run, tmp_path: Path) -> None:
+def test_without_matplotlib_the_error_names_the_extra(command: Run, tmp_path: Path) -> None:
     add_metrics(tmp_path, {"epoch": 1, "elapsed": 60.0, "test_accuracy": 0.5})
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"

@@ -1,4 +1,4 @@
-"""`unisono data` as a person meets it."""
+"""The command `unisono data`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from unisono.data.order import permutation
 from unisono.data.pack.index import About, Index, write_index
 from unisono.data.pack.layout import INDEX
-from unisono.data.quality import beside_permutations
+from unisono.data.quality import compare_with_permutations
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -22,35 +22,37 @@ def a_pack(folder: Path) -> Index:
     """The index of 400 samples of two classes, one after the other."""
     folder.mkdir()
     places, labels = np.zeros(400, np.int32), np.repeat(np.arange(2, dtype=np.int32), 200)
-    index = Index(About("picture", ("cat", "dog")), places, places, places, places, labels)
+    index = Index(About("image", ("cat", "dog")), places, places, places, places, labels)
     write_index(index, folder / INDEX)
     return index
 
 
-def rows(told: str) -> dict[str, list[float]]:
+def rows(reported: str) -> dict[str, list[float]]:
     """The numbers of each row of the table."""
-    lines = [re.split(r"[│┃]", line) for line in told.splitlines() if line.startswith("│")]
+    lines = [re.split(r"[│┃]", line) for line in reported.splitlines() if line.startswith("│")]
     return {line[1].strip(): [float(number) for number in re.findall(r"[\d.]+", "".join(line[2:]))] for line in lines}
 
 
-def test_the_quality_of_a_shuffle_is_told_beside_true_permutations(command: Run, tmp_path: Path) -> None:
+def test_the_quality_of_a_shuffle_and_of_true_permutations(command: Run, tmp_path: Path) -> None:
     index = a_pack(tmp_path / "[a] pack")
     done = command("data", "quality", "[a] pack", "--epoch", "3", "--seed", "7", COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "[a] pack: the order of epoch 3 beside 20 true permutations" in done.stdout
-    found = beside_permutations(permutation(400, 7, 3), index.label)
+    assert "[a] pack: the order of epoch 3, and 20 true permutations" in done.stdout
+    found = compare_with_permutations(permutation(400, 7, 3), index.label)
     table = rows(done.stdout)
     assert list(table) == ["neighbours of one class", "neighbours that stayed neighbours", "distance moved"]
-    for row, here, mean, off in zip(table.values(), found.found, found.mean, found.deviation, strict=True):
+    for row, here, mean, off in zip(table.values(), found.found, found.mean, found.std, strict=True):
         assert row[:3] == pytest.approx([here, mean, off], abs=1e-4)
     assert [row[3] for row in table.values()] == pytest.approx([398 / 399, 1, 0], abs=1e-4)
-    assert done.stdout.splitlines()[-1] == f"at most {found.off:.1f} deviations from a true permutation"
+    assert (
+        done.stdout.splitlines()[-1] == f"at most {found.max_z_score:.1f} standard deviations from a true permutation"
+    )
     other = command("data", "quality", "[a] pack", COLUMNS="120")
     assert "the order of epoch 0" in other.stdout
     assert rows(other.stdout) != table
 
 
-def test_what_is_no_pack_gets_one_line(in_process: Run) -> None:
+def test_a_folder_that_is_not_a_pack_gets_one_line(in_process: Run) -> None:
     done = in_process("data", "quality", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "unisono: nowhere is no pack: there is no such folder; unisono pack makes one\n"
+    assert done.stderr == "unisono: nowhere is no pack: there is no such folder; create one with unisono pack\n"

@@ -3,14 +3,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.refused import one_line
+from tests.usage_errors import assert_one_line_error
 
 from unisono.placement import regular
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BSP, EASGD, LocalSGD
 from unisono.schedules import find
-from unisono.schedules.picture import draw
 from unisono.schedules.ring import ring
-from unisono.schedules.vector import draw_svg
+from unisono.schedules.svg_diagram import draw_svg
+from unisono.schedules.text_diagram import draw
 from unisono.step.draw import draw as draw_step
 from unisono.step.draw import draw_svg as draw_step_svg
 from unisono.step.draw import picture_of
@@ -46,22 +46,25 @@ def test_a_step(in_process: Run, tmp_path: Path) -> None:
     assert in_process("draw", "step", "--rule", "local_sgd", "--steps", "1", "--svg", str(path)).stdout == ""
     local = picture_of(LocalSGD(overlap="chain", every=2), even_layout(4, 4), 1, "local_sgd, chain, 4 buckets, 1 step")
     assert path.read_text(encoding="utf-8") == draw_step_svg(local)
+    done = in_process("draw", "step", "--rule", "easgd", "--every", "3", "--steps", "1")
+    worker = picture_of(EASGD(overlap="chain", period=3), even_layout(4, 4), 1, "easgd, chain, 4 buckets, 1 step")
+    assert done.stdout == draw_step(worker) + "\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["rong"], "there is no schedule 'rong'"),
-        (["ring", "--ranks", "0"], "at least 1 rank"),
+        (["ring", "--ranks", "0"], "the number of ranks must be at least 1"),
         (["ring", "--ranks", "4", "--nodes", "3"], "--nodes 3: 4 ranks do not spread evenly over 3 nodes"),
         (["ring", "--nodes", "0"], "--nodes 0: "),
         (["ring", "--nodes", "2", "--supernodes", "4"], "--supernodes 4: 2 nodes do not spread evenly"),
         (["ring", "--supernodes", "0"], "--supernodes 0: "),
-        (["step", "--rule", "easy"], "there is no rule 'easy'; there are bsp, local_sgd"),
+        (["step", "--rule", "easy"], "there is no rule 'easy'; there are bsp, easgd, local_sgd, diloco"),
         (["step", "--overlap", "tunnel"], "there is no overlap 'tunnel'"),
         (["step", "--buckets", "0"], "--buckets 0: a picture of steps has at least 1"),
         (["ring", "--svg", "/nowhere/picture.svg"], "--svg /nowhere/picture.svg: No such file"),
     ],
 )
 def test_bad_input(in_process: Run, arguments: list[str], words: str) -> None:
-    one_line(in_process("draw", *arguments), words)
+    assert_one_line_error(in_process("draw", *arguments), words)

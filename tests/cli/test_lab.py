@@ -1,4 +1,4 @@
-"""`unisono lab` as a person meets it: real clusters on this machine, of which nothing is left."""
+"""The command `unisono lab`: real clusters on this machine, removed completely."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.progress import settle
-from tests.refused import one_line
+from tests.progress import poll_until
+from tests.usage_errors import assert_one_line_error
 
 from unisono.errors import LabError
 from unisono.lab.cluster import check_machine
@@ -67,7 +67,7 @@ def machine() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_all_hosts_come_and_the_ranks_of_one_share_memory(unisono: Run, tmp_path: Path) -> None:
+def test_all_hosts_run_and_the_ranks_of_one_share_memory(unisono: Run, tmp_path: Path) -> None:
     size = ("--supernodes", "2", "--hosts", "2", "--ranks-per-host", "2")
     done = unisono("lab", *size, "--rate", "200mbit", "--", sys.executable, "-c", MEET, COLOUR="green")
     assert done.returncode == 0, done.stderr
@@ -134,7 +134,7 @@ def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], number: in
     process.send_signal(number)
     assert process.wait() == code
     if number == signal.SIGKILL:  # nobody was left to wait for the kernel
-        settle(lambda: processes("sleep(98765)"), lambda seen: not seen)
+        poll_until(lambda: processes("sleep(98765)"), lambda seen: not seen)
     assert not processes("sleep(98765)")
     options = [f"--{kind.replace('mnt', 'mount')}=/proc/self/fd/{d}" for kind, d in zip(kinds, places, strict=True)]
     look = ("nsenter", *options, "--", "sh", "-c", "ls -A /tmp /dev/shm; ip -o link; ls /run/netns; mount")
@@ -157,14 +157,14 @@ def test_nothing_is_left(alone: Callable[..., subprocess.Popen[str]], number: in
     ],
 )
 def test_bad_input(in_process: Run, options: list[str], words: str) -> None:
-    one_line(in_process("lab", *options, "--", "true"), words)
+    assert_one_line_error(in_process("lab", *options, "--", "true"), words)
 
 
 def test_no_command(in_process: Run) -> None:
-    one_line(in_process("lab", "--hosts", "2", "--rate", "1gbit"), "Missing argument 'command'")
+    assert_one_line_error(in_process("lab", "--hosts", "2", "--rate", "1gbit"), "Missing argument 'command'")
 
 
 @pytest.mark.usefixtures("machine")
 def test_no_such_mpiexec(unisono: Run) -> None:
     done = unisono("lab", "--hosts", "2", "--rate", "1gbit", "--mpiexec", "/nowhere", "--", "true")
-    one_line(done, "--mpiexec /nowhere: there is no such program")
+    assert_one_line_error(done, "--mpiexec /nowhere: there is no such program")

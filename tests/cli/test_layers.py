@@ -1,4 +1,4 @@
-"""`unisono layers` and `unisono bench networks` as a person meets them."""
+"""The commands `unisono layers` and `unisono bench networks`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.refused import one_line
+from tests.usage_errors import assert_one_line_error
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,7 +23,7 @@ def test_layers_of_a_network(command: Run, tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").is_file()
 
 
-def test_layers_of_ones_own_network(command: Run, tmp_path: Path) -> None:
+def test_layers_of_a_user_defined_network(command: Run, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef wide(classes, channels):\n    return nn.Sequential(nn.Conv2d(channels, 8, 3))\n"
     )
@@ -32,15 +32,15 @@ def test_layers_of_ones_own_network(command: Run, tmp_path: Path) -> None:
     assert "Conv2d" in done.stdout
 
 
-def test_what_is_asked_wrongly(in_process: Run) -> None:
-    for options, said in (
+def test_bad_input(in_process: Run) -> None:
+    for options, words in (
         (["--model=resnet9000"], "resnet9000"),
         (["--batch=0"], "--batch 0"),
         (["--precision=float8"], "float8"),
-        (["--model=vgg16", "--size=8"], "cannot be shown inputs"),
+        (["--model=vgg16", "--size=8"], "does not accept inputs"),
         (["--model=small_convnet", "--plan=."], "cannot write the plan .: Is a directory"),
     ):
-        one_line(in_process("layers", *options), said)
+        assert_one_line_error(in_process("layers", *options), words)
 
 
 def test_networks_beside_stock(command: Run, in_process: Run, tmp_path: Path) -> None:
@@ -48,4 +48,4 @@ def test_networks_beside_stock(command: Run, in_process: Run, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "| small_convnet | 2 |" in done.stdout
     assert json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"][0]["batch"] == 2
-    one_line(in_process("bench", "networks", "--names=nothing"), "nothing")
+    assert_one_line_error(in_process("bench", "networks", "--names=nothing"), "nothing")

@@ -1,4 +1,4 @@
-"""`unisono pack` as a person meets it."""
+"""The command `unisono pack`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.progress import Watched
-from tests.refused import one_line
+from tests.usage_errors import assert_one_line_error
 
 from unisono.cli.pack import nbytes_of
 from unisono.data.pack.index import read_index
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import UsageError
 from unisono.launch import launch_environment
@@ -57,9 +57,9 @@ def still(folder: Path, before: dict[str, tuple[int, int]]) -> bool:
     return before == {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in now.items()}
 
 
-def test_a_data_set_is_packed_and_described(command: Run, pictures: Pictures, tmp_path: Path) -> None:
-    pictures(tmp_path / "data/train", count=8)
-    pictures(tmp_path / "data/test", count=3, seed=1)
+def test_a_data_set_is_packed_and_described(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+    image_samples(tmp_path / "data/train", count=8)
+    image_samples(tmp_path / "data/test", count=3, seed=1)
     done = command("pack", "data", "packs/[small] set", "--stripes", "4", "--short-side", "16")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
@@ -72,42 +72,42 @@ def test_a_data_set_is_packed_and_described(command: Run, pictures: Pictures, tm
     described = command("pack", "--describe", "packs/[small] set")
     assert (described.returncode, described.stderr) == (0, "")
     lines = described.stdout.splitlines()
-    assert lines[0] == "packs/[small] set/test: 6 samples (picture), 0.0 MB in 4 stripes"
+    assert lines[0] == "packs/[small] set/test: 6 samples (image), 0.0 MB in 4 stripes"
     assert [line.split() for line in lines if "cat" in line] == [["cat", "3"], ["cat", "8"]]
 
 
-def test_a_terminal_is_shown_how_far_it_is(command: Run, pictures: Pictures, tmp_path: Path) -> None:
-    pictures(tmp_path / "data", count=2)
+def test_a_terminal_shows_progress(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+    image_samples(tmp_path / "data", count=2)
     done = command("pack", "data", "[/]", FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4/4" in done.stdout
 
 
-def test_the_options_are_heeded(command: Run, pictures: Pictures, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", count=2, size=(60, 50))
+def test_options(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+    data = image_samples(tmp_path / "data", count=2, size=(60, 50))
     options = ("--short-side", "20", "--stripes", "1", "--stripe-size", "1KiB", "--quality", "50")
     assert command("pack", "data", "out", *options).returncode == 0
-    pack(find(data)[""], tmp_path / "same", Way(20, 1, 1024, 50), 1, lambda: None)
+    pack(find(data)[""], tmp_path / "same", PackOptions(20, 1, 1024, 50), 1, lambda: None)
     assert contents(tmp_path / "out") == contents(tmp_path / "same")
     assert len(read_index(tmp_path / "out").about.stripes) > 1
 
 
-def test_what_is_broken_is_left_out_and_listed_and_the_exit_code_is_1(
-    command: Run, pictures: Pictures, tmp_path: Path
+def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
+    command: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:
-    data = pictures(tmp_path / "data", count=8)
+    data = image_samples(tmp_path / "data", count=8)
     (data / "cat/003.jpg").write_text("no picture")
     (data / "dog/000.jpg").write_bytes(b"")
     done = command("pack", "data", "two")
     assert (done.returncode, done.stderr) == (1, "")
     head, *rest = done.stdout.splitlines()
     assert head.startswith("two: 14 samples of 2 classes")
-    assert [line.split(": ")[0] for line in rest] == ["  left out cat/003.jpg", "  left out dog/000.jpg"]
-    assert rest[1] == "  left out dog/000.jpg: it is empty"
+    assert [line.split(": ")[0] for line in rest] == ["  skipped cat/003.jpg", "  skipped dog/000.jpg"]
+    assert rest[1] == "  skipped dog/000.jpg: it is empty"
     described = command("pack", "--describe", "two")
     assert described.returncode == 0
     for line in rest:
-        assert line.replace("left out", " ") in described.stdout.splitlines()
+        assert line.replace("skipped", " ") in described.stdout.splitlines()
     for path in data.glob("dog/*.jpg"):
         path.write_bytes(b"")
     (data / "cat/001.jpg").write_bytes(b"")
@@ -120,11 +120,13 @@ def test_what_is_broken_is_left_out_and_listed_and_the_exit_code_is_1(
 
 
 def test_nothing_but_broken_files_gets_one_line_and_leaves_nothing(
-    command: Run, pictures: Pictures, tmp_path: Path
+    command: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:
-    for path in pictures(tmp_path / "data", count=3).rglob("*.jpg"):
+    for path in image_samples(tmp_path / "data", count=3).rglob("*.jpg"):
         path.write_bytes(b"")
-    one_line(command("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: ")
+    assert_one_line_error(
+        command("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: "
+    )
     assert contents(tmp_path / "out") == {}
 
 
@@ -135,9 +137,7 @@ def begin(folder: Path, before: str, *arguments: str) -> Watched:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_what_was_stopped_goes_on_and_ends_with_the_same_bytes(
-    command: Run, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_a_stopped_pack_resumes_and_has_the_same_bytes(command: Run, tmp_path: Path, how: signal.Signals) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     for number in range(60):
@@ -159,13 +159,13 @@ def test_what_was_stopped_goes_on_and_ends_with_the_same_bytes(
     done = command(*options)
     assert done.returncode == 0, done.stderr
     assert still(out, before)
-    pack(find(tmp_path / "data")[""], tmp_path / "whole", Way(32, 30), 2, lambda: None)
+    pack(find(tmp_path / "data")[""], tmp_path / "whole", PackOptions(32, 30), 2, lambda: None)
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_data_set_in_parts_goes_on_where_it_stopped(command: Run, pictures: Pictures, tmp_path: Path) -> None:
-    pictures(tmp_path / "data/test", count=2)
-    whole = pictures(tmp_path / "data/train", count=3).rename(tmp_path / "whole")
+def test_a_data_set_in_parts_resumes_where_it_stopped(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+    image_samples(tmp_path / "data/test", count=2)
+    whole = image_samples(tmp_path / "data/train", count=3).rename(tmp_path / "whole")
     (tmp_path / "data/train/cat").mkdir(parents=True)
     (tmp_path / "data/train/cat/000.jpg").write_bytes(b"")
     stopped = command("pack", "data", "out")
@@ -183,10 +183,10 @@ def test_a_data_set_in_parts_goes_on_where_it_stopped(command: Run, pictures: Pi
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out/test").iterdir()} == before
 
 
-def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
-    command: Run, pictures: Pictures, tmp_path: Path
+def test_a_full_disk_gets_one_line_and_the_same_command_resumes(
+    command: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:
-    data = pictures(tmp_path / "data")
+    data = image_samples(tmp_path / "data")
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
     Image.fromarray(noise).save(data / "dog/999.jpg", quality=95)
     options = ("pack", "data", "out", "--stripes", "4", "--short-side", "0")
@@ -195,8 +195,7 @@ def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
     assert (stopped.returncode, stopped.stdout) == (2, "")
     before = finished(tmp_path / "out")
     assert stopped.stderr == (
-        f"unisono: out: File too large; {len(before)} of 4 stripes are finished, and the same command goes on "
-        "from there\n"
+        f"unisono: out: File too large; {len(before)} of 4 stripes are finished; run the same command again to resume\n"
     )
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.endswith((".partial", "index.arrow"))]
     done = command(*options)
@@ -208,31 +207,31 @@ def test_a_full_disk_gets_one_line_and_the_same_command_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "what is to be packed where? unisono pack SOURCE OUT"),
-        (["data"], "what is to be packed where? unisono pack SOURCE OUT"),
-        (["nowhere", "out"], "nowhere: there is no such file or folder"),
-        (["empty", "out"], "empty is none of: folders of classes with pictures or wav files"),
+        ([], "missing SOURCE or OUT: unisono pack SOURCE OUT"),
+        (["data"], "missing SOURCE or OUT: unisono pack SOURCE OUT"),
+        (["nowhere", "out"], "nowhere: no such file or folder"),
+        (["empty", "out"], "empty is no data set of a known kind: folders of classes with images or wav files"),
         (["data", "data"], "data is not empty: it has cat; name a new folder"),
         (["data", "out", "--stripe-size", "huge"], "--stripe-size huge: not a size like 256MB or 1GiB"),
         (["data", "out", "--stripes", "0"], "--stripes"),
-        (["data", "--describe", "out"], "--describe tells what a pack holds; it makes none of a SOURCE"),
-        (["--describe", "data"], "data is no pack, and holds none; unisono pack makes one"),
+        (["data", "--describe", "out"], "--describe takes no SOURCE"),
+        (["--describe", "data"], "data is no pack, and has none in its subfolders; create one with"),
     ],
 )
-def test_bad_input(in_process: Run, pictures: Pictures, tmp_path: Path, arguments: list[str], words: str) -> None:
-    pictures(tmp_path / "data", classes=["cat"], count=1)
+def test_bad_input(in_process: Run, image_samples: Pictures, tmp_path: Path, arguments: list[str], words: str) -> None:
+    image_samples(tmp_path / "data", classes=["cat"], count=1)
     (tmp_path / "empty").mkdir()
-    one_line(in_process("pack", *arguments), words)
+    assert_one_line_error(in_process("pack", *arguments), words)
 
 
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("7", 7), ("256MB", 256_000_000), ("1 GiB", 1 << 30), ("2kib", 2048), (" 3 B ", 3)]
 )
-def test_sizes_in_words(text: str, nbytes: int) -> None:
+def test_sizes(text: str, nbytes: int) -> None:
     assert nbytes_of(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "0MB", "-1MB", "1.5GB", "1XB", "MB", "1 MB more"])
-def test_what_is_no_size_is_told(text: str) -> None:
+def test_bad_sizes(text: str) -> None:
     with pytest.raises(UsageError, match=f"--stripe-size {text}: not a size like 256MB or 1GiB"):
         nbytes_of(text)

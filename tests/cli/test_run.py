@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = '''
-"""As people write them for torchrun: it knows of MPI nothing, and of unisono nothing."""
+"""Program written for torchrun, without MPI and unisono."""
 import argparse, os
 import torch
 import torch.distributed as dist
@@ -80,9 +80,7 @@ def test_an_error_of_the_program_ends_all_ranks(
     assert "EOFError: mine" in done.stderr
 
 
-def test_what_cannot_be_run_is_one_line(
-    in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_bad_input_gets_one_line(in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     done = in_process("run", str(tmp_path / "nothing.py"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no program" in done.stderr

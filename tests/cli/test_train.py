@@ -1,4 +1,4 @@
-"""`unisono train` as a person meets it: real runs on real ranks, and one clear line for what is asked wrongly."""
+"""The command `unisono train`: real runs on real ranks, and one clear line for bad input."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.progress import Watched, run, settle
-from tests.refused import one_line
+from tests.progress import Watched, poll_until, run
+from tests.usage_errors import assert_one_line_error
 
 from unisono.cli.train import exit_code
-from unisono.launch import MEMORY, launch_environment
-from unisono.training.checkpoint import load_newest, names
+from unisono.launch import MALLOC_ENVIRONMENT, launch_environment
+from unisono.training.checkpoint import checkpoint_names, load_newest
 from unisono.training.recorder import KINDS
-from unisono.training.signals import ONE
+from unisono.training.signals import REPEAT_SECONDS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-SHORT = ("--set", "training.epochs=3")
+SHORT_RUN = ("--set", "training.epochs=3")
 LEAN = tuple(
     part
     for change in ("compute.convolutions=library", "rule.overlap=chain", "exchange.bucket_megabytes=1")
     for part in ("--set", change)
 )
-"""Nothing is tried: two runs have the same bits."""
+"""Nothing is autotuned: two runs have the same bits."""
 
 
 def weights(run: Path) -> dict[str, bytes]:
@@ -54,7 +54,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A short run, made once, and its folder `mine`, which nobody is to change."""
     folder = tmp_path_factory.mktemp("ended")
     recipe = Path(__file__).parents[2] / "src" / "unisono" / "recipes" / "digits.toml"
-    command = [sys.executable, "-m", "unisono", "train", str(recipe), *SHORT, "--run", "mine"]
+    command = [sys.executable, "-m", "unisono", "train", str(recipe), *SHORT_RUN, "--run", "mine"]
     environment = launch_environment(os.environ, terminal=False)
     done = run(command, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
@@ -73,9 +73,12 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
         "epoch 3/3",
     ]
     (chosen,) = [place for place, line in enumerate(lines) if line.startswith("overlap ")]
-    assert re.match(r"overlap \w+, buckets of at most [\d.]+ MiB: [\d.]+ ms a step \(predicted ", lines[chosen])
+    assert re.match(
+        r"overlap \w+(?: \(\d+ at once\))?, buckets of at most [\d.]+ MiB: [\d.]+ ms a step \(predicted ", lines[chosen]
+    )
     assert lines[chosen + 1].startswith("the others as predicted: ")
-    for word in ("samples per second", "loading", "computing", "waiting", "communicating, beside", "updating, beside"):
+    overlapped = "communicating, overlapped", "updating, overlapped"
+    for word in ("samples per second", "loading", "computing", "waiting", *overlapped):
         assert any(word in line for line in lines)
     assert lines[-1].startswith("test accuracy: ")
     assert lines[-1].endswith("%")
@@ -100,7 +103,7 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
             assert (steps["seconds"][..., steps["kinds"] == "computing"] > 0).all()
 
 
-def test_how_gradients_meet_is_not_looked_for_where_it_is_given(on_ranks: Run, recipe: str) -> None:
+def test_given_settings_are_not_searched(on_ranks: Run, recipe: str) -> None:
     given = ("--set", "rule.overlap=funnel", "--set", "exchange.bucket_megabytes=0.1")
     done = on_ranks("train", recipe, "--set", "training.epochs=1", "--set", "optimizer.clip=1", *given)
     assert done.returncode == 0, done.stderr
@@ -126,7 +129,7 @@ def test_a_timeline_shows_every_thread_of_every_rank(on_ranks: Run, recipe: str,
                 arrows[event["id"]].append(event)
         sums = [span["name"] for span in spans if span["name"].startswith(("agree ", "allreduce "))]
         assert sums.count("agree 0") == sums.count("allreduce 1") == 23
-        assert len(arrows) == len(sums) - 23, "one for each bucket, none for the control word"
+        assert len(arrows) == len(sums) - 23, "one for each bucket, none for the control message"
         assert "".join(event["ph"] for event in arrows[f"{rank}.0"]) == "stf"
         for arrow in arrows.values():
             for event, what in zip(arrow, ("backward", "allreduce", "update"), strict=False):
@@ -139,7 +142,7 @@ def test_a_timeline_shows_every_thread_of_every_rank(on_ranks: Run, recipe: str,
         starts |= arrows.keys()
 
 
-def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(command: Run, recipe: str, tmp_path: Path) -> None:
+def test_one_rank_needs_no_mpiexec_and_keeps_memory(command: Run, recipe: str, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "import os\nfrom torch.nn import *\n"
         "def told(classes, channels):\n"
@@ -147,10 +150,10 @@ def test_one_rank_needs_no_mpiexec_and_keeps_its_memory_too(command: Run, recipe
         "    return Sequential(Flatten(), Linear(64, classes))\n"
     )
     own = ("--set", "model.name=nets:told", "--set", f"model.folder={tmp_path}")
-    done = command("train", recipe, *SHORT, "--ranks", "1", "--set", "training.epochs=1", *own)
+    done = command("train", recipe, *SHORT_RUN, "--ranks", "1", "--set", "training.epochs=1", *own)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("digits: 1 ranks on 1 node") == 1
-    assert f"memory: {MEMORY['GLIBC_TUNABLES']}" in done.stdout
+    assert f"memory: {MALLOC_ENVIRONMENT['GLIBC_TUNABLES']}" in done.stdout
 
 
 def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, mpiexec: Run, recipe: str, tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, on_ranks: Run,
     done = unisono("train", recipe, "--resume", "killed")
     assert done.returncode == 0, done.stderr
     assert re.search(rf"the run's own recipe is used; {recipe} differs from it in .*training\.epochs", done.stdout)
-    step = int(re.search(r"goes on after step (\d+)", done.stdout).group(1))
+    step = int(re.search(r"resumes after step (\d+)", done.stdout).group(1))
     assert 0 < step < 138
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     for name in ("weights.safetensors", "optimizer.safetensors"):
@@ -194,7 +197,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, on_ranks: Run,
     assert [line["step"] for line in seen[0]] == [23, 46, 69, 92, 115, 138]
 
 
-def test_ended_by_sigterm_nothing_goes_on(recipe: str, tmp_path: Path) -> None:
+def test_sigterm_leaves_no_process(recipe: str, tmp_path: Path) -> None:
     folder = tmp_path / "long"
     command = [sys.executable, "-m", "unisono", "train", recipe, "--set", "training.epochs=10000", f"--run={folder}"]
     environment = launch_environment(os.environ, terminal=False)
@@ -203,7 +206,7 @@ def test_ended_by_sigterm_nothing_goes_on(recipe: str, tmp_path: Path) -> None:
         assert len(running(folder)) > 3, "this one, the launcher, and two ranks"
         watched.process.terminate()
         assert watched.finish().returncode == 143
-    assert settle(lambda: running(folder), lambda seen: not seen) == []
+    assert poll_until(lambda: running(folder), lambda seen: not seen) == []
 
 
 @contextmanager
@@ -240,7 +243,7 @@ def ranks_of(folder: Path) -> list[int]:
 
 
 def steps_kept(folder: Path) -> list[int]:
-    return [int(name[5:]) for name in names(folder / "checkpoints")]
+    return [int(name[5:]) for name in checkpoint_names(folder / "checkpoints")]
 
 
 @pytest.mark.parametrize("target", ["launcher", "ranks"])
@@ -261,7 +264,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
         send(signal.SIGUSR1)
         wait_for(process, lambda: any(step % 23 for step in steps_kept(folder)))
         if target == "launcher":
-            one_line(on_ranks("train", "--resume", "mine"), "mine is in use by process ")
+            assert_one_line_error(on_ranks("train", "--resume", "mine"), "mine is in use by process ")
             assert not (folder / "recipe.toml").read_text().count("epochs = 3")
         send(signal.SIGTERM)
         out, errors = process.communicate(timeout=120)
@@ -269,7 +272,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     saved = [line for line in out.splitlines() if line.startswith("saved step ")]
     assert re.fullmatch(r"saved step \d+ on SIGUSR1 to (rank \d|2 ranks)", saved[0])
     last = re.fullmatch(
-        rf"saved step (\d+) on SIGTERM to (?:rank \d|2 ranks); go on with: unisono train --resume {folder}", saved[-1]
+        rf"saved step (\d+) on SIGTERM to (?:rank \d|2 ranks); resume with: unisono train --resume {folder}", saved[-1]
     )
     assert last, saved
     step = int(last.group(1))
@@ -280,14 +283,14 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     epochs = ("--set", f"training.epochs={step // 23 + 1}")
     done = on_ranks("train", "--resume", "mine", *epochs)
     assert done.returncode == 0, done.stderr
-    assert f"goes on after step {step}" in done.stdout
+    assert f"resumes after step {step}" in done.stdout
     assert on_ranks("train", recipe, *epochs, *LEAN, "--run", "whole").returncode == 0
     whole, resumed = weights(tmp_path / "whole"), weights(folder)
     for name in ("weights.safetensors", "optimizer.safetensors"):
         assert whole[name] == resumed[name]
 
 
-def test_a_second_sigterm_ends_at_once_and_a_long_step_is_told(on_ranks: Run, tmp_path: Path) -> None:
+def test_a_second_sigterm_ends_at_once_and_a_long_step_is_reported(on_ranks: Run, tmp_path: Path) -> None:
     """Within a step that does not end, on one rank, and with no mpiexec."""
     (tmp_path / "nets.py").write_text("""
 import signal, time
@@ -297,7 +300,7 @@ import unisono.training.signals as signals
 class Slow(nn.Sequential):
     def forward(self, inputs):
         if Path("slow").exists():
-            signals.LONG = 0.2
+            signals.SLOW_STEP_SECONDS = 0.2
             Path("slow").unlink()
             time.sleep(600)
         return super().forward(inputs)
@@ -315,9 +318,9 @@ def slow(classes, channels): return Slow(nn.Flatten(), nn.Linear(64, classes))
         wait_for(process, lambda: not (tmp_path / "slow").exists())
         process.terminate()
         assert process.stderr is not None
-        told = process.stderr.readline()
-        assert told.startswith("unisono: rank 0: SIGTERM came 0 s ago, and the step still goes on")
-        time.sleep(ONE + 0.2)
+        reported = process.stderr.readline()
+        assert reported.startswith("unisono: rank 0: SIGTERM was received 0 s ago, and the step has not ended")
+        time.sleep(REPEAT_SECONDS + 0.2)
         process.terminate()
         assert "a second SIGTERM: ended at once, after step" in process.stderr.read()
         assert process.wait(60) == 143
@@ -354,14 +357,14 @@ def pickled(classes, channels):
 """
 
 
-def test_tied_weights_and_extra_state_go_on(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
+def test_tied_weights_and_extra_state_resume(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(OWN_STATE)
     own = ("--set", "model.name=nets:kept", "--set", f"model.folder={tmp_path}", *LEAN)
     done = on_ranks("train", recipe, "--set", "training.epochs=1", *own, "--run", "mine")
     assert done.returncode == 0, done.stderr
     done = on_ranks("train", "--resume", "mine", "--set", "training.epochs=2")
     assert done.returncode == 0, done.stderr
-    assert "goes on after step 23" in done.stdout
+    assert "resumes after step 23" in done.stdout
 
 
 def test_a_model_that_cannot_be_checkpointed_is_refused_before_it_begins(
@@ -369,7 +372,7 @@ def test_a_model_that_cannot_be_checkpointed_is_refused_before_it_begins(
 ) -> None:
     (tmp_path / "nets.py").write_text(OWN_STATE)
     own = ("--set", "model.name=nets:pickled", "--set", f"model.folder={tmp_path}", *LEAN)
-    one_line(on_ranks("train", recipe, *own, "--run", "mine"), "'_extra_state' is of type builtins.object")
+    assert_one_line_error(on_ranks("train", recipe, *own, "--run", "mine"), "'_extra_state' is of type builtins.object")
     assert not (tmp_path / "mine").exists()
 
 
@@ -382,28 +385,29 @@ def running(run: Path) -> list[str]:
     return [line for line in found if str(run) in line]
 
 
-def test_a_torn_checkpoint_is_said_and_the_one_before_it_used(on_ranks: Run, ended: Ended, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(on_ranks: Run, ended: Ended, tmp_path: Path) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
     whole = weights(tmp_path / "mine")
-    torn = tmp_path / "mine/checkpoints/step-000000069/weights.safetensors"
-    torn.write_bytes(torn.read_bytes()[:-100])
+    incomplete = tmp_path / "mine/checkpoints/step-000000069/weights.safetensors"
+    incomplete.write_bytes(incomplete.read_bytes()[:-100])
     done = on_ranks("train", "--resume", "mine")
     assert done.returncode == 0, done.stderr
     assert (
-        "step-000000069 is torn: weights.safetensors does not match its checksum; the one before it is used, "
-        "and it is step-000000069.torn now" in done.stdout
+        "step-000000069 is damaged: weights.safetensors does not match its checksum; "
+        "it is now step-000000069.torn, and the previous one is used" in done.stdout
     )
-    assert "goes on after step 46" in done.stdout
+    assert "resumes after step 46" in done.stdout
     assert (tmp_path / "mine/checkpoints/step-000000069.torn/weights.safetensors").is_file()
     assert weights(tmp_path / "mine")["weights.safetensors"] == whole["weights.safetensors"]
     for checkpoint in (tmp_path / "mine/checkpoints").iterdir():
         (checkpoint / "manifest.json").unlink()
-    one_line(
-        on_ranks("train", "--resume", "mine"), "no checkpoint in mine/checkpoints is whole: step-000000069 is torn"
+    assert_one_line_error(
+        on_ranks("train", "--resume", "mine"),
+        "no checkpoint in mine/checkpoints is complete: step-000000069 is damaged",
     )
 
 
-def test_a_run_that_has_ended_is_told_again_and_can_be_made_longer(
+def test_a_finished_run_reports_again_and_can_be_extended(
     unisono: Run, on_ranks: Run, ended: Ended, tmp_path: Path
 ) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
@@ -421,7 +425,7 @@ def test_a_run_that_has_ended_is_told_again_and_can_be_made_longer(
     assert "ranks = 3" in (tmp_path / "mine/recipe.toml").read_text()
 
 
-def test_a_network_of_ones_own_beside_the_recipe(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
+def test_a_user_defined_network_beside_the_recipe(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     """On two ranks, and again where the run goes on."""
     (tmp_path / "recipes").mkdir()
     own = Path(recipe).read_text().replace('"small_convnet"', '"nets:wide"')
@@ -441,7 +445,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
     where = (
         f"module nets, from {tmp_path}/recipes/nets.py (model.name = 'nets:wide', model.folder = '{tmp_path}/recipes')"
     )
-    assert first == f"the run names code of its own, which is run now: {where}"
+    assert first == f"the run imports user code: {where}"
     assert second == "nets is imported"
     kept = load_newest(tmp_path / "mine/checkpoints")[0]
     assert {name: tuple(weight.shape) for name, weight in kept.weights.items()} == {
@@ -461,7 +465,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
         (["--set", "model.name=vgg"], "model.name = 'vgg'; there are small_convnet"),
         (["--set", "model.name=nowhere:wide"], "model.name = 'nowhere:wide': there is no module nowhere in"),
         (["--set", "exchange.algorithm=rong"], "no schedule 'rong'; there are"),
-        (["--ranks", "0"], "--ranks 0: a run has at least 1 rank"),
+        (["--ranks", "0"], "--ranks 0: the number of ranks must be at least 1"),
         (["--ranks", "two"], "'--ranks'"),
         (["--ranks", "65"], "65 ranks share batches of 64 samples"),
         (["--ranks", "3000", "--set", "training.batch=3000"], "training.batch = 3000, but digits has 1437 samples"),
@@ -469,11 +473,11 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--rank", "2"], "No such option"),
         (["--set", "rule.overlap=tunnel"], "it is one of auto, chain, concurrent, funnel, none"),
-        (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is no number"),
+        (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is out of range"),
     ],
 )
 def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[str], words: str) -> None:
-    one_line(in_process("train", recipe, *options), words)
+    assert_one_line_error(in_process("train", recipe, *options), words)
 
 
 @pytest.mark.parametrize(
@@ -485,42 +489,44 @@ def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[st
 )
 def test_bad_input(unisono: Run, recipe: str, options: list[str], words: str) -> None:
     """As a person meets it: once before ranks are started, once where these find it."""
-    one_line(unisono("train", recipe, *options), words)
+    assert_one_line_error(unisono("train", recipe, *options), words)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
-        (["--run", "/proc/nowhere"], "cannot make the run's folder /proc/nowhere"),
+        (["--run", "/proc/nowhere"], "cannot create the run's folder /proc/nowhere"),
     ],
 )
 def test_bad_input_that_ranks_find(on_ranks: Run, recipe: str, options: list[str], words: str) -> None:
-    one_line(on_ranks("train", recipe, *options), words)
+    assert_one_line_error(on_ranks("train", recipe, *options), words)
 
 
-def test_no_recipe_at_all(in_process: Run, tmp_path: Path) -> None:
-    one_line(in_process("train"), "which recipe?")
-    one_line(in_process("train", "none.toml"), "cannot read the recipe none.toml")
+def test_no_recipe(in_process: Run, tmp_path: Path) -> None:
+    assert_one_line_error(in_process("train"), "missing recipe: unisono train RECIPE.toml, or --resume RUN")
+    assert_one_line_error(in_process("train", "none.toml"), "cannot read the recipe none.toml")
     (tmp_path / "bad.toml").write_text("[trainig]\nepochs = 3\n")
-    one_line(in_process("train", "bad.toml"), "unknown key trainig; did you mean training?")
+    assert_one_line_error(in_process("train", "bad.toml"), "unknown key trainig; did you mean training?")
 
 
 def test_without_a_checkpoint_a_run_begins_again(on_ranks: Run, recipe: str, ended: Ended, tmp_path: Path) -> None:
     """As one that was killed before its first; but not where metrics say that there were some."""
     shutil.copytree(ended[1], tmp_path / "mine")
     shutil.rmtree(tmp_path / "mine/checkpoints")
-    one_line(
+    assert_one_line_error(
         on_ranks("train", "--resume", "mine"), "no checkpoint in mine/checkpoints, but metrics of 3 epochs: is its disk"
     )
     metrics = tmp_path / "mine/metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
     (tmp_path / "mine/checkpoints").symlink_to("/nowhere/mounted")
-    one_line(on_ranks("train", "--resume", "mine"), "a link to /nowhere/mounted: No such file or directory")
+    assert_one_line_error(
+        on_ranks("train", "--resume", "mine"), "a link to /nowhere/mounted: No such file or directory"
+    )
     (tmp_path / "mine/checkpoints").unlink()
     done = on_ranks("train", "--resume", "mine", *LEAN)
     assert done.returncode == 0, done.stderr
-    assert "mine has no checkpoint yet: it begins again" in done.stdout
+    assert "mine has no checkpoint yet: the run begins again" in done.stdout
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [23, 46, 69]
 
 
@@ -540,7 +546,7 @@ def test_without_a_checkpoint_a_run_begins_again(on_ranks: Run, recipe: str, end
         (-2, [signal.SIGINT], 130),
     ],
 )
-def test_exit_codes_say_what_happened(code: int, received: list[int], expected: int) -> None:
+def test_exit_codes(code: int, received: list[int], expected: int) -> None:
     assert exit_code(code, received) == expected
 
 
@@ -548,4 +554,4 @@ def test_no_mpiexec_names_the_extra(recipe: str, tmp_path: Path) -> None:
     pretend = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = ['unisono', 'train', {recipe!r}]"
     code = f"{pretend}; from unisono.cli import main; main()"
     done = run([sys.executable, "-c", code], env={**os.environ, "PATH": str(tmp_path)})
-    one_line(done, "pip install 'unisono[mpich]'")
+    assert_one_line_error(done, "pip install 'unisono[mpich]'")

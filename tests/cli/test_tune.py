@@ -3,9 +3,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.refused import one_line
+from tests.usage_errors import assert_one_line_error
 
-from unisono.choosing.table import read_table
+from unisono.choosing.schedule_table import read_table
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -16,7 +16,7 @@ def test_a_table_is_written_and_used(unisono: Run, on_ranks: Run, tmp_path: Path
     assert "wrote table.toml" in done.stdout
     assert read_table(tmp_path / "table.toml").rows["allreduce", "one node"].choices
     done = on_ranks("tune", "--largest", "4", UNISONO_TABLE="none.toml")
-    one_line(done, "none.toml: ")
+    assert_one_line_error(done, "none.toml: ")
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_a_table_is_written_and_used(unisono: Run, on_ranks: Run, tmp_path: Path
     ],
 )
 def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], words: str) -> None:
-    one_line(in_process(*arguments), words)
+    assert_one_line_error(in_process(*arguments), words)
 
 
 def test_bad_input_gets_one_line(unisono: Run, on_ranks: Run) -> None:
-    one_line(on_ranks("tune", "--output", "nowhere/table.toml"), "cannot write nowhere/table.toml")
-    one_line(unisono("tune", "--ranks", "1"), "one rank has nobody to exchange with")
+    assert_one_line_error(on_ranks("tune", "--output", "nowhere/table.toml"), "cannot write nowhere/table.toml")
+    assert_one_line_error(unisono("tune", "--ranks", "1"), "a single rank cannot communicate")
 
 
 def test_bench(unisono: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`unisono` by itself."""
+"""The command `unisono` itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_version(command: Run) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "unisono 0.1.0\n", "")
 
 
-def test_commands_are_told(command: Run) -> None:
+def test_commands_are_listed(command: Run) -> None:
     done = command()
     for name in ("train", "pack", "draw", "accuracy", "tune", "layers", "bench", "data", "lab"):
         assert f" {name} " in done.stdout + done.stderr

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 
 from unisono.collectives.states import (
     DEAD,
-    LISTED,
+    MAX_LISTED_RANKS,
     SILENT,
     STOPPED,
     Answer,
     State,
     Wait,
-    absent,
     decode,
     encode,
     failure,
     is_hopeless,
+    is_reporter,
+    missing_ranks,
     report,
-    speaks,
 )
 
 WAIT = Wait("world", 7, "allreduce(5 x float32)", 10.0)
@@ -29,72 +29,72 @@ def state(number: int, *waits: Wait, world: str = "world", ended: bool = False) 
     return State("train.py:12", waits, {world: number}, (), ended)
 
 
-def told(answer: Answer) -> str:
-    return report(0, 2, WAIT, "train.py:3", [1], {1: answer}).partition("; not come: rank 1, which ")[2]
+def reported(answer: Answer) -> str:
+    return report(0, 2, WAIT, "train.py:3", [1], {1: answer}).partition("; missing: rank 1, which ")[2]
 
 
-def test_a_rank_that_computes_is_named_with_its_line() -> None:
+def test_report_names_call_site_of_a_computing_rank() -> None:
     assert report(0, 2, WAIT, "train.py:3", [1], {1: state(6)}) == (
         "rank 0 of 2 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:3; "
-        "not come: rank 1, which computes, at train.py:12"
+        "missing: rank 1, which computes, at train.py:12"
     )
 
 
-def test_what_a_rank_does_that_has_not_come() -> None:
-    assert told(state(6, Wait("dup", 3, "barrier()", 4.0))) == "waits in barrier(), call 3 of dup, at train.py:12"
-    assert told(state(6, ended=True)) == "has ended its program"
-    assert told(STOPPED).startswith("is stopped (by SIGSTOP")
-    assert told(SILENT) == "gives no sign of life"
-    assert told(DEAD) == "is dead"
-    assert told(State("train.py:9", broken=("world",))) == "has given up world, at train.py:9"
+def test_report_describes_activity_of_a_missing_rank() -> None:
+    assert reported(state(6, Wait("dup", 3, "barrier()", 4.0))) == "waits in barrier(), call 3 of dup, at train.py:12"
+    assert reported(state(6, ended=True)) == "has ended its program"
+    assert reported(STOPPED).startswith("is stopped (by SIGSTOP")
+    assert reported(SILENT) == "does not respond"
+    assert reported(DEAD) == "is dead"
+    assert reported(State("train.py:9", broken=("world",))) == "has failed in world, at train.py:9"
 
 
-def test_a_wait_in_the_same_world_is_told_first() -> None:
+def test_wait_in_the_same_world_is_reported_first() -> None:
     waits = Wait("dup", 9, "barrier()", 40.0), Wait("world", 6, "all_gather_object()", 1.0)
-    assert told(state(6, *waits)).startswith("waits in all_gather_object(), call 6 of world")
+    assert reported(state(6, *waits)).startswith("waits in all_gather_object(), call 6 of world")
 
 
-def test_who_has_ended_will_never_come() -> None:
+def test_ended_ranks_are_hopeless() -> None:
     assert is_hopeless(WAIT, state(6, ended=True))
     assert is_hopeless(WAIT, State("", broken=("world",)))
     assert is_hopeless(WAIT, DEAD)
     assert not any(is_hopeless(WAIT, answer) for answer in (STOPPED, SILENT, state(6), State("", broken=("dup",))))
 
 
-def test_the_error_says_what_to_do() -> None:
+def test_error_names_the_remedy() -> None:
     assert "UNISONO_TIMEOUT" in failure(0, 2, WAIT, "", [1], {1: state(6)})
     assert "as many calls" in failure(0, 2, WAIT, "", [1], {1: state(6, ended=True)})
 
 
-def test_all_have_come_but_one_is_held_up_in_the_call() -> None:
+def test_rank_blocked_within_the_call_is_missing() -> None:
     answers = {1: state(7, WAIT), 2: state(7)}
-    assert absent(WAIT, [1, 2], answers) == [2]
-    assert absent(WAIT, [1], {1: state(7, WAIT)}) == []
-    assert "all ranks have come" in report(0, 2, WAIT, "", [], {})
+    assert missing_ranks(WAIT, [1, 2], answers) == [2]
+    assert missing_ranks(WAIT, [1], {1: state(7, WAIT)}) == []
+    assert "all ranks have entered it" in report(0, 2, WAIT, "", [], {})
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans()), min_size=1, max_size=600))
-def test_exactly_those_are_absent_that_have_not_come(ranks: list[tuple[int, bool, bool]]) -> None:
+def test_missing_ranks_are_those_not_in_the_call(ranks: list[tuple[int, bool, bool]]) -> None:
     answers: dict[int, Answer] = {
         rank: SILENT if silent else state(number, WAIT, ended=ended)
         for rank, (number, silent, ended) in enumerate(ranks, 1)
     }
     late = [rank for rank, (number, silent, ended) in enumerate(ranks, 1) if number < 7 or silent or ended]
-    assert absent(WAIT, list(answers), answers) == late
+    assert missing_ranks(WAIT, list(answers), answers) == late
     words = report(0, len(ranks) + 1, WAIT, "", late, answers)
-    assert all(f"rank {rank}, which" in words for rank in late[:LISTED])
-    assert (f"and {len(late) - LISTED} more" in words) == (len(late) > LISTED)
+    assert all(f"rank {rank}, which" in words for rank in late[:MAX_LISTED_RANKS])
+    assert (f"and {len(late) - MAX_LISTED_RANKS} more" in words) == (len(late) > MAX_LISTED_RANKS)
 
 
 @given(st.sets(st.integers(0, 500), min_size=1))
-def test_one_rank_speaks_for_all_that_wait_in_a_call(waiting: set[int]) -> None:
+def test_one_rank_reports_for_all_waiting_ranks(waiting: set[int]) -> None:
     answers: dict[int, Answer] = {rank: state(7, WAIT) for rank in waiting}
-    assert [rank for rank in waiting if speaks(rank, WAIT, answers)] == [min(waiting)]
+    assert [rank for rank in waiting if is_reporter(rank, WAIT, answers)] == [min(waiting)]
 
 
-def test_who_has_just_come_does_not_speak_for_who_waits() -> None:
-    assert speaks(1, WAIT, {0: state(7, WAIT._replace(seconds=1.0))})
-    assert speaks(1, WAIT, {0: state(7, WAIT._replace(number=6))})
+def test_late_rank_does_not_report_for_waiting_ranks() -> None:
+    assert is_reporter(1, WAIT, {0: state(7, WAIT._replace(seconds=1.0))})
+    assert is_reporter(1, WAIT, {0: state(7, WAIT._replace(number=6))})
 
 
 @given(
@@ -103,8 +103,6 @@ def test_who_has_just_come_does_not_speak_for_who_waits() -> None:
     st.dictionaries(st.text(max_size=9), st.integers(0), max_size=3),
     st.booleans(),
 )
-def test_a_state_comes_back_from_its_encoding(
-    where: str, waits: list[Wait], numbers: dict[str, int], ended: bool
-) -> None:
+def test_state_encoding_round_trip(where: str, waits: list[Wait], numbers: dict[str, int], ended: bool) -> None:
     state = State(where, tuple(waits), numbers, tuple(numbers), ended)
     assert decode(encode(state)) == state

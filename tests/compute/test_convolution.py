@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from unisono.compute import convolution_plan
+from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
 from unisono.compute.convolution import PlannedConvolution, plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Pass
-from unisono.compute.ways.table import OWN, WAYS
 
 
 def network() -> nn.Sequential:
@@ -34,9 +34,9 @@ def gradients(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
     return [outputs.detach(), inputs.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
 
 
-@pytest.mark.parametrize("small", [0, 10**9], ids=["tried", "small"])
+@pytest.mark.parametrize("small", [0, 10**9], ids=["autotuned", "small"])
 def test_a_planned_model_is_the_model(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr(convolution_plan, "SMALL", small)
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", small)
     plain, plan = network(), ConvolutionPlan()
     planned = copy.deepcopy(plain)
     assert plan_convolutions(planned, plan) == 5
@@ -51,21 +51,21 @@ def test_a_planned_model_is_the_model(monkeypatch: pytest.MonkeyPatch, small: in
 
 
 class Only(ConvolutionPlan):
-    """A plan that has one way alone, where it fits."""
+    """A plan with a single algorithm, where it fits."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name, self.taken = name, set[Pass]()
 
     def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
-        if not WAYS[self.name].fits(geometry):
-            return WAYS[OWN].compute(which, geometry, first, second)
+        if not ALGORITHMS[self.name].fits(geometry):
+            return ALGORITHMS[DEFAULT].compute(which, geometry, first, second)
         self.taken.add(which)
-        return WAYS[self.name].compute(which, geometry, first, second)
+        return ALGORITHMS[self.name].compute(which, geometry, first, second)
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_every_way_trains(name: str) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains(name: str) -> None:
     plain = network()
     planned = copy.deepcopy(plain)
     plan = Only(name)
@@ -79,8 +79,8 @@ def test_every_way_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", WAYS)
-def test_what_follows_may_change_outputs_in_place(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_next_layer_may_change_outputs_in_place(name: str, dtype: torch.dtype) -> None:
     kernel = {"product": 1, "winograd 2x2, 5x5": 5}.get(name, 3)
     layer, inputs = nn.Conv2d(4, 4, kernel, bias=False), torch.rand(2, 4, 6, 6)
     signs = torch.tensor([1.0, -1.0, 1.0, -1.0])  # no output is near to 0, where rounding would decide
@@ -100,14 +100,14 @@ def test_what_follows_may_change_outputs_in_place(name: str, dtype: torch.dtype)
         assert Pass.FORWARD in plan.taken
 
 
-def test_layers_that_are_done_already_stay() -> None:
+def test_planned_layers_keep_their_plan() -> None:
     model, plan = network(), ConvolutionPlan()
     plan_convolutions(model, plan)
     assert plan_convolutions(model, ConvolutionPlan()) == 0
     assert all(layer.plan is plan for layer in model if isinstance(layer, PlannedConvolution))
 
 
-def test_a_single_picture_and_none_at_all() -> None:
+def test_a_single_image_and_an_empty_batch() -> None:
     model = network()
     plan_convolutions(model, ConvolutionPlan())
     assert model(torch.randn(3, 9, 9)).shape == (4, 4, 4)
@@ -117,15 +117,15 @@ def test_a_single_picture_and_none_at_all() -> None:
 def test_frozen_weights_have_no_pass() -> None:
     passes: list[Pass] = []
 
-    class Telling(ConvolutionPlan):
-        """A plan that keeps what it is asked for."""
+    class Recording(ConvolutionPlan):
+        """A plan that records the passes."""
 
         def compute(self, which, geometry, first, second):  # type: ignore[no-untyped-def]
             passes.append(which)
             return super().compute(which, geometry, first, second)
 
     layer = nn.Conv2d(2, 2, 3)
-    plan_convolutions(layer, Telling())
+    plan_convolutions(layer, Recording())
     layer.weight.requires_grad_(requires_grad=False)
     layer(torch.randn(1, 2, 5, 5)).sum().backward()
     assert passes == [Pass.FORWARD]

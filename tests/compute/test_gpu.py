@@ -1,4 +1,4 @@
-"""What is computed on a GPU."""
+"""Computation on a GPU."""
 
 import copy
 
@@ -9,15 +9,15 @@ from torch.nn.functional import cross_entropy
 
 from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.precision import choose, products_in
+from unisono.compute.precision import autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import Processor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 
 
-def test_a_step_there_is_the_step_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_plan, "SMALL", 0)
+def test_a_step_on_the_gpu_equals_one_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
     torch.manual_seed(0)
     here = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.LocalResponseNorm(5), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Flatten(),
@@ -25,10 +25,10 @@ def test_a_step_there_is_the_step_here(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     there = prepare(copy.deepcopy(here), ConvolutionPlan()).to("cuda")
     inputs, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
-    dtype = choose("auto", torch.float32, "cuda", Processor("any"))
+    dtype = choose_dtype("auto", torch.float32, "cuda", Processor("any"))
     assert dtype == torch.bfloat16
     cross_entropy(here(inputs), labels).backward()
-    with products_in(dtype, torch.float32, "cuda"):
+    with autocast_to(dtype, torch.float32, "cuda"):
         loss = cross_entropy(there(inputs.to("cuda")), labels.to("cuda"))
     loss.backward()
     for parameter, right in zip(there.parameters(), here.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""A model made ready."""
+"""Preparation of a model."""
 
 import torch
 from torch import nn

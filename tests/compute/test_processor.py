@@ -1,4 +1,4 @@
-"""What the processor can do."""
+"""Properties of the processor."""
 
 from unisono.compute.processor import Processor, parse, processor
 
@@ -17,7 +17,7 @@ def test_a_processor_with_tiles() -> None:
     assert parse(XEON).bfloat16
 
 
-def test_one_without() -> None:
+def test_a_processor_without_bfloat16() -> None:
     found = parse("model name : AMD EPYC\nflags : avx2 avx512f\n")
     assert found == Processor("AMD EPYC")
     assert not found.bfloat16

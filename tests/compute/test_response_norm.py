@@ -33,8 +33,8 @@ def test_it_is_pytorchs(size: int, shape: tuple[int, int, int, int], beta: float
     torch.testing.assert_close(found.grad, right.grad)
 
 
-def test_a_few_places_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_norm, "AT_ONCE", 12)
+def test_blocks_of_a_few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_norm, "ELEMENTS_PER_BLOCK", 12)
     inputs = torch.randn(2, 5, 3, 3)
     assert [len(part) for (part,) in response_norm._parts(torch.zeros(2, 3, 3, 5))] == [2] * 9
     own, plain = nn.LocalResponseNorm(5), nn.LocalResponseNorm(5)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from unisono.data.pack.index import Index
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.data.sources.source import RAW, SOUND, Source
+from unisono.data.sources.source import AUDIO, RAW, Source
 from unisono.world import World
 
 Result = TypeVar("Result")
@@ -113,7 +113,7 @@ def source_of(samples: Sequence[bytes], kind: str, shape: tuple[int, ...] | None
 
 
 def known(samples: list[bytes], folder: Path, kind: str, shape: tuple[int, ...] | None = None) -> Known:
-    return Known(pack(source_of(samples, kind, shape), folder, Way(stripes=3), 1, lambda: None), samples)
+    return Known(pack(source_of(samples, kind, shape), folder, PackOptions(stripes=3), 1, lambda: None), samples)
 
 
 @pytest.fixture(scope="session")
@@ -149,18 +149,18 @@ def wav() -> Callable[..., bytes]:
 
 
 @pytest.fixture(scope="session")
-def sounds(tmp_path_factory: pytest.TempPathFactory) -> Known:
+def audio_samples(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """47 samples of many lengths."""
 
     def sound(number: int) -> bytes:
         return wav_of(np.random.default_rng(number).integers(-(2**15), 2**15, 1 + 7 * number % 40))
 
-    return known([sound(number) for number in range(47)], tmp_path_factory.mktemp("packs") / "sounds", SOUND)
+    return known([sound(number) for number in range(47)], tmp_path_factory.mktemp("packs") / "sounds", AUDIO)
 
 
 @pytest.fixture(scope="session")
 def chirps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recordings of tones that climb or fall, 120 to train on and 40 held out, packed as a table of them says."""
+    """Recordings of tones that climb or fall, 120 to train on and 40 in the test set, packed from a table."""
     folder = tmp_path_factory.mktemp("recordings")
     rows = ["path,label,split"]
     for number in range(160):
@@ -175,17 +175,17 @@ def chirps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "table.csv").write_text("\n".join(rows) + "\n")
     packs = tmp_path_factory.mktemp("packs") / "chirps"
     for name, part in find(folder / "table.csv").items():
-        pack(part, packs / name, Way(stripes=3), 1, lambda: None)
+        pack(part, packs / name, PackOptions(stripes=3), 1, lambda: None)
     return packs
 
 
 @pytest.fixture(scope="session")
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Grey pictures of 8 x 8, 151 to train on and 37 held out, whose first two pixels are their number."""
+    """Grey images of 8 x 8, 151 to train on and 37 in the test set, whose first two pixels are their number."""
     folder = tmp_path_factory.mktemp("packs") / "numbered"
     for part, count in (("train", 151), ("test", 37)):
-        pictures = [
+        image_samples = [
             bytes((number % 256, number // 256)) + np.random.default_rng(number).bytes(62) for number in range(count)
         ]
-        pack(source_of(pictures, RAW, (8, 8)), folder / part, Way(stripes=3), 1, lambda: None)
+        pack(source_of(image_samples, RAW, (8, 8)), folder / part, PackOptions(stripes=3), 1, lambda: None)
     return folder

@@ -1,8 +1,8 @@
 import torch
 from sklearn.datasets import load_digits
 
-from unisono.data.catalogue import SAMPLES
 from unisono.data.digits import load
+from unisono.data.splits import TRAIN_SAMPLES
 
 
 def test_real_digits_each_kind_in_both_parts() -> None:
@@ -12,7 +12,7 @@ def test_real_digits_each_kind_in_both_parts() -> None:
     assert data.train.inputs.dtype == torch.float32
     assert (float(data.train.inputs.min()), float(data.train.inputs.max())) == (0, 1)
     assert set(data.train.labels.tolist()) == set(data.test.labels.tolist()) == set(range(10))
-    assert len(data.train) == SAMPLES["digits"]
+    assert len(data.train) == TRAIN_SAMPLES["digits"]
 
 
 def test_they_are_scikit_learn_s() -> None:

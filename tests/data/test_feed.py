@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.dataset import Dataset, Samples
-from unisono.data.feed import Hold, InMemory, Packed, check_parts, view_of
+from unisono.data.feed import InMemoryFeed
 from unisono.data.loading import Batch
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.sources.source import PICTURE, RAW, SOUND
+from unisono.data.packed_feed import FeedOptions, PackedFeed, check_splits, image_options
+from unisono.data.sources.source import AUDIO, IMAGE, RAW
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -42,17 +43,17 @@ def whole(everyone: list[list[Batch]]) -> list[Batch]:
 def numbers_in(batches: list[Batch], folder: Path) -> list[list[int]]:
     """What the first two pixels say."""
     about = read_index(folder).about
-    pixels = [((inputs[:, 0, 0, :2] * about.deviation[0] + about.mean[0]) * 255).round() for inputs, _ in batches]
+    pixels = [((inputs[:, 0, 0, :2] * about.std[0] + about.mean[0]) * 255).round() for inputs, _ in batches]
     return [(each[:, 0] + 256 * each[:, 1]).int().tolist() for each in pixels]
 
 
 def epoch_on(
-    on_ranks: OnRanks, ranks: int, hold: Hold, epoch: int, first: int = 0, last: int | None = None
+    on_ranks: OnRanks, ranks: int, options: FeedOptions, epoch: int, first: int = 0, last: int | None = None
 ) -> list[Batch]:
     """The whole batches of an epoch's steps from `first` to `last` - 1, with everything made anew."""
 
     def work(world: Any) -> list[Batch]:
-        feed = Packed(hold, world, SEED)
+        feed = PackedFeed(options, world, SEED)
         steps = (steps_of(feed.samples, BATCH) if last is None else last) - first
         batches = feed.epoch(epoch, BATCH, first)
         found = kept(next(batches) for _ in range(steps))
@@ -73,30 +74,30 @@ def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
         return Samples(torch.arange(count).float().reshape(-1, 1, 1, 1), torch.arange(count))
 
     data = Dataset(samples(train), samples(test), 7)
-    feeds = [InMemory(data, SimpleNamespace(rank=rank, size=ranks), 3) for rank in range(ranks)]
+    feeds = [InMemoryFeed(data, SimpleNamespace(rank=rank, size=ranks), 3) for rank in range(ranks)]
     steps = whole([list(feed.epoch(1, batch, done)) for feed in feeds])
     seen = [number for _, labels in steps for number in labels.tolist()]
     assert seen == permutation(train, 3, 1)[done * batch :].tolist()
     assert all(torch.equal(inputs.flatten(), labels.float()) for inputs, labels in steps)
-    held_out = [labels.tolist() for feed in feeds for _, labels in feed.held_out(batch)]
-    assert max(map(len, held_out)) <= -(-batch // ranks), "together at most as many as in training, about"
-    assert [number for numbers in held_out for number in numbers] == list(range(test))
-    assert (feeds[0].samples, feeds[0].tested, feeds[0].classes, feeds[0].channels) == (train, test, 7, 1)
+    tested = [labels.tolist() for feed in feeds for _, labels in feed.test_batches(batch)]
+    assert max(map(len, tested)) <= -(-batch // ranks), "together at most as many as in training, about"
+    assert [number for numbers in tested for number in numbers] == list(range(test))
+    assert (feeds[0].samples, feeds[0].test_samples, feeds[0].classes, feeds[0].channels) == (train, test, 7, 1)
 
 
 @pytest.mark.parametrize("augment", ["none", "shift"])
 def test_any_number_of_ranks_sees_the_batches_that_one_sees(on_ranks: OnRanks, numbered: Path, augment: str) -> None:
-    hold = Hold(numbered, augment=augment)
-    alone = epoch_on(on_ranks, 1, hold, 2)
+    options = FeedOptions(numbered, augment=augment)
+    alone = epoch_on(on_ranks, 1, options, 2)
     for ranks, groups in ((2, 1), (3, 1), (6, 2), (9, 1)):
-        together = epoch_on(on_ranks, ranks, replace(hold, groups=groups), 2)
+        together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
 
 
 def test_an_epoch_follows_its_order_with_the_labels_of_the_pack(on_ranks: OnRanks, numbered: Path) -> None:
-    batches = epoch_on(on_ranks, 3, Hold(numbered), 1)
+    batches = epoch_on(on_ranks, 3, FeedOptions(numbered), 1)
     seen = [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
     assert seen == permutation(151, SEED, 1).tolist()
     labels = [label for _, labels in batches for label in labels.tolist()]
@@ -111,37 +112,37 @@ def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once
 ) -> None:
     first, seen = 0, list[int]()
     for ranks, last in legs:
-        batches = epoch_on(on_ranks, ranks, Hold(numbered), 1, first, last)
+        batches = epoch_on(on_ranks, ranks, FeedOptions(numbered), 1, first, last)
         seen += [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
         first = last or first
     assert sorted(seen) == list(range(151))
     assert seen == permutation(151, SEED, 1).tolist()
 
 
-def test_what_is_held_out_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -> None:
-    hold = Hold(numbered, augment="shift", threads=2)
+def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -> None:
+    options = FeedOptions(numbered, augment="shift", threads=2)
 
     def work(world: Any) -> list[list[Batch]]:
-        feed = Packed(hold, world, SEED)
-        assert (feed.samples, feed.tested, feed.classes, feed.channels) == (151, 37, 5, 1)
-        looks = [kept(feed.held_out(7)) for _ in range(2)]
+        feed = PackedFeed(options, world, SEED)
+        assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (151, 37, 5, 1)
+        looks = [kept(feed.test_batches(7)) for _ in range(2)]
         assert all(len(labels) <= 2 for _, labels in looks[0])
         next(feed.epoch(0, BATCH, 0))  # loading to train changes nothing of it
-        looks.append(kept(feed.held_out(7)))
+        looks.append(kept(feed.test_batches(7)))
         feed.close()
         return looks
 
     for looks in on_ranks(4, work):
-        for look in looks[1:]:
-            assert all(torch.equal(one[0], other[0]) for one, other in zip(looks[0], look, strict=True))
+        for later in looks[1:]:
+            assert all(torch.equal(one[0], other[0]) for one, other in zip(looks[0], later, strict=True))
     everyone = [batch for looks in on_ranks(4, work) for batch in looks[0]]
-    # mean and deviation of what is held out are those of what is trained on
+    # mean and deviation of what is in the test set are those of what is trained on
     assert [n for numbers in numbers_in(everyone, numbered / "train") for n in numbers] == list(range(37))
 
 
 def test_an_epoch_that_is_over_gives_nothing_of_the_next_one(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
-        feed = Packed(Hold(numbered), world, SEED)
+        feed = PackedFeed(FeedOptions(numbered), world, SEED)
         old = feed.epoch(0, BATCH, 0)
         next(old)
         new = feed.epoch(1, BATCH, 0)
@@ -159,67 +160,71 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
 
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            Packed(Hold(tmp_path if world.rank == 2 else numbered), world, SEED)
+            PackedFeed(FeedOptions(tmp_path if world.rank == 2 else numbered), world, SEED)
         return str(caught.value)
 
     words = on_ranks(3, work)
     assert [line.partition(" is ")[2] for line in words] == [
-        f"not the same on rank {one} as on rank {other}; copy it anew" for one, other in ((2, 0), (2, 1), (0, 2))
+        f"not the same on rank {one} as on rank {other}; copy it again" for one, other in ((2, 0), (2, 1), (0, 2))
     ]
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"kind": SOUND}, r"holds picture samples , test sound ; pack both alike"),
+        ({"kind": AUDIO}, r"holds image samples , test audio ; pack both in the same way"),
         ({"classes": ("a", "c")}, "has 2 classes and test 2, which differ in b, so"),
         ({"classes": ("b", "a")}, "which differ in their order, so"),
-        ({"kind": RAW, "shape": (8, 8)}, r"holds picture samples , test raw \(8, 8\); pack both alike"),
+        ({"kind": RAW, "shape": (8, 8)}, r"holds image samples , test raw \(8, 8\); pack both in the same way"),
     ],
 )
 def test_both_parts_are_of_one_data_set(other: dict[str, Any], words: str) -> None:
-    about, nothing = About(PICTURE, ("a", "b")), np.zeros(0, np.int32)
+    about, nothing = About(IMAGE, ("a", "b")), np.zeros(0, np.int32)
     train, test = (
         Index(each, nothing, nothing, nothing, nothing, nothing, Path(name))
         for each, name in ((about, "train"), (replace(about, **other), "test"))
     )
-    check_parts(train, train)
+    check_splits(train, train)
     with pytest.raises(PackError, match=words):
-        check_parts(train, test)
+        check_splits(train, test)
 
 
 def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, chirps: Path) -> None:
-    with pytest.raises(PackError, match=r"data\.augment = 'mirror', but .* holds sounds; for them there are none, sh"):
-        on_ranks(1, lambda world: Packed(Hold(chirps, augment="mirror"), world, 0))
-    with pytest.raises(PackError, match=r"data\.augment = 'mask', but .* holds pictures; for them there are none, mir"):
-        on_ranks(1, lambda world: Packed(Hold(numbered, augment="mask"), world, 0))
+    with pytest.raises(
+        PackError, match=r"data\.augment = 'mirror', but .* holds audio; the augmentations of these are none, sh"
+    ):
+        on_ranks(1, lambda world: PackedFeed(FeedOptions(chirps, augment="mirror"), world, 0))
+    with pytest.raises(
+        PackError, match=r"data\.augment = 'mask', but .* holds images; the augmentations of these are none, mir"
+    ):
+        on_ranks(1, lambda world: PackedFeed(FeedOptions(numbered, augment="mask"), world, 0))
     with pytest.raises(PackError, match=r"rank 0: .* has no pack named train or training"):
-        on_ranks(2, lambda world: Packed(Hold(numbered / "train"), world, 0))
+        on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered / "train"), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
-        on_ranks(2, lambda world: Packed(Hold(numbered, groups=3), world, 0))
+        on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered, groups=3), world, 0))
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "mask"])
-def test_any_number_of_ranks_hears_the_recordings_that_one_hears(on_ranks: OnRanks, chirps: Path, augment: str) -> None:
-    hold = Hold(chirps, augment=augment, windows=3, context=1, threads=2)
-    alone = epoch_on(on_ranks, 1, hold, 2)
+def test_any_number_of_ranks_has_the_same_windows_as_one_rank(on_ranks: OnRanks, chirps: Path, augment: str) -> None:
+    options = FeedOptions(chirps, augment=augment, windows=3, context=1, threads=2)
+    alone = epoch_on(on_ranks, 1, options, 2)
     assert [tuple(inputs.shape) for inputs, _ in alone] == [(BATCH, 3, 120)] * 7 + [(8, 3, 120)]
     for ranks, groups in ((2, 1), (3, 1), (6, 2)):
-        together = epoch_on(on_ranks, ranks, replace(hold, groups=groups), 2)
+        together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
-    changed = epoch_on(on_ranks, 1, replace(hold, augment="none"), 2)
+    changed = epoch_on(on_ranks, 1, replace(options, augment="none"), 2)
     unlike = [(one[0] != other[0]).flatten(1).any(dim=1) for one, other in zip(alone, changed, strict=True)]
     assert (torch.cat(unlike).float().mean() > 0.5) == (augment != "none")
 
 
 def test_from_recordings_a_network_learns_which_tones_climb(on_ranks: OnRanks, chirps: Path) -> None:
-    """Windows come in their order, with their labels, and what is held out is heard as what was trained on."""
+    """Windows come in their order, with their labels, and what is in the test set is heard as what was trained on."""
 
     def work(world: Any) -> float:
-        feed = Packed(Hold(chirps, augment="shift", windows=4, context=4), world, SEED)
-        assert (feed.samples, feed.tested, feed.classes, feed.channels) == (120, 40, 2, 360)
+        feed = PackedFeed(FeedOptions(chirps, augment="shift", windows=4, context=4), world, SEED)
+        assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (120, 40, 2, 360)
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * feed.channels, feed.classes))
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -228,25 +233,25 @@ def test_from_recordings_a_network_learns_which_tones_climb(on_ranks: OnRanks, c
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
-        right = sum(int((model(inputs).argmax(dim=1) == labels).sum()) for inputs, labels in feed.held_out(BATCH))
+        right = sum(int((model(inputs).argmax(dim=1) == labels).sum()) for inputs, labels in feed.test_batches(BATCH))
         feed.close()
-        return right / feed.tested
+        return right / feed.test_samples
 
     assert on_ranks(1, work)[0] > 0.9
 
 
 @pytest.mark.parametrize("shape", [None, (8, 6), (8, 6, 3)])
-def test_pictures_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -> None:
+def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -> None:
     nothing = np.zeros(0, np.int32)
-    about = About(PICTURE, ("a",), shape, (0.5,) * 3, (0.25,) * 3)
+    about = About(IMAGE, ("a",), shape, (0.5,) * 3, (0.25,) * 3)
     index = Index(about, nothing, nothing, nothing, nothing, nothing)
-    with pytest.raises(PackError, match=r"pictures of any size; data\.size says how large they are to be shown"):
-        view_of(index, Hold(Path("pack")))
-    view = view_of(index, Hold(Path("pack"), size=5, augment="scale"))
-    assert (view.size, view.colors, view.mean, view.deviation, view.augment) == (
+    with pytest.raises(PackError, match=r"images of different sizes; set data\.size"):
+        image_options(index, FeedOptions(Path("pack")))
+    found = image_options(index, FeedOptions(Path("pack"), size=5, augment="scale"))
+    assert (found.size, found.channels, found.mean, found.std, found.augment) == (
         5,
         3,
         about.mean,
-        about.deviation,
+        about.std,
         "scale",
     )

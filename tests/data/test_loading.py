@@ -13,18 +13,18 @@ import torch
 from PIL import Image
 
 from unisono.data import loading
-from unisono.data.dice import DRAWS, Throws, dice
-from unisono.data.loading import AHEAD, Loader, Mode, Showing
+from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.data.images.augmentation import ImageOptions
+from unisono.data.images.transform import ImageTransform
+from unisono.data.loading import PREFETCHED_BATCHES, Loader, Mode, SampleTransform
 from unisono.data.pack.index import About, Index
-from unisono.data.pictures.showing import Show
-from unisono.data.pictures.view import View
-from unisono.data.sources.source import PICTURE, RAW
-from unisono.errors import PictureError
+from unisono.data.sources.source import IMAGE, RAW
+from unisono.errors import DecodeError
 
 COUNT = 300
 SHAPE = (8, 8, 3)
 PICTURES = [np.random.default_rng(number).bytes(8 * 8 * 3) for number in range(COUNT)]
-VIEW = View(8, 3, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "shift")
+VIEW = ImageOptions(8, 3, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "shift")
 
 
 class Listed:
@@ -41,13 +41,13 @@ class Listed:
 @contextmanager
 def loader_of(
     samples: list[bytes],
-    view: View = VIEW,
+    view: ImageOptions = VIEW,
     threads: int = 2,
     dtype: torch.dtype = torch.float32,
-    show: Callable[..., Showing] = Show,
+    show: Callable[..., SampleTransform] = ImageTransform,
 ) -> Iterator[tuple[Loader, Listed]]:
     raw = samples is PICTURES
-    about = About(RAW if raw else PICTURE, ("a", "b", "c"), SHAPE if raw else None, view.mean, view.deviation)
+    about = About(RAW if raw else IMAGE, ("a", "b", "c"), SHAPE if raw else None, view.mean, view.std)
     nothing = np.zeros(len(samples), np.int32)
     lengths = np.array([len(sample) for sample in samples], np.int32)
     labels = (np.arange(len(samples)) % 3).astype(np.int32)
@@ -66,10 +66,10 @@ def loader_of(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
 
 
-def shown(number: int, throws: Throws | None, view: View = VIEW) -> torch.Tensor:
-    """A picture as one thread shows it."""
+def shown(number: int, throws: CounterRNG | None, view: ImageOptions = VIEW) -> torch.Tensor:
+    """An image as one thread shows it."""
     out = torch.empty(8, 8, 3)
-    Show(view, SHAPE).into(out, memoryview(bytearray(PICTURES[number])), throws)
+    ImageTransform(view, SHAPE).into(out, memoryview(bytearray(PICTURES[number])), throws)
     return out.permute(2, 0, 1)
 
 
@@ -82,7 +82,8 @@ def test_batches_come_in_order_and_right_under_many_threads() -> None:
     wanted = [chance.permutation(COUNT)[: chance.integers(0, 40)] for _ in range(60)]
     wanted[5] = wanted[5][:0]
     expected = {
-        number: shown(number, Throws(dice(3, 2, np.array([number]), DRAWS)[0].tolist())) for number in range(COUNT)
+        number: shown(number, CounterRNG(uniform_numbers(3, 2, np.array([number]), DRAWS_PER_SAMPLE)[0].tolist()))
+        for number in range(COUNT)
     }
     with loader_of(PICTURES, threads=16) as (loader, memory):
         came = 0
@@ -99,29 +100,29 @@ def test_batches_come_in_order_and_right_under_many_threads() -> None:
 
 def test_what_is_random_follows_from_seed_epoch_and_number_alone() -> None:
     everything = np.arange(COUNT)
-    pictures: dict[tuple[int, int], list[torch.Tensor]] = {}
+    image_samples: dict[tuple[int, int], list[torch.Tensor]] = {}
     for threads, batch in ((1, 300), (3, 7)):
         with loader_of(PICTURES, threads=threads) as (loader, _):
             for seed, epoch in ((0, 0), (0, 1), (1, 0)):
                 backwards = [everything[::-1][first : first + batch].copy() for first in range(0, COUNT, batch)]
                 batches = loader.batches(backwards if threads > 1 else [everything], Mode.TRAIN, seed, epoch)
                 came = torch.cat([inputs.clone() for inputs, _ in batches])
-                pictures.setdefault((seed, epoch), []).append(came.flip(0) if threads > 1 else came)
-    assert all(torch.equal(one, other) for one, other in pictures.values())
-    first = pictures[0, 0][0]
-    assert all((first != pictures[key][0]).flatten(1).any(dim=1).float().mean() > 0.5 for key in ((0, 1), (1, 0)))
+                image_samples.setdefault((seed, epoch), []).append(came.flip(0) if threads > 1 else came)
+    assert all(torch.equal(one, other) for one, other in image_samples.values())
+    first = image_samples[0, 0][0]
+    assert all((first != image_samples[key][0]).flatten(1).any(dim=1).float().mean() > 0.5 for key in ((0, 1), (1, 0)))
 
 
-def test_validation_throws_no_dice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def thrown(*_: object) -> np.ndarray:
-        raise AssertionError("a dice was thrown")
+def test_validation_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*_: object) -> np.ndarray:
+        raise AssertionError("random numbers were drawn")
 
-    monkeypatch.setattr(loading, "dice", thrown)
+    monkeypatch.setattr(loading, "uniform_numbers", drawn)
     with loader_of(PICTURES) as (loader, _):
         (inputs, _labels), *_ = loader.batches([np.arange(20)], Mode.VALIDATE, 1, 1)
         for number in range(20):
             assert torch.equal(inputs[number], shown(number, None))
-        with pytest.raises(AssertionError, match="a dice was thrown"):
+        with pytest.raises(AssertionError, match="random numbers were drawn"):
             next(loader.batches([np.arange(20)], Mode.TRAIN, 1, 1))
 
 
@@ -132,15 +133,17 @@ def test_a_batch_keeps_its_memory_until_the_next_one_is_asked_for_and_then_gives
             held = [(inputs, inputs.data_ptr()) for inputs, _ in loader.batches(wanted, Mode.VALIDATE)]
             places = [place for _, place in held]
             for number, place in enumerate(places):
-                assert place not in places[number + 1 : number + 2 + AHEAD], "begun before the next one was shown"
-            assert len(set(places)) <= AHEAD + 2
+                assert place not in places[number + 1 : number + 2 + PREFETCHED_BATCHES], (
+                    "begun before the next one was shown"
+                )
+            assert len(set(places)) <= PREFETCHED_BATCHES + 2
 
 
-def test_what_is_shown_stays_while_the_next_ones_are_made() -> None:
+def test_a_batch_stays_while_the_next_ones_are_made() -> None:
     made = threading.Semaphore(0)
 
-    class Spy(Show):
-        def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
+    class Spy(ImageTransform):
+        def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
             super().into(out, file, random)
             made.release()
 
@@ -161,15 +164,17 @@ def test_closing_the_iterator_stops_the_loading() -> None:
         batches = loader.batches(source, Mode.TRAIN)
         next(batches)
         batches.close()
-        assert len(memory.asked) == 1 + AHEAD
-        assert next(source).tolist() == list(range(10 * (1 + AHEAD), 10 * (2 + AHEAD))), "no more was taken"
+        assert len(memory.asked) == 1 + PREFETCHED_BATCHES
+        assert next(source).tolist() == list(range(10 * (1 + PREFETCHED_BATCHES), 10 * (2 + PREFETCHED_BATCHES))), (
+            "no more was taken"
+        )
         (inputs, _), *rest = loader.batches(numbers_of([4]), Mode.VALIDATE)
         assert torch.equal(inputs[0], shown(4, None))
         assert rest == []
 
 
 @pytest.mark.parametrize("broken", [b"no picture", b"\xff\xd8 begins like a JPEG", b""])
-def test_a_sample_that_is_no_picture_is_named_and_the_loader_goes_on(broken: bytes) -> None:
+def test_a_sample_that_is_no_image_is_named_and_the_loader_continues(broken: bytes) -> None:
     def png(number: int) -> bytes:
         file = io.BytesIO()
         Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(file, "PNG")
@@ -177,10 +182,10 @@ def test_a_sample_that_is_no_picture_is_named_and_the_loader_goes_on(broken: byt
 
     samples = [png(number) for number in range(12)]
     samples[7] = broken
-    with loader_of(samples, View(8, 1, (0.0,), (1.0,))) as (loader, _):
+    with loader_of(samples, ImageOptions(8, 1, (0.0,), (1.0,))) as (loader, _):
         batches = loader.batches(numbers_of([0, 1, 2], [3, 4], [6, 7, 8], [9]), Mode.TRAIN)
         assert [labels.tolist() for _, labels in (next(batches), next(batches))] == [[0, 1, 2], [0, 1]]
-        with pytest.raises(PictureError, match=r"^sample 7 of pack: \S"):
+        with pytest.raises(DecodeError, match=r"^sample 7 of pack: \S"):
             next(batches)
         assert next(batches, None) is None
         ((inputs, _),) = loader.batches(numbers_of([8, 11]), Mode.VALIDATE)
@@ -196,7 +201,7 @@ def test_samples_have_the_shape_and_the_layout_that_what_shows_them_says() -> No
         def __init__(self, *_: object) -> None:
             """There is nothing to be known."""
 
-        def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
+        def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
             out.copy_(torch.tensor(list(file[:6])).view(2, 3) + (0.5 if random else 0))
 
         def batch(self, memory: torch.Tensor) -> torch.Tensor:
@@ -222,8 +227,8 @@ def test_numbers_lie_as_channels_last_in_the_wanted_format() -> None:
 def test_each_thread_works_alone_and_leaves_the_others_their_cores() -> None:
     seen = set[int]()
 
-    class Spy(Show):
-        def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
+    class Spy(ImageTransform):
+        def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
             seen.add(torch.get_num_threads())
             super().into(out, file, random)
 

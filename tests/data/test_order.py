@@ -1,8 +1,10 @@
+from itertools import islice
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.order import permutation, ranks_of, share, steps_of
+from unisono.data.order import own_numbers, permutation, ranks_of, share, steps_of, worker_order
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 9), st.integers(0, 5))
@@ -28,3 +30,27 @@ def test_the_rank_of_a_place_is_the_one_whose_share_has_it(samples: int, batch: 
     for step in range(steps_of(samples, batch)):
         for rank in range(ranks):
             assert (found[share(places, batch, step, rank, ranks)] == rank).all()
+
+
+@given(st.integers(1, 40), st.integers(0, 5), st.integers(0, 3), st.integers(0, 4))
+def test_a_worker_visits_its_samples_in_an_order_of_its_own(count: int, seed: int, worker: int, epoch: int) -> None:
+    numbers = np.arange(100, 100 + count)
+    order = worker_order(numbers, seed, worker, epoch)
+    assert sorted(order) == list(numbers)
+    assert np.array_equal(order, worker_order(numbers, seed, worker, epoch))
+
+
+def test_orders_of_workers_epochs_and_seeds_differ() -> None:
+    orders = [tuple(worker_order(np.arange(50), *key)) for key in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0))]
+    assert len(set(orders)) == 4
+    assert tuple(permutation(50, 0, 0)) not in orders
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 40))
+def test_own_batches_resume_at_any_step(count: int, batch: int, step: int) -> None:
+    numbers = np.arange(count)
+    whole = [one for _, one in islice(own_numbers(numbers, 3, 1, batch, 0), step + 12)]
+    rest = [one for _, one in islice(own_numbers(numbers, 3, 1, batch, step), 12)]
+    assert all(np.array_equal(one, other) for one, other in zip(whole[step:], rest, strict=True))
+    first = np.concatenate(whole[: steps_of(count, batch)]) if len(whole) >= steps_of(count, batch) else None
+    assert first is None or sorted(first) == list(numbers)

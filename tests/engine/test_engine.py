@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.engine import Engine, Span, Variable
+from unisono.engine import Engine, OperationSpan, Variable
 from unisono.engine.engine import MAIN
 from unisono.errors import OperationError, UsageError
 
@@ -77,7 +77,7 @@ def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads:
 
 @settings(max_examples=300, deadline=None)
 @given(steps=graphs(fails=True), threads=st.integers(1, 4))
-def test_a_failure_spoils_what_needs_it_and_nothing_else(steps: list[Step], threads: int) -> None:
+def test_a_failure_spoils_only_dependent_operations(steps: list[Step], threads: int) -> None:
     state, variables = State(), [Variable(str(place)) for place in range(6)]
     with Engine(dict.fromkeys(KINDS, threads)) as engine:
         handles = [
@@ -105,7 +105,7 @@ def test_a_failure_spoils_what_needs_it_and_nothing_else(steps: list[Step], thre
     assert [variable.failure is not None for variable in variables] == spoilt
 
 
-def test_a_failure_says_where_it_began() -> None:
+def test_a_failure_names_the_operation_that_failed_first() -> None:
     sums, weights = Variable("sums"), Variable("weights")
 
     def exchange() -> None:
@@ -133,7 +133,7 @@ def test_a_long_chain_that_fails_at_its_head() -> None:
             last.wait(20)
 
 
-def test_reads_go_together() -> None:
+def test_reads_run_concurrently() -> None:
     """Four reads that each wait until all four are there."""
     there, shared = threading.Barrier(4, timeout=20), Variable()
     with Engine({"update": 4}) as engine:
@@ -141,7 +141,7 @@ def test_reads_go_together() -> None:
         assert all(handle.wait(20) for handle in handles)
 
 
-def test_what_is_expected_holds_others_back() -> None:
+def test_an_expected_operation_holds_others_back() -> None:
     gradient, seen = Variable("gradient"), []
     with Engine() as engine:
         filled = engine.expect([gradient], "the backward pass")
@@ -153,7 +153,7 @@ def test_what_is_expected_holds_others_back() -> None:
     assert seen == ["backward", "exchange"]
 
 
-def test_what_is_expected_may_be_over_before_its_turn() -> None:
+def test_an_expected_operation_may_end_before_it_is_ready() -> None:
     gradient, seen, go = Variable("gradient"), [], threading.Event()
     with Engine() as engine:
         engine.push(lambda: go.wait(20), mutate=[gradient])
@@ -167,7 +167,7 @@ def test_what_is_expected_may_be_over_before_its_turn() -> None:
     assert seen == ["exchange"]
 
 
-def test_what_is_urgent_goes_first() -> None:
+def test_the_highest_priority_goes_first() -> None:
     seen, go = list[int](), threading.Event()
     with Engine({"communication": 1}) as engine:
         engine.push(lambda: go.wait(20), kind="communication", priority=9)
@@ -178,7 +178,7 @@ def test_what_is_urgent_goes_first() -> None:
 
 
 def test_each_kind_has_its_threads_and_is_observed() -> None:
-    spans = list[Span]()
+    spans = list[OperationSpan]()
     with Engine({"communication": 1, "update": 1}, spans.append) as engine:
         engine.push(lambda: None, kind="communication", name="exchange")
         engine.push(lambda: None, kind="update", name="update")
@@ -189,9 +189,9 @@ def test_each_kind_has_its_threads_and_is_observed() -> None:
     assert all(span.begin <= span.end for span in spans)
 
 
-def test_what_the_main_thread_carries_out_is_observed() -> None:
+def test_operations_of_the_main_thread_are_observed() -> None:
     """After what was pushed before it, in the thread that calls, whatever the kinds of the engine are."""
-    spans, seen, buffer = list[Span](), list[str](), Variable("buffer")
+    spans, seen, buffer = list[OperationSpan](), list[str](), Variable("buffer")
     with Engine({"update": 1}, spans.append) as engine:
         engine.push(lambda: seen.append("pack"), mutate=[buffer], name="pack 1")
         engine.carry_out(lambda: seen.append("exchange"), [], [buffer], "exchange 1")
@@ -202,8 +202,8 @@ def test_what_the_main_thread_carries_out_is_observed() -> None:
     assert pack.end <= exchange.begin <= exchange.end
 
 
-def test_what_the_main_thread_carries_out_and_what_needs_it_may_fail() -> None:
-    spans, seen, buffer = list[Span](), list[str](), Variable("buffer")
+def test_failures_of_operations_of_the_main_thread() -> None:
+    spans, seen, buffer = list[OperationSpan](), list[str](), Variable("buffer")
 
     def exchange() -> None:
         raise ConnectionError("rank 2 has gone")
@@ -229,7 +229,7 @@ def test_no_threads_are_left() -> None:
     assert threading.active_count() == before
 
 
-def test_what_is_expected_but_spoilt_is_over_once() -> None:
+def test_a_spoilt_expected_operation_ends_once() -> None:
     """It ends by itself when what it needs has failed; whoever carries it out may still say that it is over."""
     gradient = Variable("gradient")
     with Engine() as engine:
@@ -244,7 +244,7 @@ def test_what_is_expected_but_spoilt_is_over_once() -> None:
         engine.end(late)
 
 
-def test_what_is_expected_may_end_in_the_moment_of_its_turn() -> None:
+def test_an_expected_operation_may_end_as_it_becomes_ready() -> None:
     with Engine({"update": 2}) as engine:
         for _ in range(3000):
             gradient = Variable("gradient")

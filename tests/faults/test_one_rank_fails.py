@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.progress import Watched, run, settle
+from tests.progress import Watched, poll_until, run
 
 from unisono.launch import find_mpiexec
 
@@ -62,7 +62,7 @@ def test_all_killed_at_once() -> None:
     with started() as watched:
         os.killpg(watched.process.pid, signal.SIGKILL)
         assert watched.finish().returncode == -signal.SIGKILL
-    assert settle(left_behind, lambda seen: seen <= before) <= before
+    assert poll_until(left_behind, lambda seen: seen <= before) <= before
 
 
 def test_an_error_of_one_rank_is_told_with_the_rank(mpiexec: Run) -> None:
@@ -90,7 +90,7 @@ def test_the_launcher_is_killed() -> None:
     with started() as watched:
         watched.process.kill()
         assert watched.finish().returncode == -signal.SIGKILL
-    assert settle(left_behind, lambda seen: seen <= before) <= before
+    assert poll_until(left_behind, lambda seen: seen <= before) <= before
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.refused import one_line
+from tests.usage_errors import assert_one_line_error
 
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,20 +25,20 @@ batch = 8
 
 
 def write(folder: Path, part: str, count: int) -> None:
-    """IDX files of 8 x 8 pictures."""
-    dice = np.random.default_rng(count)
+    """IDX files of 8 x 8 images."""
+    rng = np.random.default_rng(count)
     for name, shape, below in (("images-idx3", (count, 8, 8), 256), ("labels-idx1", (count,), 2)):
         head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">i4").tobytes()
-        (folder / f"{part}-{name}-ubyte").write_bytes(head + dice.integers(0, below, shape, np.uint8).tobytes())
+        (folder / f"{part}-{name}-ubyte").write_bytes(head + rng.integers(0, below, shape, np.uint8).tobytes())
 
 
-def make(folder: Path, held_out: int) -> Path:
+def make(folder: Path, test_samples: int) -> Path:
     """A data set of 16 samples to train on and some that are held out, in stripes of 4, with a recipe."""
     (folder / "idx").mkdir()
     write(folder / "idx", "train", 16)
-    write(folder / "idx", "t10k", held_out)
+    write(folder / "idx", "t10k", test_samples)
     for name, part in find(folder / "idx").items():
-        pack(part, folder / "pack" / name, Way(stripes=-(-len(part) // 4)), 1, lambda: None)
+        pack(part, folder / "pack" / name, PackOptions(stripes=-(-len(part) // 4)), 1, lambda: None)
     (folder / "recipe.toml").write_text(RECIPE)
     return folder / "pack"
 
@@ -46,7 +46,7 @@ def make(folder: Path, held_out: int) -> Path:
 @pytest.fixture
 def packs(tmp_path: Path) -> Path:
     """Packs of 16 and of 4 samples."""
-    return make(tmp_path, held_out=4)
+    return make(tmp_path, test_samples=4)
 
 
 def flip(path: Path) -> None:
@@ -60,41 +60,42 @@ def test_a_flipped_byte_that_one_rank_reads(unisono: Run, packs: Path) -> None:
     """As a person meets it."""
     flip(packs / "train/stripe-00003.arrow")
     done = unisono("train", "recipe.toml", "--ranks", "2", "--set", "data.storage=partitioned")
-    one_line(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
+    assert_one_line_error(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 
 def test_a_flipped_byte_of_what_ranks_hold_together(on_ranks: Run, packs: Path) -> None:
     flip(packs / "train/stripe-00003.arrow")
     done = on_ranks("train", "recipe.toml", "--set", "data.storage=replicated")
-    one_line(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
+    assert_one_line_error(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
 
 
 def test_a_stripe_that_one_rank_misses(on_ranks: Run, packs: Path) -> None:
     (packs / "train/stripe-00000.arrow").unlink()
     done = on_ranks("train", "recipe.toml", "--ranks", "2")
-    one_line(done, "rank 0: pack/train is not whole: stripe-00000.arrow is missing")
+    assert_one_line_error(done, "rank 0: pack/train is incomplete: stripe-00000.arrow is missing")
 
 
 def test_an_index_that_the_ranks_find_truncated(on_ranks: Run, packs: Path) -> None:
     index = packs / "test/index.arrow"
     index.write_bytes(index.read_bytes()[:-100])
     done = on_ranks("train", "recipe.toml", "--ranks", "2")
-    one_line(done, "rank 0: pack/test/index.arrow is not whole (")
+    assert_one_line_error(done, "rank 0: pack/test/index.arrow is damaged or incomplete (")
 
 
 def test_more_ranks_than_samples_are_held_out(on_ranks: Run, tmp_path: Path) -> None:
-    make(tmp_path, held_out=1)
+    make(tmp_path, test_samples=1)
     done = on_ranks("train", "recipe.toml", "--ranks", "2")
-    one_line(done, "2 ranks share 1 samples, so some would hold none; start at most 1")
+    assert_one_line_error(done, "2 ranks share 1 samples, so some would hold none; start at most 1")
 
 
 def test_what_is_known_before_a_rank_is_started(in_process: Run, packs: Path) -> None:
     def train(*changes: str) -> subprocess.CompletedProcess[str]:
         return in_process("train", "recipe.toml", *(f"--set={change}" for change in changes))
 
-    one_line(train("ranks=9"), "9 ranks share batches of 8 samples, so some would have none")
-    one_line(train("training.batch=17"), "training.batch = 17, but pack has 16 samples to train on")
-    one_line(train("data.pack=packs"), "packs has no pack named train or training: there is no such folder")
+    assert_one_line_error(train("ranks=9"), "9 ranks share batches of 8 samples, so some would have none")
+    assert_one_line_error(train("training.batch=17"), "training.batch = 17, but pack has 16 samples to train on")
+    no_folder = "packs has no pack named train or training: there is no such folder"
+    assert_one_line_error(train("data.pack=packs"), no_folder)
     index = packs / "train/index.arrow"
     index.write_bytes(index.read_bytes()[:-100])
-    one_line(train("ranks=2"), "pack/train/index.arrow is not whole (")
+    assert_one_line_error(train("ranks=2"), "pack/train/index.arrow is damaged or incomplete (")

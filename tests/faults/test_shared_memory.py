@@ -36,15 +36,15 @@ needs_mount = pytest.mark.skipif(not own_shared_memory(), reason="no /dev/shm of
 
 @needs_mount
 @pytest.mark.parametrize(
-    ("left", "told"),
+    ("left", "reported"),
     [(6_000_000, ["smaller pieces"]), (300_000, ["messages instead"])],
 )
-def test_collectives_with_little_or_no_room(left: int, told: list[str]) -> None:
+def test_collectives_with_little_or_no_room(left: int, reported: list[str]) -> None:
     done = run(3, str(PROGRAM), str(left))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} fine" for rank in range(3)]
     lines = [line for line in done.stderr.splitlines() if line.startswith("unisono: /dev/shm")]
-    for words in told:
+    for words in reported:
         assert sum(words in line for line in lines) == 1, "once"
     assert all("docker run --shm-size=1g" in line for line in lines)
 

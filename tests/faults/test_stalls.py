@@ -38,7 +38,7 @@ def test_a_rank_that_ends_earlier(world: str, call: str) -> None:
     done = run(f"if world.rank == 0: {world}.{call}\n", 3 if call == "all_gather_object(1)" else 2)
     assert done.returncode != 0
     assert f"rank 0 of {3 if call == 'all_gather_object(1)' else 2} has waited" in done.stderr
-    assert "not come: rank 1, which has ended its program" in done.stderr
+    assert "missing: rank 1, which has ended its program" in done.stderr
     assert call.partition("(")[0] in done.stderr
     assert "<string>:11" in done.stderr
     assert "StallError" in done.stderr
@@ -59,8 +59,8 @@ except StallError as error:
     )
     assert done.returncode != 0
     assert "s in barrier(), call " in done.stderr
-    state = "is stopped" if world == "world" else "gives no sign of life"
-    assert f"not come: rank 1, which {state}" in done.stderr
+    state = "is stopped" if world == "world" else "does not respond"
+    assert f"missing: rank 1, which {state}" in done.stderr
     assert "rank 0 of 2: unisono.errors.StallError: rank 0 of 2 has waited" in done.stderr
 
 
@@ -74,8 +74,8 @@ else:
 """)
     assert done.returncode != 0
     one, two = (f"barrier(), call 1 of dup ({number}) of world" for number in (1, 2))
-    assert f"in {two}, at <string>:16; not come: rank 1, which waits in {one}, at <string>:14" in done.stderr
-    assert f"in {one}, at <string>:14; not come: rank 0, which waits in {two}, at <string>:16" in done.stderr
+    assert f"in {two}, at <string>:16; missing: rank 1, which waits in {one}, at <string>:14" in done.stderr
+    assert f"in {one}, at <string>:14; missing: rank 0, which waits in {two}, at <string>:16" in done.stderr
     assert "StallError" in done.stderr
 
 
@@ -94,7 +94,7 @@ except StallError:
         world.abort(7)
 """)
     assert done.returncode == 7
-    assert "not come: rank 1, which computes, at <string>:13" in done.stderr
+    assert "missing: rank 1, which computes, at <string>:13" in done.stderr
     assert "caught rank 0 of 2 has waited" in done.stderr
 
 
@@ -107,7 +107,7 @@ else:
 """)
     assert done.returncode != 0
     assert "StallError: rank 0 of 2 has waited" in done.stderr
-    assert "not come: rank 1, which computes, at <string>:15" in done.stderr
+    assert "missing: rank 1, which computes, at <string>:15" in done.stderr
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "pass", "world.free()", "spread.free()"])
@@ -125,4 +125,4 @@ def test_a_time_out_that_is_no_time_is_refused() -> None:
         env={**launch_environment(os.environ, terminal=False), "UNISONO_TIMEOUT": "soon"},
         check=False,
     )
-    assert "UsageError: UNISONO_TIMEOUT = soon; give the seconds" in done.stderr
+    assert "UsageError: UNISONO_TIMEOUT = soon; it must be a number of seconds" in done.stderr

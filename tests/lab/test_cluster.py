@@ -1,4 +1,4 @@
-"""Where no lab can be built, one line says why."""
+"""One line names what is missing to build a lab."""
 
 from __future__ import annotations
 

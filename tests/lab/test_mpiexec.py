@@ -1,4 +1,4 @@
-"""How the launchers of both families are told of a lab."""
+"""Options and environment of both launcher families in a lab."""
 
 from __future__ import annotations
 

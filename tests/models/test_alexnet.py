@@ -19,7 +19,7 @@ def test_parameters_of_each_layer() -> None:
     ]
 
 
-def test_the_second_convolution_sees_half_of_the_first_ones_channels_in_each_group() -> None:
+def test_the_second_convolution_is_in_two_groups() -> None:
     second = AlexNet(10).features[4]
     inputs = torch.rand(1, 96, 27, 27)
     before = second(inputs)

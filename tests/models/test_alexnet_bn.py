@@ -23,7 +23,7 @@ def test_it_is_alexnet_with_norms_in_place_of_biases() -> None:
     assert size - NORMS + biases == 60_965_224, "AlexNet's"
 
 
-def test_of_a_single_sample_the_norm_takes_the_statistics_of_those_before() -> None:
+def test_a_single_sample_uses_running_statistics() -> None:
     norm = _Norm(3)
     norm(torch.rand(8, 3))
     mean, variance = norm.running_mean.clone(), norm.running_var.clone()

@@ -24,7 +24,7 @@ def test_a_recording_is_the_mean_of_its_windows_posteriors_in_logarithms() -> No
     assert (expected[0] - expected[1]).abs().max() > 1e-3, "recordings that all look alike agree with anything"
 
 
-def test_one_window_each_needs_no_place_for_windows() -> None:
+def test_a_single_window_needs_no_windows_dimension() -> None:
     torch.manual_seed(0)
     model, windows = CDDNN(3, 5), torch.randn(2, 5)
     with torch.no_grad():

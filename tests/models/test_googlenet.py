@@ -25,14 +25,14 @@ def test_three_scores_in_training_and_one_after_it() -> None:
         assert googlenet_bn(10)(images).shape == (2, 10), "it has no auxiliary ones"
 
 
-def test_a_module_lays_its_ways_side_by_side() -> None:
+def test_a_module_concatenates_its_branches() -> None:
     with torch.device("meta"):
         for name, sizes in MODULES.items():
             found = Inception(sizes, norm=False)(torch.zeros(1, sizes[0], 7, 7))
             assert found.shape == (1, sizes[1] + sizes[3] + sizes[5] + sizes[6], 7, 7), name
 
 
-def test_an_auxiliary_classifier_teaches_what_is_below_it_alone() -> None:
+def test_an_auxiliary_classifier_gives_gradients_to_lower_layers_only() -> None:
     with torch.device("meta"):
         model = GoogLeNet(10)
         _, first, second = model(torch.zeros(1, 3, 224, 224))

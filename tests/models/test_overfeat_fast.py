@@ -3,7 +3,7 @@ import torch
 from unisono.models.overfeat_fast import OverFeatFast
 
 
-def test_the_sizes_at_each_place() -> None:
+def test_the_size_after_each_layer() -> None:
     """As the paper's table has them, and PCL-DNN: convolutions from 512 to 1,024 channels at 12 x 12."""
     with torch.device("meta"):
         model, found = OverFeatFast(1000), torch.zeros(1, 3, 231, 231)

@@ -22,7 +22,7 @@ def test_it_has_50_layers() -> None:
     assert len([name for name, module in model.named_modules() if isinstance(module, layers)]) == 54
 
 
-def test_a_block_without_its_convolutions_is_its_short_cut() -> None:
+def test_a_block_without_its_convolutions_is_its_shortcut() -> None:
     block = Bottleneck(8, 2, 1).eval()
     torch.nn.init.zeros_(block.convolution3.weight)
     inputs = torch.rand(1, 8, 5, 5)
@@ -30,7 +30,7 @@ def test_a_block_without_its_convolutions_is_its_short_cut() -> None:
     assert Bottleneck(8, 2, 2)(inputs).shape == (1, 8, 3, 3)
 
 
-def test_a_network_begins_as_its_short_cuts() -> None:
+def test_a_network_begins_as_its_shortcuts() -> None:
     block = Bottleneck(8, 2, 1)
     inputs = torch.rand(2, 8, 5, 5)
     assert not torch.equal(block(inputs), inputs)

@@ -1,6 +1,6 @@
 import torch
 
-from unisono.models.resnet_cifar import Block, resnet_cifar
+from unisono.models.resnet_cifar import BasicBlock, resnet_cifar
 
 
 def test_size_and_shape() -> None:
@@ -16,13 +16,13 @@ def test_it_has_6_n_layers_and_2() -> None:
         assert len([layer for layer in layers if not isinstance(layer, torch.nn.BatchNorm2d)]) == count
 
 
-def test_the_short_cut_takes_every_second_place_and_fills_up_with_zeros() -> None:
-    block = Block(2, 4).eval()
+def test_the_shortcut_is_strided_and_padded_with_zeros() -> None:
+    block = BasicBlock(2, 4).eval()
     torch.nn.init.zeros_(block.convolution2.weight)
     inputs = torch.rand(1, 2, 7, 7)
     found = block(inputs)
     assert torch.equal(found[:, 1:3], inputs[:, :, ::2, ::2])
     assert not found[:, [0, 3]].any()
-    same = Block(2, 2).eval()
+    same = BasicBlock(2, 2).eval()
     torch.nn.init.zeros_(same.convolution2.weight)
     assert torch.equal(same(inputs), inputs)

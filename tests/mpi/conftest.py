@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.collectives import notes, watch
-from unisono.data.pack.packing import Way, pack
+from unisono.collectives import watch, watch_messages
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import RAW, Source
 from unisono.placement import place
 from unisono.world import World, init
@@ -58,16 +58,16 @@ def spread(world: World) -> Iterator[World]:
 @pytest.fixture
 def differing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that are made from here on notice in a tenth of the time that ranks are in different calls."""
-    monkeypatch.setattr(watch, "COMPARE_AFTER", 0.1)
-    for module in (watch, notes):
-        monkeypatch.setattr(module, "LISTEN", 0.02)
+    monkeypatch.setattr(watch, "COMPARE_AFTER_SECONDS", 0.1)
+    for module in (watch, watch_messages):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="session")
 def packs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of grey pictures of 8 x 8, sorted by class: 101 to train on, 37 held out. Two pixels are their number.
+    """A data set of grey images of 8 x 8, sorted by class: 101 to train on, 37 in the test set.
 
-    Classes differ in how bright they are.
+    Two pixels of each are its number. Classes differ in how bright they are.
     """
     classes = ("dark", "grey", "bright")
 
@@ -83,7 +83,7 @@ def packs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             samples = [picture(number, int(label)) for number, label in enumerate(labels)]
             keys = [str(number) for number in range(count)]
             source = Source(RAW, classes, keys, labels, sizes, samples.__getitem__, (8, 8))
-            pack(source, folder / part, Way(stripes=3), 1, lambda: None)
+            pack(source, folder / part, PackOptions(stripes=3), 1, lambda: None)
         return folder
 
     return request.config.stash[_WORLD].call_on_root(make)

@@ -7,7 +7,7 @@ from unisono.errors import CheckpointError, PackError, UsageError
 from unisono.world import World
 
 
-def test_who_and_where(world: World) -> None:
+def test_rank_size_and_node(world: World) -> None:
     assert world.all_gather_object(world.rank) == list(range(world.size))
     assert (world.node, world.nodes, world.supernode) == (0, 1, 0)
     assert world.placement.nodes == (tuple(range(world.size)),)
@@ -25,7 +25,7 @@ def test_split(world: World) -> None:
     half.free()
 
 
-def test_what_is_moved_and_reduced(world: World) -> None:
+def test_moves_and_reductions(world: World) -> None:
     receives = [torch.zeros(rank + 1) for rank in range(world.size)]
     world.all_to_all_v([torch.full((world.rank + 1,), float(rank)) for rank in range(world.size)], receives)
     assert [part.tolist() for part in receives] == [[float(world.rank)] * (rank + 1) for rank in range(world.size)]
@@ -36,11 +36,11 @@ def test_what_is_moved_and_reduced(world: World) -> None:
     assert tensor.item() == (sum(range(world.size)) if world.rank == 0 else world.rank)
 
 
-def test_what_the_root_does_all_get(world: World) -> None:
+def test_call_on_root_returns_the_result_on_all_ranks(world: World) -> None:
     assert world.call_on_root(lambda: {"rank": world.rank}) == {"rank": 0}
 
 
-def test_what_the_root_fails_at_all_raise(world: World) -> None:
+def test_call_on_root_raises_the_error_on_all_ranks(world: World) -> None:
     def fail() -> None:
         raise CheckpointError(f"on {world.rank}")
 
@@ -50,12 +50,12 @@ def test_what_the_root_fails_at_all_raise(world: World) -> None:
         world.call_on_root(Path("/nowhere/at/all").read_text)
 
 
-def test_what_each_rank_does_each_has(world: World) -> None:
+def test_call_on_all_returns_each_result(world: World) -> None:
     assert world.call_on_all(lambda: {"rank": world.rank}) == {"rank": world.rank}
     assert world.call_on_all(lambda: None) is None
 
 
-def test_what_one_rank_fails_at_all_raise(world: World) -> None:
+def test_call_on_all_raises_the_error_on_all_ranks(world: World) -> None:
     last = world.size - 1
 
     def fail() -> int:
@@ -68,7 +68,7 @@ def test_what_one_rank_fails_at_all_raise(world: World) -> None:
     assert world.call_on_all(lambda: world.rank) == world.rank, "all have come out of it"
 
 
-def test_where_several_fail_all_raise_what_the_first_of_them_raised(world: World) -> None:
+def test_call_on_all_raises_the_error_of_the_first_rank(world: World) -> None:
     first = world.size // 2
 
     def fail() -> None:
@@ -82,7 +82,7 @@ def test_where_several_fail_all_raise_what_the_first_of_them_raised(world: World
     assert caught.type is UsageError
 
 
-def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:
+def test_no_named_files_in_shared_memory(world: World) -> None:
     world.allreduce(torch.ones(3))
     world.barrier()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/mpich_shm_" in line]
@@ -92,23 +92,23 @@ def test_nothing_lies_in_shared_memory_by_name(world: World) -> None:
 def test_each_rank_has_its_share_of_threads(world: World) -> None:
     import os
 
-    from unisono.binding import MANY, find_seats
-    from unisono.launch import own_cores
+    from unisono.binding import COMMUNICATION_CORE_FROM, core_locations
+    from unisono.launch import available_cores
 
-    cores = own_cores()
-    real = len({*find_seats(cores).values()}) or len(cores)
+    cores = available_cores()
+    real = len({*core_locations(cores).values()}) or len(cores)
     sizes = [real // world.size + (number < real % world.size) for number in range(world.size)]
-    expected = [max(1, size - (size >= MANY and world.size > 1)) for size in sizes]
+    expected = [max(1, size - (size >= COMMUNICATION_CORE_FROM and world.size > 1)) for size in sizes]
     if "OMP_NUM_THREADS" not in os.environ:  # and all may use the same cores here
         assert sorted(world.all_gather_object(torch.get_num_threads())) == sorted(expected)
 
 
-def test_ranks_that_have_unlike_numbers_of_cores_meet(world: World) -> None:
+def test_barrier_with_unequal_numbers_of_cores(world: World) -> None:
     import os
 
-    from unisono.launch import own_cores
+    from unisono.launch import available_cores
 
-    before = own_cores()
+    before = available_cores()
     if world.rank == 0:
         os.sched_setaffinity(0, {min(before)})
     group = world.split(0)

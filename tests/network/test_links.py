@@ -21,13 +21,13 @@ def test_uplinks_without_a_limit() -> None:
 
 
 @pytest.mark.parametrize("values", [{"alpha": -1e-6}, {"gamma": float("nan")}, {"uplink_beta": float("inf")}])
-def test_no_such_network(values: dict[str, float]) -> None:
+def test_invalid_networks_raise(values: dict[str, float]) -> None:
     with pytest.raises(NetworkError, match=next(iter(values))) as error:
         Network(**({"alpha": Fraction(1), "beta": Fraction(1)} | values))
     assert isinstance(error.value, UsageError)
 
 
-def test_a_link_needs_time() -> None:
+def test_links_need_positive_beta() -> None:
     with pytest.raises(NetworkError, match="beta is 0"):
         Network(1, 0)
     with pytest.raises(NetworkError, match="0 hosts"):

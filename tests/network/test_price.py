@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.network import DEFAULT, Network, NetworkError, price
-from unisono.placement import apart, place, regular
+from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules import find
 from unisono.schedules.direct import direct
 from unisono.schedules.ring import ring
@@ -64,8 +64,8 @@ def test_the_price_is_that_of_swcaffe(p: int, q: int, times: int) -> None:
 def test_ring_and_direct(p: int, n: int) -> None:
     network = Network(ALPHA, BETA, GAMMA)
     bytes_and_sums = Fraction(p - 1, p) * n * (2 * BETA + GAMMA)
-    assert price(ring, apart(p), network, Fraction(n)) == 2 * (p - 1) * ALPHA + bytes_and_sums
-    assert price(direct, apart(p), network, Fraction(n)) == 2 * ALPHA + bytes_and_sums
+    assert price(ring, one_rank_per_node(p), network, Fraction(n)) == 2 * (p - 1) * ALPHA + bytes_and_sums
+    assert price(direct, one_rank_per_node(p), network, Fraction(n)) == 2 * ALPHA + bytes_and_sums
 
 
 def test_ranks_of_a_node_share_its_link() -> None:
@@ -82,14 +82,14 @@ def test_ranks_of_one_node_use_no_link() -> None:
     network = Network(ALPHA, BETA, GAMMA, within_alpha=ALPHA / 2, within_beta=BETA / 100)
     within = Network(ALPHA / 2, BETA / 100, GAMMA)
     together = place(["a"] * 6)
-    assert price(ring, together, network, Fraction(60)) == price(ring, apart(6), within, Fraction(60))
+    assert price(ring, together, network, Fraction(60)) == price(ring, one_rank_per_node(6), within, Fraction(60))
 
 
 def test_lanes_run_side_by_side() -> None:
-    stars = find("multicolor/8", apart(8)).allreduce
+    stars = find("multicolor/8", one_rank_per_node(8)).allreduce
     network = Network(ALPHA, BETA, 0)
     n = Fraction(800)
-    assert price(stars, apart(8), network, n) == 2 * ALPHA + 2 * Fraction(7, 8) * n * BETA
+    assert price(stars, one_rank_per_node(8), network, n) == 2 * ALPHA + 2 * Fraction(7, 8) * n * BETA
 
 
 def test_only_some_programs_are_made() -> None:
@@ -99,14 +99,14 @@ def test_only_some_programs_are_made() -> None:
         made.add(rank)
         return direct(rank, ranks)
 
-    price(counted, apart(600), DEFAULT, 1000, ranks=[0, 7])
+    price(counted, one_rank_per_node(600), DEFAULT, 1000, ranks=[0, 7])
     assert made == {0, 7}
-    price(counted, apart(600), DEFAULT, 1000)
+    price(counted, one_rank_per_node(600), DEFAULT, 1000)
     assert len(made) == 256
     assert 599 in made
 
 
 @pytest.mark.parametrize("ranks", [[], [4], [-1]])
-def test_no_such_ranks(ranks: list[int]) -> None:
+def test_ranks_out_of_range_raise(ranks: list[int]) -> None:
     with pytest.raises(NetworkError, match="there are 4"):
-        price(ring, apart(4), DEFAULT, 1, ranks)
+        price(ring, one_rank_per_node(4), DEFAULT, 1, ranks)

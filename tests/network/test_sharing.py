@@ -19,9 +19,7 @@ limits = st.lists(st.integers(1, 100), min_size=LINKS, max_size=LINKS)
 
 @settings(deadline=None)
 @given(routes, limits)
-def test_nobody_could_have_more_without_taking_it_from_one_who_has_no_more(
-    routes: list[tuple[int, ...]], limits: list[int]
-) -> None:
+def test_rates_are_max_min_fair(routes: list[tuple[int, ...]], limits: list[int]) -> None:
     capacities = np.array([*limits, np.inf], float)
     rates = fair_rates(np.array(routes), capacities)
     users = [[flow for flow, route in enumerate(routes) if link in route] for link in range(LINKS)]
@@ -35,6 +33,6 @@ def test_nobody_could_have_more_without_taking_it_from_one_who_has_no_more(
         )
 
 
-def test_what_one_leaves_another_takes() -> None:
+def test_unused_share_goes_to_other_flows() -> None:
     shared = fair_rates(np.array([[0, 2], [0, 1], [1, 2]]), np.array([1.0, 5.0, np.inf]))
     assert shared.tolist() == [0.5, 0.5, 4.5]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import ScheduleError
 from unisono.network import DEFAULT, Network, NetworkError, price, shaped, simulate
-from unisono.placement import apart, place, regular
+from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules import find, names
 from unisono.schedules.direct import direct
 from unisono.schedules.ring import ring
@@ -26,7 +26,7 @@ ONE_MESSAGE = written(((send(1, 0),),), ((receive(0, 0),),))
 
 
 def test_one_message() -> None:
-    result = simulate(ONE_MESSAGE, apart(2), NETWORK, BYTES)
+    result = simulate(ONE_MESSAGE, one_rank_per_node(2), NETWORK, BYTES)
     assert result.seconds == pytest.approx(ALPHA + BYTES * BETA)
     assert (result.messages, result.node_bytes, result.uplink_bytes) == (1, BYTES, 0)
 
@@ -39,20 +39,20 @@ def test_one_message_within_a_node() -> None:
 
 
 def test_nothing_to_do() -> None:
-    assert simulate(ring, apart(1), NETWORK, BYTES).seconds == 0
-    assert simulate(ring, apart(4), NETWORK, 0).seconds == 0
+    assert simulate(ring, one_rank_per_node(1), NETWORK, BYTES).seconds == 0
+    assert simulate(ring, one_rank_per_node(4), NETWORK, 0).seconds == 0
 
 
 def test_a_ring_in_one_piece() -> None:
     link = 2 * 3 / 4 * BYTES * BETA
-    assert simulate(ring, apart(4), Network(0, BETA), BYTES).seconds == pytest.approx(link)
+    assert simulate(ring, one_rank_per_node(4), Network(0, BETA), BYTES).seconds == pytest.approx(link)
     sums = 3 / 4 * BYTES * GAMMA
-    assert simulate(ring, apart(4), NETWORK, BYTES).seconds == pytest.approx(6 * ALPHA + link + sums)
+    assert simulate(ring, one_rank_per_node(4), NETWORK, BYTES).seconds == pytest.approx(6 * ALPHA + link + sums)
 
 
 def test_both_directions_of_a_link_are_free_of_each_other() -> None:
     swap = written(((send(1, 0), receive(1, 0)),), ((send(0, 0), receive(0, 0)),))
-    assert simulate(swap, apart(2), NETWORK, BYTES).seconds == pytest.approx(ALPHA + BYTES * BETA)
+    assert simulate(swap, one_rank_per_node(2), NETWORK, BYTES).seconds == pytest.approx(ALPHA + BYTES * BETA)
 
 
 def test_two_flows_share_an_uplink() -> None:
@@ -65,30 +65,32 @@ def test_two_flows_share_an_uplink() -> None:
     assert simulate(over, regular(2, 2, 1), wide, BYTES).seconds == pytest.approx(ALPHA + BYTES * BETA)
 
 
-def test_a_large_message_waits_for_its_taker_and_a_small_one_does_not() -> None:
+def test_large_messages_wait_for_the_receiver_and_small_ones_do_not() -> None:
     late = written(((send(1, 0),),), ((receive(2, 0),), (receive(0, 0),)), ((send(1, 0),),))
-    waits = simulate(late, apart(3), NETWORK, BYTES, eager=BYTES - 1)
+    waits = simulate(late, one_rank_per_node(3), NETWORK, BYTES, eager=BYTES - 1)
     assert waits.seconds == pytest.approx(2 * (ALPHA + BYTES * BETA))
-    goes = simulate(late, apart(3), NETWORK, BYTES, eager=BYTES)
+    goes = simulate(late, one_rank_per_node(3), NETWORK, BYTES, eager=BYTES)
     assert goes.seconds == pytest.approx(ALPHA + 2 * BYTES * BETA)
 
 
 def test_as_many_pieces_at_once_as_may_be_in_flight() -> None:
-    one_by_one = simulate(ONE_MESSAGE, apart(2), NETWORK, BYTES, piece_bytes=BYTES // 4, in_flight=1)
+    one_by_one = simulate(ONE_MESSAGE, one_rank_per_node(2), NETWORK, BYTES, piece_bytes=BYTES // 4, in_flight=1)
     assert one_by_one.seconds == pytest.approx(4 * ALPHA + BYTES * BETA)
     assert one_by_one.messages == 4
-    at_once = simulate(ONE_MESSAGE, apart(2), NETWORK, BYTES, piece_bytes=BYTES // 4, in_flight=4)
+    at_once = simulate(ONE_MESSAGE, one_rank_per_node(2), NETWORK, BYTES, piece_bytes=BYTES // 4, in_flight=4)
     assert at_once.seconds == pytest.approx(ALPHA + BYTES * BETA)
 
 
-def test_messages_between_two_ranks_come_in_turn_so_that_pieces_follow_one_another() -> None:
+def test_messages_between_two_ranks_are_sequential() -> None:
     relay = written(((send(1, 0),),), ((receive(0, 0),), (send(2, 0),)), ((receive(1, 0),),))
-    result = simulate(relay, apart(3), Network(0, BETA), BYTES, piece_bytes=BYTES // 4, in_flight=4, eager=0)
+    result = simulate(
+        relay, one_rank_per_node(3), Network(0, BETA), BYTES, piece_bytes=BYTES // 4, in_flight=4, eager=0
+    )
     assert result.seconds == pytest.approx(5 / 4 * BYTES * BETA)
 
 
 @pytest.mark.parametrize("name", ["halving", "halving/round-robin"])
-def test_where_all_ranks_do_alike_it_is_the_price(name: str) -> None:
+def test_equals_price_if_all_ranks_do_the_same(name: str) -> None:
     placement = regular(4, 8, 1)
     network = shaped(10e9, 8, 4)
     algorithm = find(name, placement).allreduce
@@ -97,7 +99,7 @@ def test_where_all_ranks_do_alike_it_is_the_price(name: str) -> None:
 
 
 def test_fewer_elements_than_chunks() -> None:
-    result = simulate(ring, apart(4), NETWORK, 4)
+    result = simulate(ring, one_rank_per_node(4), NETWORK, 4)
     assert result.messages == 6, "one element travels around twice, but for the last and the first step"
     assert result.seconds == pytest.approx(6 * (ALPHA + 4 * BETA) + 3 * 4 * GAMMA)
 
@@ -125,25 +127,25 @@ def test_no_link_carries_more_than_it_can(
 
 def test_too_many_messages_are_refused_before_they_are_made() -> None:
     with pytest.raises(NetworkError, match=r"134,201,344 messages of 8,192 ranks.*price"):
-        simulate(direct, apart(8192), DEFAULT, 1 << 20)
+        simulate(direct, one_rank_per_node(8192), DEFAULT, 1 << 20)
 
 
 def test_a_schedule_that_waits_forever() -> None:
     nobody_sends_first = written(((receive(1, 0),), (send(1, 0),)), ((receive(0, 0),), (send(0, 0),)))
     with pytest.raises(ScheduleError, match="wait forever"):
-        simulate(nobody_sends_first, apart(2), NETWORK, BYTES)
+        simulate(nobody_sends_first, one_rank_per_node(2), NETWORK, BYTES)
 
 
-def test_messages_that_nobody_takes() -> None:
+def test_messages_without_receiver() -> None:
     with pytest.raises(ScheduleError, match="verify"):
-        simulate(written(((send(1, 0),),), ()), apart(2), NETWORK, BYTES)
+        simulate(written(((send(1, 0),),), ()), one_rank_per_node(2), NETWORK, BYTES)
 
 
 def test_coarse_time_is_nearly_right() -> None:
     placement = regular(5, 8, 1)
     algorithm = find("halving/round-robin", placement).allreduce
     exact = simulate(algorithm, placement, shaped(10e9, 8, 4), 1 << 24)
-    coarse = simulate(algorithm, placement, shaped(10e9, 8, 4), 1 << 24, patience=0)
-    assert (exact.grain, coarse.grain) == (1e-9, 2e-3)
+    coarse = simulate(algorithm, placement, shaped(10e9, 8, 4), 1 << 24, max_exact_flows=0)
+    assert (exact.resolution, coarse.resolution) == (1e-9, 2e-3)
     assert coarse.seconds == pytest.approx(exact.seconds, rel=0.04)
     assert coarse.steps < exact.steps

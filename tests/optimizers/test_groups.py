@@ -9,7 +9,7 @@ shapes = st.lists(st.integers(1, 3), max_size=4).map(tuple)
 
 @settings(deadline=None)
 @given(kinds=st.lists(st.tuples(shapes, st.booleans()), max_size=8))
-def test_each_parameter_that_learns_is_in_its_group(kinds: list[tuple[tuple[int, ...], bool]]) -> None:
+def test_each_trainable_parameter_is_in_its_group(kinds: list[tuple[tuple[int, ...], bool]]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(shape), requires_grad=learns) for shape, learns in kinds]
     groups = by_decay(parameters, 0.3)
     found = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
@@ -18,7 +18,7 @@ def test_each_parameter_that_learns_is_in_its_group(kinds: list[tuple[tuple[int,
     assert sum(len(group["params"]) for group in groups) == len(found), "none is there twice"
 
 
-def test_of_a_network_with_norms() -> None:
+def test_a_network_with_norms() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 2))
     decaying, others = by_decay(model.parameters(), 5e-4)
     assert [tuple(one.shape) for one in decaying["params"]] == [(8, 3, 3, 3), (2, 8)]

@@ -42,7 +42,7 @@ def made(weights: list[float], gradients: list[list[float]], shape: tuple[int, .
 
 @settings(deadline=None)
 @given(weights=rows, gradients=st.lists(rows, max_size=4))
-def test_it_is_its_equations_for_layers_and_for_norms(weights: list[float], gradients: list[list[float]]) -> None:
+def test_steps_follow_the_equations_for_layers_and_norms(weights: list[float], gradients: list[list[float]]) -> None:
     assert made(weights, gradients, (1, 3)) == pytest.approx(naive(weights, gradients, layer=True), abs=1e-9)
     assert made(weights, gradients, (3,)) == pytest.approx(naive(weights, gradients, layer=False), abs=1e-9)
 
@@ -56,7 +56,7 @@ def test_the_worked_example() -> None:
 
 @settings(deadline=None)
 @given(weights=rows, gradients=st.lists(rows, min_size=1, max_size=3))
-def test_each_step_of_a_layer_is_as_long_as_the_rate_says(weights: list[float], gradients: list[list[float]]) -> None:
+def test_the_rate_sets_the_length_of_a_layers_step(weights: list[float], gradients: list[list[float]]) -> None:
     """It has that share of the weights' length, whatever the gradients are."""
     parameter = torch.nn.Parameter(torch.tensor([weights], dtype=torch.float64))
     optimizer = LAMB([parameter], RATE, weight_decay=DECAY)
@@ -80,7 +80,7 @@ def test_norms_and_biases_have_adams_step() -> None:
     torch.testing.assert_close(one, other)
 
 
-def test_what_has_no_gradient_stays_and_a_closure_computes_it() -> None:
+def test_parameters_without_gradient_stay_and_a_closure_is_called() -> None:
     still, moved = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
     optimizer = LAMB([still, moved], RATE)
 

@@ -39,7 +39,7 @@ def made(weights: list[float], gradients: list[list[float]], shape: tuple[int, .
 
 @settings(deadline=None)
 @given(weights=rows, gradients=st.lists(rows, max_size=4))
-def test_it_is_its_equations_for_layers_and_for_norms(weights: list[float], gradients: list[list[float]]) -> None:
+def test_steps_follow_the_equations_for_layers_and_norms(weights: list[float], gradients: list[list[float]]) -> None:
     assert made(weights, gradients, (1, 3)) == pytest.approx(naive(weights, gradients, layer=True), abs=1e-12)
     assert made(weights, gradients, (3,)) == pytest.approx(naive(weights, gradients, layer=False), abs=1e-12)
 
@@ -53,7 +53,7 @@ def test_the_worked_example() -> None:
 
 @settings(deadline=None)
 @given(weights=rows, gradient=rows, factor=st.floats(0.01, 100))
-def test_how_long_a_layers_gradient_is_makes_no_difference(
+def test_the_norm_of_a_layers_gradient_does_not_matter(
     weights: list[float], gradient: list[float], factor: float
 ) -> None:
     """Without decay, a step has the rate times `trust` of the weights' length."""
@@ -80,7 +80,7 @@ def test_norms_and_biases_have_plain_sgd() -> None:
     torch.testing.assert_close(one, other)
 
 
-def test_what_has_no_gradient_stays_and_a_closure_computes_it() -> None:
+def test_parameters_without_gradient_stay_and_a_closure_is_called() -> None:
     still, moved = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
     optimizer = LARS([still, moved], RATE)
 

@@ -7,9 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.plan.choose import SIMPLEST, SIZES, WITHIN, Buckets, Candidate, Question, candidates, finer, layout_of
+from unisono.plan.choose import (
+    BUCKET_SIZES,
+    OVERLAPS_BY_SIMPLICITY,
+    TIE_RATIO,
+    Buckets,
+    Candidate,
+    PredictionInputs,
+    candidates,
+    finer,
+    layout_of,
+)
 from unisono.plan.order import bound
-from unisono.reducer.memory_layout import plan_memory
+from unisono.reducer.bucket_layout import plan_memory
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
@@ -26,12 +36,12 @@ NETWORK = Computing(tuple(i * 4e-3 for i in range(8)), tuple((32 + 8 * (8 - i)) 
 
 def loads(size: int) -> list[Bucket]:
     lengths = [(nbytes // 4, torch.float32) for nbytes in PARAMETERS]
-    buckets = plan_memory(lengths, list(reversed(range(8))), size).stretches
+    buckets = plan_memory(lengths, list(reversed(range(8))), size).buckets
     return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
 
-def ask(computing: Computing, buckets: Buckets, cost: Cost, deferred: bool = True) -> Question:
-    return Question(BSP(), computing, buckets, cost, deferred)
+def ask(computing: Computing, buckets: Buckets, cost: Cost, deferred: bool = True) -> PredictionInputs:
+    return PredictionInputs(BSP(), computing, buckets, cost, deferred)
 
 
 def chained(sent: Sequence[Bucket], cost: Cost) -> Prediction:
@@ -56,7 +66,7 @@ def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
         (2, ("chain", 8), 2.15),
     ],
 )
-def test_what_is_picked_for_a_network(ratio: float, best: tuple[str, int], most: float) -> None:
+def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], most: float) -> None:
     """All hides while communication takes half of what computing takes, and even at 1 but for what w6 sticks out."""
     found = candidates(ask(NETWORK, loads, at(ratio)))
     assert summary(found)[0] == best
@@ -73,7 +83,7 @@ def test_what_is_picked_for_a_network(ratio: float, best: tuple[str, int], most:
         (1, [("chain", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
     ],
 )
-def test_what_is_picked_where_all_is_waited_for(ratio: float, order: list[tuple[str, int]]) -> None:
+def test_the_choice_without_deferred_waiting(ratio: float, order: list[tuple[str, int]]) -> None:
     """A funnel holds up the only thread that computes, so it hides nothing: it is as good as none, which is simpler."""
     found = candidates(ask(NETWORK, loads, at(ratio), deferred=False))
     assert summary(found) == order
@@ -86,7 +96,7 @@ def test_the_same_in_finer_buckets() -> None:
     assert small is not None
     assert small.setting.overlap == best.setting.overlap
     assert small.setting.bucket_bytes == best.setting.bucket_bytes // 4
-    assert small.prediction.step >= best.prediction.step / WITHIN
+    assert small.prediction.step >= best.prediction.step / TIE_RATIO
     assert finer(best, ask(NETWORK, loads, at(1)), sizes=[best.setting.bucket_bytes]) is None
     assert finer(best, ask(NETWORK, lambda _: loads(MIB), at(1))) is None
 
@@ -96,7 +106,7 @@ def test_a_long_latency_wants_larger_buckets() -> None:
     assert long.setting.bucket_bytes > short.setting.bucket_bytes
 
 
-def test_only_a_chain_with_a_deferred_wait_has_an_order_of_its_own() -> None:
+def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
     found = candidates(ask(NETWORK, loads, at(1)))
     order = {one.setting.overlap: one.setting.sequence for one in found}
     assert [name for name in order if order[name]] == ["chain"]
@@ -109,7 +119,7 @@ def test_only_a_chain_with_a_deferred_wait_has_an_order_of_its_own() -> None:
     assert chain.prediction.step < 0.9 * as_they_fill.step
 
 
-def test_what_is_given_is_all_that_is_looked_at() -> None:
+def test_only_given_options_are_considered() -> None:
     found = candidates(ask(NETWORK, loads, at(1)), ["concurrent"], [2 * MIB])
     assert summary(found) == [("concurrent", 2)]
 
@@ -118,14 +128,14 @@ def test_what_is_given_is_all_that_is_looked_at() -> None:
 def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
     """One layer: its gradient comes when all is computed, and it is needed at once. All are equal, up to rounding."""
     found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda _: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
-    assert [one.setting.overlap for one in found] == list(SIMPLEST)
+    assert [one.setting.overlap for one in found] == list(OVERLAPS_BY_SIMPLICITY)
     assert [one.prediction.step for one in found] == pytest.approx([1.1] * 4)
 
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_the_largest_buckets_and_the_simplest_overlap_are_chosen_when_exchange_costs_nothing(deferred: bool) -> None:
     found = candidates(ask(NETWORK, loads, Cost(0.0, 0.0), deferred))
-    assert [one.setting[:2] for one in found] == [(name, max(SIZES)) for name in SIMPLEST]
+    assert [one.setting[:2] for one in found] == [(name, max(BUCKET_SIZES)) for name in OVERLAPS_BY_SIMPLICITY]
 
 
 def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
@@ -154,31 +164,31 @@ def test_smaller_buckets_are_chosen_when_they_are_clearly_better() -> None:
     st.booleans(),
 )
 def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
-    layers: list[tuple[int, int, int]], latency: float, a_byte: float, deferred: bool
+    layers: list[tuple[int, int, int]], latency: float, per_byte: float, deferred: bool
 ) -> None:
     forward, backward, lengths = zip(*layers, strict=True)
-    count, cost = len(layers), Cost(latency, a_byte)
+    count, cost = len(layers), Cost(latency, per_byte)
     needed = tuple(float(sum(forward[:i])) for i in range(count))
     ready = tuple(float(sum(forward) + sum(backward[i:])) for i in range(count))
     computing = Computing(needed, ready, float(sum(forward) + sum(backward)))
 
     def cut(size: int) -> list[Bucket]:
         parameters = [(length, torch.float32) for length in lengths]
-        buckets = plan_memory(parameters, list(reversed(range(count))), size).stretches
+        buckets = plan_memory(parameters, list(reversed(range(count))), size).buckets
         return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
-    sizes = SIZES[::3]
+    sizes = BUCKET_SIZES[::3]
     found = candidates(ask(computing, cut, cost, deferred), sizes=sizes)
     assert sorted(one.setting.overlap for one in found) == sorted(OVERLAPS)
-    near = min(one.prediction.step for one in found) * WITHIN
+    near = min(one.prediction.step for one in found) * TIE_RATIO
     first = found[0]
     assert first.prediction.step <= near
-    simpler = SIMPLEST[: SIMPLEST.index(first.setting.overlap)]
+    simpler = OVERLAPS_BY_SIMPLICITY[: OVERLAPS_BY_SIMPLICITY.index(first.setting.overlap)]
     assert all(one.prediction.step > near for one in found if one.setting.overlap in simpler)
     beyond = [one.prediction.step for one in found if one.prediction.step > near]
     assert beyond == sorted(beyond) == [one.prediction.step for one in found[len(found) - len(beyond) :]]
     for one in found:
         each = [candidates(ask(computing, cut, cost, deferred), [one.setting.overlap], [size]) for size in sizes]
         steps = {only.setting.bucket_bytes: only.prediction.step for (only,) in each}
-        good = [size for size in sizes if steps[size] <= min(steps.values()) * WITHIN]
+        good = [size for size in sizes if steps[size] <= min(steps.values()) * TIE_RATIO]
         assert one.setting.bucket_bytes == max(good)

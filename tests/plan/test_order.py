@@ -57,7 +57,7 @@ def filled(computing: Computing, sizes: Sequence[int], largest: int) -> list[Buc
     return loads
 
 
-def test_what_is_needed_first_passes_what_is_large() -> None:
+def test_the_bucket_needed_first_passes_large_ones() -> None:
     """The picture: conv1, conv2, fc6, fc7, fc8 are parameters 0 to 4, and fc6 is cut into four."""
     computing = Computing(needed=(0, 2, 4, 5, 6), ready=(17, 15, 12, 11, 10), whole=17)
     names = ["fc8", "fc7", "fc6a", "fc6b", "fc6c", "fc6d", "conv2", "conv1"]
@@ -76,17 +76,17 @@ def test_four_layers() -> None:
     assert sequence(computing, loads, Cost(2.0, 0.0)) == (0, 2, 3, 1)
 
 
-def test_a_bucket_is_there_with_its_last_gradient_and_due_with_its_first_parameter() -> None:
+def test_a_bucket_is_ready_with_its_last_gradient_and_due_with_its_first_parameter() -> None:
     computing = Computing(needed=(0, 1, 2, 3), ready=(8, 7, 6, 5), whole=8)
     loads = [Bucket(1, (3, 1)), Bucket(5, (2,)), Bucket(1, (0,))]
     assert sequence(computing, loads, BYTES) == (1, 2, 0)
 
 
 @given(networks(), st.integers(1, 20), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([0.0, 0.25, 1.0, 2.0]))
-def test_whenever_an_exchange_ends_the_one_that_is_needed_first_begins(
-    network: tuple[Computing, list[int]], largest: int, latency: float, a_byte: float
+def test_the_ready_bucket_that_is_needed_first_is_next(
+    network: tuple[Computing, list[int]], largest: int, latency: float, per_byte: float
 ) -> None:
-    computing, cost = network[0], Cost(latency, a_byte)
+    computing, cost = network[0], Cost(latency, per_byte)
     loads = filled(*network, largest)
     order = sequence(computing, loads, cost)
     assert sorted(order) == list(range(len(loads)))
@@ -101,13 +101,13 @@ def test_whenever_an_exchange_ends_the_one_that_is_needed_first_begins(
         now += cost.seconds(loads[number].nbytes)
 
 
-def test_the_first_layer_can_never_hide() -> None:
+def test_the_exchange_of_the_first_layer_is_never_hidden() -> None:
     """Its gradient comes when all is computed, and it is needed at once."""
     assert bound(Computing((0, 4), (12, 8), 12), [3, 0], BYTES) == 15
     assert bound(Computing((0, 4), (12, 8), 12), [0, 3], BYTES) == 12
 
 
-def test_what_is_needed_first_interrupts_what_is_large() -> None:
+def test_the_bound_interrupts_large_exchanges_for_urgent_ones() -> None:
     """w2 8-10, w1 10-11, w2 11-12, w0 12-13, w2 13-22: needed 4 into the next step, it comes 6 too late."""
     computing = Computing(needed=(0, 2, 4), ready=(12, 10, 8), whole=12)
     assert bound(computing, [1, 1, 12], BYTES) == 18
@@ -115,7 +115,7 @@ def test_what_is_needed_first_interrupts_what_is_large() -> None:
     assert bound(computing, [1, 1, 12], Cost(0.0, 0.5)) == 12.5
 
 
-def test_it_waits_while_nothing_is_there() -> None:
+def test_the_bound_waits_for_gradients() -> None:
     """w2 4-5, w1 6-8, w0 12-16."""
     assert bound(Computing((0, 1, 2), (12, 6, 4), 12), [4, 2, 1], BYTES) == 16
 
@@ -130,10 +130,10 @@ def test_nothing_to_exchange() -> None:
     networks(), st.integers(1, 20), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([0.0, 0.25, 1.0, 2.0]), st.data()
 )
 def test_no_step_is_predicted_to_be_below_the_bound(
-    network: tuple[Computing, list[int]], largest: int, latency: float, a_byte: float, data: st.DataObject
+    network: tuple[Computing, list[int]], largest: int, latency: float, per_byte: float, data: st.DataObject
 ) -> None:
     computing, sizes = network
-    cost, loads = Cost(latency, a_byte), filled(*network, largest)
+    cost, loads = Cost(latency, per_byte), filled(*network, largest)
     least = bound(computing, sizes, cost)
     for overlap in OVERLAPS:
         for deferred in (True, False):
@@ -145,13 +145,13 @@ def test_no_step_is_predicted_to_be_below_the_bound(
 
 @given(networks(), st.sampled_from([0.0, 0.25, 1.0, 2.0]))
 def test_the_bound_is_no_less_than_computing_and_no_less_than_exchanging(
-    network: tuple[Computing, list[int]], a_byte: float
+    network: tuple[Computing, list[int]], per_byte: float
 ) -> None:
     computing, sizes = network
-    least = bound(computing, sizes, Cost(0.0, a_byte))
+    least = bound(computing, sizes, Cost(0.0, per_byte))
     assert least >= computing.whole
-    assert least >= sum(sizes) * a_byte
-    assert least <= max(computing.ready) + sum(sizes) * a_byte + computing.whole - min(computing.ready)
+    assert least >= sum(sizes) * per_byte
+    assert least <= max(computing.ready) + sum(sizes) * per_byte + computing.whole - min(computing.ready)
 
 
 @settings(deadline=None)
@@ -181,8 +181,8 @@ def test_the_bound_is_the_best_of_all_orders_of_all_pieces(computing: Computing,
     assert bound(computing, [pieces.count(number) for number in range(len(computing.needed))], BYTES) == best
 
 
-@pytest.mark.parametrize("a_byte", [1e-9, 0.1, 1 / 3])
-def test_seconds_that_are_not_exact_come_to_an_end(a_byte: float) -> None:
+@pytest.mark.parametrize("per_byte", [1e-9, 0.1, 1 / 3])
+def test_the_bound_terminates_with_inexact_seconds(per_byte: float) -> None:
     computing = Computing(tuple(i / 7 for i in range(50)), tuple(10 + (50 - i) / 3 for i in range(50)), 10 + 50 / 3)
-    least = bound(computing, [1000 + i for i in range(50)], Cost(0.0, a_byte))
-    assert least >= max(computing.whole, sum(1000 + i for i in range(50)) * a_byte)
+    least = bound(computing, [1000 + i for i in range(50)], Cost(0.0, per_byte))
+    assert least >= max(computing.whole, sum(1000 + i for i in range(50)) * per_byte)

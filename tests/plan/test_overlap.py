@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from unisono.plan.overlap import Layer, Machine, bubbles, efficiency, most_nodes
+from unisono.plan.overlap import Layer, Machine, bubbles, efficiency, max_nodes
 
 UNIT = Machine(1, 1)
 
@@ -16,7 +16,7 @@ def test_the_worked_example() -> None:
     example = [Layer(3, 1), Layer(3, 1), Layer(3, 1), Layer(3, 4)]
     assert bubbles(example, UNIT) == [0, -2, -4, -3]
     assert efficiency(example, UNIT) == 1
-    assert most_nodes(example, UNIT, 14) == pytest.approx(14 * 10 / 7)
+    assert max_nodes(example, UNIT, 14) == pytest.approx(14 * 10 / 7)
 
 
 def test_the_first_layer_has_a_third_of_its_own_computing_to_hide_behind() -> None:
@@ -43,7 +43,7 @@ def test_bubbles_are_those_of_the_formula(network: list[Layer], machine: Machine
 
 
 @given(layers, machines)
-def test_efficiency_is_1_just_when_nothing_sticks_out(network: list[Layer], machine: Machine) -> None:
+def test_efficiency_is_1_without_a_positive_bubble(network: list[Layer], machine: Machine) -> None:
     found = efficiency(network, machine)
     assert 0 < found <= 1
     assert (found == 1) == (max(bubbles(network, machine)) <= 1e-12 * found)
@@ -56,11 +56,11 @@ def test_a_faster_network_is_never_less_efficient(network: list[Layer], machine:
 
 
 @given(layers, machines, st.integers(1, 10_000))
-def test_on_so_many_nodes_and_no_more_the_last_layer_hides(network: list[Layer], machine: Machine, batch: int) -> None:
+def test_the_last_layer_is_hidden_up_to_max_nodes(network: list[Layer], machine: Machine, batch: int) -> None:
     assume(sum(layer.communication for layer in network))
 
     def last(nodes: float) -> float:
         return bubbles([layer._replace(computing=layer.computing * batch / nodes) for layer in network], machine)[-1]
 
-    most = most_nodes(network, machine, batch)
+    most = max_nodes(network, machine, batch)
     assert last(most * (1 - 1e-6)) < 0 < last(most * (1 + 1e-6))

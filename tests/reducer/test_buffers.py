@@ -26,7 +26,7 @@ def send(source: nn.Module, target: nn.Module) -> None:
     other.unpack()
 
 
-def test_floating_point_buffers_travel_bit_for_bit_and_integers_stay() -> None:
+def test_floating_point_buffers_are_sent_bit_for_bit_and_integers_are_not() -> None:
     source, target = Mixed(1 / 3), Mixed(7)
     source.wide[0, 0] = float("nan")
     send(source, target)
@@ -39,7 +39,7 @@ def test_floating_point_buffers_travel_bit_for_bit_and_integers_stay() -> None:
 
 @pytest.mark.parametrize("changed", [torch.zeros(3, 3, dtype=torch.float64), torch.zeros(2, 2)])
 @pytest.mark.parametrize("at", ["source", "target"])
-def test_a_buffer_of_another_form_stays(changed: torch.Tensor, at: str) -> None:
+def test_a_buffer_of_another_shape_or_dtype_is_not_sent(changed: torch.Tensor, at: str) -> None:
     source, target = Mixed(1), Mixed(7)
     one, other = Buffers(source), Buffers(target)
     (source if at == "source" else target).wide = changed
@@ -51,7 +51,7 @@ def test_a_buffer_of_another_form_stays(changed: torch.Tensor, at: str) -> None:
     assert torch.equal(target.norm.running_mean, torch.ones(3))
 
 
-def test_a_buffer_that_was_replaced_travels() -> None:
+def test_a_replaced_buffer_is_sent() -> None:
     source, target = Mixed(1), Mixed(7)
     one, other = Buffers(source), Buffers(target)
     source.wide, target.wide = source.wide * 5, target.wide + 1
@@ -61,7 +61,7 @@ def test_a_buffer_that_was_replaced_travels() -> None:
     assert target.wide.tolist() == [[5.0, 5.0], [5.0, 5.0]]
 
 
-def test_a_graph_that_needs_the_old_value_says_so_and_one_of_a_norm_goes_on() -> None:
+def test_a_graph_that_needs_the_old_value_raises_and_one_of_a_norm_does_not() -> None:
     source, target = Mixed(1), Mixed(7)
     weight = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
     loss = (weight * target.wide).sum()
@@ -75,5 +75,5 @@ def test_a_graph_that_needs_the_old_value_says_so_and_one_of_a_norm_goes_on() ->
     loss.backward()
 
 
-def test_a_model_without_any() -> None:
+def test_a_model_without_buffers() -> None:
     assert Buffers(nn.Linear(2, 2)).slots == []

@@ -1,4 +1,4 @@
-"""Control words of any number of ranks, in one process."""
+"""Control messages of any number of ranks, in one process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from unisono.errors import UsageError
 from unisono.reducer.control import (
-    BITS,
-    KINDS,
-    Agreed,
-    Word,
+    RANKS_PER_NUMBER,
+    REQUEST_KINDS,
+    ControlMessage,
+    ControlResult,
     check_request,
     check_samples,
     decode,
@@ -19,65 +19,73 @@ from unisono.reducer.control import (
     warning_of,
 )
 
-REQUESTS = st.frozensets(st.sampled_from(KINDS))
-SAID = st.builds(Word, st.integers(0, 1 << 20).map(float), requests=REQUESTS)
-UNSAID = st.builds(Word, first=st.none() | st.integers(0, 1000), requests=REQUESTS)
-ABSENT = st.builds(Word, absent=st.just(value=True), requests=REQUESTS)
+REQUESTS = st.frozensets(st.sampled_from(REQUEST_KINDS))
+SAID = st.builds(ControlMessage, st.integers(0, 1 << 20).map(float), requests=REQUESTS)
+UNSAID = st.builds(ControlMessage, first_dimension=st.none() | st.integers(0, 1000), requests=REQUESTS)
+ABSENT = st.builds(ControlMessage, absent=st.just(value=True), requests=REQUESTS)
 
 
-def agree(words: list[Word]) -> Agreed:
+def agree(words: list[ControlMessage]) -> ControlResult:
     """What all ranks have, after one sum of floats in the order of ranks."""
     total = [0.0] * len(encode(words[0], 0, len(words)))
-    for rank, word in enumerate(words):
-        total = [one + other for one, other in zip(total, encode(word, rank, len(words)), strict=True)]
+    for rank, message in enumerate(words):
+        total = [one + other for one, other in zip(total, encode(message, rank, len(words)), strict=True)]
     return decode(total)
 
 
-def weights(words: list[Word]) -> list[float]:
+def weights(words: list[ControlMessage]) -> list[float]:
     agreed = agree(words)
-    return [agreed.weight_of(word) for word in words]
+    return [agreed.weight_of(message) for message in words]
 
 
-def test_samples_that_are_said_are_the_weights() -> None:
-    assert weights([Word(8.0), Word(2.0), Word(0.0)]) == [0.8, 0.2, 0.0]
-    assert weights([Word(8.0), Word(absent=True)]) == [1.0, 0.0]
+def test_weights_are_shares_of_the_given_samples() -> None:
+    assert weights([ControlMessage(8.0), ControlMessage(2.0), ControlMessage(0.0)]) == [0.8, 0.2, 0.0]
+    assert weights([ControlMessage(8.0), ControlMessage(absent=True)]) == [1.0, 0.0]
 
 
-def test_all_weigh_the_same_where_nobody_says() -> None:
-    assert weights([Word(first=8), Word(first=2), Word(absent=True)]) == [0.5, 0.5, 0.0]
+def test_equal_weights_without_given_samples() -> None:
+    assert weights(
+        [ControlMessage(first_dimension=8), ControlMessage(first_dimension=2), ControlMessage(absent=True)]
+    ) == [0.5, 0.5, 0.0]
 
 
 def test_no_samples_at_all() -> None:
-    assert weights([Word(0.0), Word(0.0), Word(absent=True)]) == [0.0, 0.0, 0.0]
-    assert weights([Word(absent=True)] * 2) == [0.0, 0.0]
-    assert agree([Word(absent=True)] * 2).error() is None
+    assert weights([ControlMessage(0.0), ControlMessage(0.0), ControlMessage(absent=True)]) == [0.0, 0.0, 0.0]
+    assert weights([ControlMessage(absent=True)] * 2) == [0.0, 0.0]
+    assert agree([ControlMessage(absent=True)] * 2).error() is None
 
 
-def test_some_say_and_others_do_not() -> None:
-    error = agree([Word(3.0), Word(), Word(0.0), Word(absent=True), Word()]).error()
+def test_samples_given_on_some_ranks_only() -> None:
+    error = agree(
+        [ControlMessage(3.0), ControlMessage(), ControlMessage(0.0), ControlMessage(absent=True), ControlMessage()]
+    ).error()
     assert isinstance(error, UsageError)
     assert str(error).startswith(
-        "ranks 1 and 4 have not said how many samples the loss is a mean of, 2 other ranks have"
+        "ranks 1 and 4 have not given the number of samples of the loss, but 2 other ranks have"
     )
     assert "unisono.add_samples(model, n)" in str(error)
-    assert str(agree([Word(3.0), Word()]).error()).startswith("rank 1 has not said")
-    many = agree([Word(1.0), *[Word()] * 100]).error()
-    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more have not said" in str(many)
+    assert str(agree([ControlMessage(3.0), ControlMessage()]).error()).startswith("rank 1 has not given")
+    many = agree([ControlMessage(1.0), *[ControlMessage()] * 100]).error()
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more have not given" in str(many)
 
 
 @pytest.mark.parametrize(
     ("words", "before", "warned"),
     [
-        ([Word(first=8), Word(first=8)], False, None),
-        ([Word(first=8), Word(first=7)], False, "first dimensions of the ranks' inputs differ"),
-        ([Word(first=8), Word()], False, None),
-        ([Word(first=8), Word(absent=True, first=7)], False, None),
-        ([Word(8.0, first=8), Word(7.0, first=7)], False, None),
-        ([Word(first=8), Word(first=8)], True, "said for an earlier average"),
-        ([Word(first=8)], True, None),
+        ([ControlMessage(first_dimension=8), ControlMessage(first_dimension=8)], False, None),
+        (
+            [ControlMessage(first_dimension=8), ControlMessage(first_dimension=7)],
+            False,
+            "first dimensions of the ranks' inputs differ",
+        ),
+        ([ControlMessage(first_dimension=8), ControlMessage()], False, None),
+        ([ControlMessage(first_dimension=8), ControlMessage(absent=True, first_dimension=7)], False, None),
+        ([ControlMessage(8.0, first_dimension=8), ControlMessage(7.0, first_dimension=7)], False, None),
+        ([ControlMessage(first_dimension=8), ControlMessage(first_dimension=8)], True, "given for an earlier average"),
+        ([ControlMessage(first_dimension=8)], True, None),
     ],
 )
-def test_a_warning_where_ranks_seem_to_differ(words: list[Word], before: bool, warned: str | None) -> None:
+def test_a_warning_if_batch_sizes_seem_to_differ(words: list[ControlMessage], before: bool, warned: str | None) -> None:
     found = warning_of(agree(words), before)
     assert (found is None) == (warned is None)
     assert warned is None or (warned in str(found) and "unisono.add_samples(model, n)" in str(found))
@@ -85,31 +93,36 @@ def test_a_warning_where_ranks_seem_to_differ(words: list[Word], before: bool, w
 
 @given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=70))
 def test_first_dimensions_that_differ_are_seen(firsts: list[int]) -> None:
-    assert agree([Word(first=first) for first in firsts]).uneven == (len(set(firsts)) > 1)
+    assert agree([ControlMessage(first_dimension=first_dimension) for first_dimension in firsts]).uneven == (
+        len(set(firsts)) > 1
+    )
 
 
-def test_first_dimensions_that_are_too_large_to_be_compared_warn_nobody() -> None:
-    assert not agree([Word(first=(1 << 40) + 1)] * 100).uneven
+def test_first_dimensions_too_large_to_compare_give_no_warning() -> None:
+    assert not agree([ControlMessage(first_dimension=(1 << 40) + 1)] * 100).uneven
 
 
-@given(st.lists(SAID | UNSAID | ABSENT, min_size=1, max_size=3 * BITS))
-def test_any_words_of_any_number_of_ranks(words: list[Word]) -> None:
+@given(st.lists(SAID | UNSAID | ABSENT, min_size=1, max_size=3 * RANKS_PER_NUMBER))
+def test_control_messages_of_any_number_of_ranks(words: list[ControlMessage]) -> None:
     agreed = agree(words)
-    said, unsaid = [word for word in words if word.said], [word for word in words if not (word.said or word.absent)]
-    assert agreed.said == len(said)
-    assert agreed.unsaid == tuple(rank for rank, word in enumerate(words) if word in unsaid)
-    assert set(agreed.requests) == frozenset().union(*(word.requests for word in words))
+    samples_given, without_samples = (
+        [message for message in words if message.samples_given],
+        [message for message in words if not (message.samples_given or message.absent)],
+    )
+    assert agreed.samples_given == len(samples_given)
+    assert agreed.without_samples == tuple(rank for rank, message in enumerate(words) if message in without_samples)
+    assert set(agreed.requests) == frozenset().union(*(message.requests for message in words))
     for kind, who in agreed.requests.items():
-        ranks = [rank for rank, word in enumerate(words) if kind in word.requests]
+        ranks = [rank for rank, message in enumerate(words) if kind in message.requests]
         assert who == (f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks")
-    assert (agreed.error() is not None) == bool(said and unsaid)
-    if not (said and unsaid):
-        total = sum(agreed.weight_of(word) for word in words)
-        assert total == pytest.approx(1.0 if any(word.contributes for word in words) else 0.0)
+    assert (agreed.error() is not None) == bool(samples_given and without_samples)
+    if not (samples_given and without_samples):
+        total = sum(agreed.weight_of(message) for message in words)
+        assert total == pytest.approx(1.0 if any(message.contributes for message in words) else 0.0)
 
 
 @pytest.mark.parametrize("samples", [-1, -0.5, float("nan"), float("inf"), float("-inf")])
-def test_a_number_of_samples_that_is_none(samples: float) -> None:
+def test_invalid_numbers_of_samples(samples: float) -> None:
     with pytest.raises(UsageError, match="0 or more"):
         check_samples(samples)
 

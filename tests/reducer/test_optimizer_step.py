@@ -1,4 +1,4 @@
-"""A step in parts is the step of the whole, to the last bit."""
+"""A split step equals the whole step, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unisono.optimizers.lamb import LAMB
 from unisono.optimizers.lars import LARS
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Word
-from unisono.reducer.optimizer_step import Optimizing, PartedStep
+from unisono.reducer.control import ControlMessage
+from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
 from unisono.step.build import updates
 from unisono.step.layout import Bucket, Layout, Updates
 
@@ -57,14 +57,14 @@ class Engine:
         self._parts, self._clip, self._at_once = parts, clip, at_once
         self._waiting: list[Callable[[], object]] = []
 
-    def begin(self, step: PartedStep) -> Callable[[int], None]:
+    def begin(self, step: SplitStep) -> Callable[[int], None]:
         """Give all parameters no gradient; return what carries the tasks of a key out."""
         for parameter in self.parameters:
             parameter.grad = None
         buckets = [Bucket(1, tuple(numbers)) for numbers in self._parts]
         layout = Layout(1, len(self.parameters), tuple(buckets), updates=step.updates, clip=self._clip)
         memory = SimpleNamespace(parameters=self.parameters)
-        begun = BackwardPass(memory, Buffers(torch.nn.Identity()), layout, Word(1.0), step)  # type: ignore[arg-type]
+        begun = BackwardPass(memory, Buffers(torch.nn.Identity()), layout, ControlMessage(1.0), step)  # type: ignore[arg-type]
 
         def settled(key: int) -> None:
             for task in updates(layout, key):
@@ -101,7 +101,7 @@ class Pair:
         self.plain, self.optimizer = make(_groups(plain)), make(_groups(mine))
         self.parameters, self.clip = plain, clip
         self.engine, self.parts = Engine(mine, parts, clip, at_once), parts
-        self.optimizing = Optimizing(self.optimizer, self.engine)  # type: ignore[arg-type]
+        self.optimizing = BucketedOptimizer(self.optimizer, self.engine)  # type: ignore[arg-type]
 
     def step(self, gradients: Given) -> None:
         step = self.optimizing.begin()
@@ -177,7 +177,7 @@ def partitions(draw: st.DrawFn) -> list[list[int]]:
     steps=st.lists(st.frozensets(st.integers(0, len(SHAPES) - 1), max_size=3), min_size=1, max_size=4),
     at_once=st.booleans(),
 )
-def test_steps_in_parts_are_steps_of_the_whole(
+def test_split_steps_equal_whole_steps(
     name: str, parts: list[list[int]], steps: list[frozenset[int]], at_once: bool
 ) -> None:
     """Some gradients are missing in each step, and updates may come when all have been pushed."""
@@ -192,7 +192,7 @@ def test_steps_in_parts_are_steps_of_the_whole(
     ] * len(steps)
 
 
-def test_each_part_is_made_as_soon_as_it_may() -> None:
+def test_each_part_is_made_as_soon_as_possible() -> None:
     pair = Pair(MAKERS["SGD"])
     before = [parameter.detach().clone() for parameter in pair.engine.parameters]
     settled = pair.engine.begin(pair.optimizing.begin())
@@ -204,7 +204,7 @@ def test_each_part_is_made_as_soon_as_it_may() -> None:
 
 
 @pytest.mark.parametrize("make", [MAKERS["SGD"], Own])
-def test_what_has_no_gradient_is_left_alone(make: Callable[..., torch.optim.Optimizer]) -> None:
+def test_parameters_without_a_gradient_do_not_change(make: Callable[..., torch.optim.Optimizer]) -> None:
     """Weight decay and momentum do not touch it, and it gets no state."""
     pair = Pair(make)
     before = [parameter.detach().clone() for parameter in pair.engine.parameters]
@@ -272,21 +272,21 @@ def whole(pair: Pair) -> bool:
     return False
 
 
-def test_an_optimizer_of_ones_own_makes_one_step() -> None:
+def test_a_custom_optimizer_makes_one_step() -> None:
     assert whole(Pair(Own))
     assert whole(Pair(type("Mine", (LARS,), {})))
     for known in (torch.optim.SGD, LARS, LAMB):
         assert not whole(Pair(known))
 
 
-def test_lbfgs_is_told_where_it_can_be_used() -> None:
+def test_lbfgs_is_refused_with_a_remedy() -> None:
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     engine = Engine(parameters, ((4, 3), (2, 1, 0)), None, at_once=False)
     with pytest.raises(UsageError, match=r"unisono.parallel and its step\(closure\)"):
-        Optimizing(torch.optim.LBFGS(parameters), engine)  # type: ignore[arg-type]
+        BucketedOptimizer(torch.optim.LBFGS(parameters), engine)  # type: ignore[arg-type]
 
 
-def test_what_an_optimizer_of_ones_own_writes_into_its_groups_stays() -> None:
+def test_entries_that_a_custom_optimizer_adds_to_its_groups_stay() -> None:
     class Counting(torch.optim.SGD):
         def step(self, closure: None = None) -> None:
             super().step()
@@ -324,17 +324,17 @@ def test_hooks_see_one_step_of_all(register: str) -> None:
     assert seen == [[2, 3]]
 
 
-def test_a_parameter_whose_gradients_never_meet_is_refused() -> None:
+def test_a_parameter_outside_the_model_is_refused() -> None:
     known, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
     engine = Engine([known], [[0]], None, at_once=True)
-    optimizing = Optimizing(torch.optim.SGD([known, other], lr=1.0), engine)  # type: ignore[arg-type]
+    optimizing = BucketedOptimizer(torch.optim.SGD([known, other], lr=1.0), engine)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"a parameter of shape \(3,\) that is not the model's"):
         optimizing.begin()
     other.requires_grad_(requires_grad=False)
     assert optimizing.begin().updates is Updates.PARTS
 
 
-def test_whoever_clears_or_saves_waits_for_what_is_under_way() -> None:
+def test_zero_grad_and_state_dict_wait_for_pending_updates() -> None:
     pair = Pair(MAKERS["SGD"], at_once=False)
     pair.step(random_gradients(0))
     pair.optimizer.zero_grad()
@@ -364,7 +364,7 @@ def test_clipping_is_by_the_norm_of_all(
     assert pair.engine.pushed == [("clip", len(parts), []), ("update", len(parts), everyone)] * 3
 
 
-def test_an_optimizer_of_ones_own_is_clipped_as_well() -> None:
+def test_a_custom_optimizer_is_clipped() -> None:
     pair = Pair(Own, clip=0.01)
     pair.step(random_gradients(0))
     pair.check()
@@ -372,7 +372,7 @@ def test_an_optimizer_of_ones_own_is_clipped_as_well() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_run_goes_on_from_the_state_after_parts(name: str) -> None:
+def test_a_run_resumes_from_the_state_after_split_steps(name: str) -> None:
     """What a checkpoint keeps, another optimizer takes up."""
     one, other = Pair(MAKERS[name]), Pair(MAKERS[name], ((0,), (1, 2, 3), (4,)))
     for seed in range(2):

@@ -13,7 +13,7 @@ def make() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False)), nn.BatchNorm1d(2, affine=False))
 
 
-def test_a_model_that_stays_as_it_is() -> None:
+def test_an_unchanged_model() -> None:
     model = make()
     model[0].weight.requires_grad_(False)
     structure = Structure(model)
@@ -22,7 +22,7 @@ def test_a_model_that_stays_as_it_is() -> None:
     assert not structure.differs(model)
 
 
-def test_what_is_added_replaced_or_unfrozen_is_named() -> None:
+def test_added_replaced_or_unfrozen_parameters_are_named() -> None:
     def unfreeze(model: nn.Sequential) -> None:
         model[0].weight.requires_grad_(True)
 
@@ -44,7 +44,7 @@ def test_what_is_added_replaced_or_unfrozen_is_named() -> None:
         assert structure.differs(model)
 
 
-def test_what_is_frozen_or_taken_away_is_nothing_new() -> None:
+def test_frozen_or_removed_parameters_are_accepted() -> None:
     model = make()
     structure = Structure(model)
     model[0].requires_grad_(False)
@@ -57,7 +57,7 @@ def test_what_is_frozen_or_taken_away_is_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("make_module", [make, lambda: nn.Linear(2, 2)])
-def test_it_does_not_keep_the_model(make_module: type[nn.Module]) -> None:
+def test_it_holds_no_reference_to_the_model(make_module: type[nn.Module]) -> None:
     model = make_module()
     structure, reference = Structure(model), weakref.ref(model)
     del model

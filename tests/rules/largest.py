@@ -23,7 +23,7 @@ def exchange_largest(replica: Replica, task: Task, world: Any) -> None:
     world.allreduce(replica.flags(task.key))
 
 
-LARGEST = Operation("largest", exchange_largest, allreduce().mean, allreduce().price, Role.COLLECTIVE)
+LARGEST = Operation("largest", exchange_largest, allreduce().symbolic, allreduce().price, Role.COLLECTIVE)
 
 
 @dataclass(frozen=True)

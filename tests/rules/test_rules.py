@@ -9,7 +9,7 @@ from tests.step.sharded import Sharded
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.rules import BSP, RULES, Exchange, LocalSGD, find_rule
+from unisono.rules import BSP, EASGD, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
 from unisono.step.in_process import Batch, InProcessReplica, play_in_process
@@ -20,29 +20,38 @@ from unisono.step.rule import Rule
 from unisono.step.verify import verify
 
 
-def test_rules_have_names() -> None:
-    assert [find_rule(name) for name in RULES] == [BSP, LocalSGD]
-    with pytest.raises(UsageError, match="there is no rule 'easy'; there are bsp, local_sgd"):
+def test_rules_are_found_by_name() -> None:
+    assert [find_rule(name) for name in RULES] == [BSP, EASGD, LocalSGD, DiLoCo]
+    with pytest.raises(UsageError, match="there is no rule 'easy'; there are bsp, easgd, local_sgd, diloco"):
         find_rule("easy")
 
 
-@pytest.mark.parametrize("rule", [BSP(), LocalSGD(every=3), Largest(), Sharded()])
-def test_what_a_rule_is(rule: Rule) -> None:
+@pytest.mark.parametrize(
+    "rule", [BSP(), BSP(scale="sum"), LocalSGD(every=3), DiLoCo(every=8), EASGD(), Largest(), Sharded()]
+)
+def test_the_rules_follow_the_protocol(rule: Rule) -> None:
     assert isinstance(rule, Rule)
     assert hash(rule) == hash(type(rule)(**vars(rule)))
 
 
-def test_an_average_every_no_steps_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"LocalSGD\(every=0\): weights are averaged every 1 or more steps"):
-        LocalSGD(every=0)
+def test_an_average_every_0_steps_is_refused() -> None:
+    for every in (0, "often"):
+        with pytest.raises(UsageError, match=rf"LocalSGD\(every={every!r}\): every must be 1 or more steps"):
+            LocalSGD(every=every)
 
 
-def test_weights_are_not_rounded_by_a_wire() -> None:
-    with pytest.raises(UsageError, match="a wire of bfloat16 would round"):
-        LocalSGD(Exchange(wire="bfloat16"))
+def test_an_unknown_scale_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"BSP\(scale='median'\): there are 'mean', 'sum'"):
+        BSP(scale="median")
 
 
-def test_a_rule_of_ones_own_is_verified_and_predicted_and_drawn() -> None:
+def test_a_wire_of_local_sgd_goes_by_direct() -> None:
+    with pytest.raises(UsageError, match=r"the wire 'int8' .* as 'ring' does not: set algorithm to 'direct'"):
+        LocalSGD(Exchange("ring", "int8"))
+    verify(LocalSGD(Exchange("direct", "int8"), every=2), even_layout(3, 4), [Step(number) for number in range(5)])
+
+
+def test_a_custom_rule_is_verified_and_predicted_and_drawn() -> None:
     layout = even_layout(4, 3)
     verify(Largest(), layout, [Step(0), Step(1)])
     costs = Costs(layout, Computing((0.0, 1.0, 2.0), (9.0, 7.0, 5.0), 9.0), Cost(0.0, 1.0 / layout.bucket(1).nbytes))
@@ -50,14 +59,14 @@ def test_a_rule_of_ones_own_is_verified_and_predicted_and_drawn() -> None:
     assert "l largest" in draw(picture_of(Largest(), layout, 1))
 
 
-def test_sharded_updates_are_predicted_to_move_as_much_as_an_allreduce() -> None:
+def test_sharded_updates_are_predicted_to_send_as_much_as_an_allreduce() -> None:
     layout = even_layout(4, 3)
     costs = Costs(layout, Computing((0.0, 1.0, 2.0), (9.0, 7.0, 5.0), 9.0), Cost(0.0, 1.0 / layout.bucket(1).nbytes))
     assert predict(Sharded(), costs).communicating == predict(BSP(), costs).communicating
     assert "g all_gather" in draw(picture_of(Sharded(), layout, 1))
 
 
-def test_a_rule_of_ones_own_learns_in_one_process() -> None:
+def test_a_custom_rule_learns_in_one_process() -> None:
     """The largest twentieth of the gradients of 3 ranks, on points that a line parts."""
     generator = torch.Generator().manual_seed(0)
     nets = []

@@ -9,12 +9,12 @@ from textwrap import indent
 import pytest
 
 from unisono.errors import UsageError
-from unisono.placement import apart, place, regular
+from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules import SCHEDULES, find, names
 from unisono.schedules.numbering import renumber
-from unisono.schedules.picture import draw
 from unisono.schedules.schedule import Action
-from unisono.schedules.vector import flights
+from unisono.schedules.svg_diagram import timed_messages
+from unisono.schedules.text_diagram import draw
 from unisono.schedules.verify import Goal, verify
 
 RANKS = range(1, 34)
@@ -30,21 +30,21 @@ PLACEMENTS = [
     regular(1, 1, 5),
 ]
 
-EXAMPLES = {name: regular(1, 2, 2) if SCHEDULES[name].by_node else apart(4) for name in SCHEDULES}
+EXAMPLES = {name: regular(1, 2, 2) if SCHEDULES[name].by_node else one_rank_per_node(4) for name in SCHEDULES}
 """Where the 4 ranks of the worked examples sit."""
 
 
-OFFERED = [(name, goal) for name in names() for goal in Goal if getattr(find(name, apart(2)), goal.value)]
+OFFERED = [(name, goal) for name in names() for goal in Goal if getattr(find(name, one_rank_per_node(2)), goal.value)]
 
 
 @pytest.mark.parametrize(("name", "goal"), OFFERED)
 def test_reaches_its_goal_on_1_to_33_ranks(name: str, goal: Goal) -> None:
     for ranks in RANKS:
-        verify(getattr(find(name, apart(ranks)), goal.value), ranks, goal)
+        verify(getattr(find(name, one_rank_per_node(ranks)), goal.value), ranks, goal)
 
 
 @pytest.mark.parametrize("name", names())
-def test_reaches_its_goal_wherever_ranks_sit(name: str) -> None:
+def test_reaches_its_goal_on_any_placement(name: str) -> None:
     for placement in PLACEMENTS:
         for goal in Goal:
             if (algorithm := getattr(find(name, placement), goal.value)) is not None:
@@ -52,7 +52,7 @@ def test_reaches_its_goal_wherever_ranks_sit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_picture_in_its_file_is_what_it_does(name: str) -> None:
+def test_docstring_diagram_equals_the_schedule(name: str) -> None:
     documentation = import_module(f"unisono.schedules.{name}").__doc__
     _, table = draw(find(name, EXAMPLES[name]).allreduce, 4, name).split("\n", 1)
     assert indent(table, "    ") in documentation
@@ -65,7 +65,7 @@ def test_the_docs_show_the_same(name: str) -> None:
     assert f"(pictures/{name}.svg)" in page
 
 
-def test_what_is_offered() -> None:
+def test_offered_collectives() -> None:
     offers = {goal: {name for name, offered in OFFERED if offered is goal} for goal in Goal}
     assert offers == {
         Goal.ALLREDUCE: set(names()),
@@ -78,30 +78,30 @@ def test_what_is_offered() -> None:
 
 @pytest.mark.parametrize("name", ["tree", "pipeline"])
 def test_a_broadcast_from_any_root_is_a_rotation(name: str) -> None:
-    broadcast = find(name, apart(7)).broadcast
+    broadcast = find(name, one_rank_per_node(7)).broadcast
     for root in range(7):
         rotated = renumber(broadcast, [(place + root) % 7 for place in range(7)])
-        told = {root: -1}
-        for message in flights([rotated(rank, 7) for rank in range(7)]):
-            assert told[message.sender] < message.step
-            assert told.setdefault(message.receiver, message.step) == message.step
-        assert len(told) == 7
+        reported = {root: -1}
+        for message in timed_messages([rotated(rank, 7) for rank in range(7)]):
+            assert reported[message.sender] < message.step
+            assert reported.setdefault(message.receiver, message.step) == message.step
+        assert len(reported) == 7
 
 
 @pytest.mark.parametrize(("name", "rounds"), [("ring", 14), ("halving", 6), ("direct", 2), ("flat", 1)])
 def test_rounds_on_8_ranks(name: str, rounds: int) -> None:
-    assert {len(find(name, apart(8)).allreduce(rank, 8).lanes[0]) for rank in range(8)} == {rounds}
+    assert {len(find(name, one_rank_per_node(8)).allreduce(rank, 8).lanes[0]) for rank in range(8)} == {rounds}
 
 
 @pytest.mark.parametrize("name", ["ring", "halving", "direct"])
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_each_rank_sends_the_least_possible(name: str, ranks: int) -> None:
     for rank in range(ranks):
-        program = find(name, apart(ranks)).allreduce(rank, ranks)
+        program = find(name, one_rank_per_node(ranks)).allreduce(rank, ranks)
         sent = sum(t.span for lane in program.lanes for round_ in lane for t in round_ if t.action is Action.SEND)
         assert sent / program.chunks == 2 * (ranks - 1) / ranks
 
 
 def test_an_unknown_name_lists_the_names() -> None:
-    with pytest.raises(UsageError, match="'rong'; there are direct, flat, halving, "):
-        find("rong", apart(2))
+    with pytest.raises(UsageError, match=r"'rong'; there are direct, .*halving, "):
+        find("rong", one_rank_per_node(2))

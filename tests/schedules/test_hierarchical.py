@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.placement import Placement, apart, place, regular
+from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.hierarchical import columns, nodes_of
 from unisono.schedules.schedule import Action, Program
-from unisono.schedules.vector import Flight, flights
+from unisono.schedules.svg_diagram import TimedMessage, timed_messages
 
 VARIANTS = SCHEDULES["hierarchical"].variants
 
@@ -17,10 +17,10 @@ def named(variant: str) -> str:
     return f"hierarchical/{variant}" if variant else "hierarchical"
 
 
-def played(name: str, placement: Placement) -> tuple[list[Program], list[Flight]]:
+def played(name: str, placement: Placement) -> tuple[list[Program], list[TimedMessage]]:
     algorithm = find(name, placement).allreduce
     programs = [algorithm(rank, placement.ranks) for rank in range(placement.ranks)]
-    return programs, flights(programs)
+    return programs, timed_messages(programs)
 
 
 @pytest.mark.parametrize("variant", ["", "halving", "direct"])
@@ -35,7 +35,7 @@ def test_each_node_sends_the_least_possible_over_its_link(variant: str, nodes: i
 
 @pytest.mark.parametrize("placement", [regular(2, 3, 3), UNEVEN])
 @pytest.mark.parametrize("variant", ["", *VARIANTS])
-def test_only_the_owner_of_a_column_takes_it_out_of_its_node(variant: str, placement: Placement) -> None:
+def test_only_the_owner_of_a_column_sends_it_to_other_nodes(variant: str, placement: Placement) -> None:
     programs, messages = played(named(variant), placement)
     width = programs[0].chunks // columns(placement)
     for m in messages:
@@ -56,19 +56,19 @@ def test_one_rank_a_node_is_the_schedule_between_the_nodes(variant: str) -> None
         assert algorithm(rank, 6) == inner(rank, 6)
 
 
-def test_on_one_node_it_collects_and_gives() -> None:
+def test_one_node_reduces_and_broadcasts() -> None:
     programs, messages = played("hierarchical", regular(1, 1, 4))
     assert [len(program.lanes) for program in programs] == [4] * 4
     assert {m.step for m in messages} == {0, 1}
     assert len(messages) == 2 * 4 * 3
 
 
-def test_columns_and_what_is_between() -> None:
-    assert (columns(UNEVEN), columns(apart(5)), columns(regular(2, 2, 3))) == (2, 1, 3)
+def test_columns_and_schedule_between_nodes() -> None:
+    assert (columns(UNEVEN), columns(one_rank_per_node(5)), columns(regular(2, 2, 3))) == (2, 1, 3)
     assert nodes_of(regular(2, 2, 3)) == place(range(4), [0, 0, 1, 1])
 
 
-def test_a_lane_whose_chunks_lie_apart_takes_a_message_for_each_run() -> None:
+def test_lane_with_separate_chunks_sends_a_message_for_each_run() -> None:
     from unisono.schedules import hierarchical
     from unisono.schedules.schedule import add, receive, send
     from unisono.schedules.verify import verify

@@ -4,9 +4,9 @@ import pytest
 
 from unisono.placement import regular
 from unisono.schedules import find
-from unisono.schedules.multicolor import fitting, multicolor
+from unisono.schedules.multicolor import max_fitting_colors, multicolor
 from unisono.schedules.schedule import Action
-from unisono.schedules.vector import flights
+from unisono.schedules.svg_diagram import timed_messages
 
 
 def parents(most: int, ranks: int) -> list[set[int]]:
@@ -26,9 +26,9 @@ def test_no_rank_has_children_in_two_trees(most: int) -> None:
 
 
 def test_as_many_colors_as_fit() -> None:
-    assert [fitting(4, ranks) for ranks in range(1, 14)] == [1, 2, 3, 4, 4, 3, 3, 4, 4, 3, 2, 4, 4]
-    assert [fitting(8, ranks) for ranks in (8, 9, 10, 16, 17)] == [8, 8, 5, 8, 8]
-    assert all(fitting(2, ranks) == 2 for ranks in range(2, 99))
+    assert [max_fitting_colors(4, ranks) for ranks in range(1, 14)] == [1, 2, 3, 4, 4, 3, 3, 4, 4, 3, 2, 4, 4]
+    assert [max_fitting_colors(8, ranks) for ranks in (8, 9, 10, 16, 17)] == [8, 8, 5, 8, 8]
+    assert all(max_fitting_colors(2, ranks) == 2 for ranks in range(2, 99))
 
 
 def test_the_trees_of_dimd_figure_2() -> None:
@@ -42,7 +42,7 @@ def test_the_trees_of_dimd_figure_2() -> None:
 @pytest.mark.parametrize("ranks", [2, 5, 8, 16, 33])
 def test_no_rank_sends_more_than_twice_the_payload(ranks: int) -> None:
     programs = [multicolor(4)(rank, ranks) for rank in range(ranks)]
-    messages = flights(programs)
+    messages = timed_messages(programs)
     for rank in range(ranks):
         assert sum(m.sender == rank for m in messages) <= 2 * programs[0].chunks
 
@@ -50,6 +50,6 @@ def test_no_rank_sends_more_than_twice_the_payload(ranks: int) -> None:
 def test_ranks_with_children_are_near_each_other() -> None:
     placement = regular(2, 2, 2)
     algorithm = find("multicolor", placement).allreduce
-    for m in flights([algorithm(rank, 8) for rank in range(8)]):
+    for m in timed_messages([algorithm(rank, 8) for rank in range(8)]):
         if m.action is Action.ADD and m.step == 1:
             assert placement.node_of(m.sender) == placement.node_of(m.receiver)

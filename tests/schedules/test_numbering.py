@@ -1,14 +1,14 @@
-from unisono.placement import apart, place, regular
+from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules.direct import direct, reduce_scatter
-from unisono.schedules.numbering import neighbours, renumber, round_robin
+from unisono.schedules.numbering import locality_order, renumber, round_robin
 from unisono.schedules.verify import Goal, verify
 
 
 def test_orders() -> None:
-    assert neighbours(place([0, 1, 2, 3], [0, 1, 0, 1])) == (0, 2, 1, 3)
+    assert locality_order(place([0, 1, 2, 3], [0, 1, 0, 1])) == (0, 2, 1, 3)
     assert round_robin(regular(2, 4, 1)) == (0, 4, 1, 5, 2, 6, 3, 7)
     assert round_robin(regular(2, 2, 2)) == (0, 4, 2, 6, 1, 5, 3, 7)
-    assert round_robin(apart(5)) == neighbours(apart(5)) == (0, 1, 2, 3, 4)
+    assert round_robin(one_rank_per_node(5)) == locality_order(one_rank_per_node(5)) == (0, 1, 2, 3, 4)
 
 
 def test_a_renumbered_algorithm_reaches_the_same_goal() -> None:

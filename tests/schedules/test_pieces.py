@@ -35,7 +35,7 @@ def test_a_span_is_its_chunks(length: int, chunks: int, data: st.DataObject) -> 
 
 
 @given(lengths, counts)
-def test_a_chunk_major_chunk_is_what_bounds_says(length: int, chunks: int) -> None:
+def test_chunk_major_chunks_equal_bounds(length: int, chunks: int) -> None:
     whole = cut(length, chunks, 7, chunk_major=True)
     for chunk in range(chunks):
         assert (whole.region(0, chunk).start, whole.region(whole.pieces - 1, chunk).stop) == bounds(

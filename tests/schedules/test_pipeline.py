@@ -1,11 +1,11 @@
-from unisono.placement import apart, place
+from unisono.placement import one_rank_per_node, place
 from unisono.schedules import find
 from unisono.schedules.pipeline import pipeline
 from unisono.schedules.schedule import Action
-from unisono.schedules.vector import flights
+from unisono.schedules.svg_diagram import timed_messages
 
 
-def test_each_rank_talks_to_the_two_beside_it_in_four_rounds() -> None:
+def test_each_rank_communicates_with_two_neighbours_in_four_rounds() -> None:
     for rank in range(1, 8):
         (lane,) = pipeline(rank, 9).lanes
         assert [len(transfers) for transfers in lane] == [1, 1, 1, 1]
@@ -13,8 +13,8 @@ def test_each_rank_talks_to_the_two_beside_it_in_four_rounds() -> None:
     assert [len(pipeline(rank, 9).lanes[0]) for rank in (0, 8)] == [2, 2]
 
 
-def test_there_and_back_one_after_another() -> None:
-    messages = flights([pipeline(rank, 5) for rank in range(5)])
+def test_reduction_and_broadcast_steps() -> None:
+    messages = timed_messages([pipeline(rank, 5) for rank in range(5)])
     assert [(m.step, m.sender, m.receiver) for m in messages if m.action is Action.ADD] == [
         (0, 4, 3),
         (1, 3, 2),
@@ -34,14 +34,14 @@ def test_it_enters_each_node_once() -> None:
     algorithm = find("pipeline", placement).allreduce
     crossings = [
         (m.sender, m.receiver)
-        for m in flights([algorithm(rank, 6) for rank in range(6)])
+        for m in timed_messages([algorithm(rank, 6) for rank in range(6)])
         if placement.node_of(m.sender) != placement.node_of(m.receiver)
     ]
     assert crossings == [(1, 4), (4, 1)]
 
 
 def test_the_broadcast_is_its_second_half() -> None:
-    family = find("pipeline", apart(6))
-    whole = flights([family.allreduce(rank, 6) for rank in range(6)])
-    half = flights([family.broadcast(rank, 6) for rank in range(6)])
+    family = find("pipeline", one_rank_per_node(6))
+    whole = timed_messages([family.allreduce(rank, 6) for rank in range(6)])
+    half = timed_messages([family.broadcast(rank, 6) for rank in range(6)])
     assert half == [m._replace(step=m.step - 5) for m in whole if m.action is Action.RECEIVE]

@@ -1,15 +1,15 @@
 import pytest
 
-from unisono.placement import apart, regular
+from unisono.placement import one_rank_per_node, regular
 from unisono.schedules import find
 from unisono.schedules.schedule import Action
+from unisono.schedules.svg_diagram import timed_messages
 from unisono.schedules.tree import tree
-from unisono.schedules.vector import flights
 
 
 @pytest.mark.parametrize("ranks", range(1, 34))
 def test_few_messages_and_few_steps(ranks: int) -> None:
-    messages = flights([tree(rank, ranks) for rank in range(ranks)])
+    messages = timed_messages([tree(rank, ranks) for rank in range(ranks)])
     assert len(messages) == 2 * (ranks - 1)
     deepest = max(rank.bit_count() for rank in range(ranks))
     assert len({m.step for m in messages}) == 2 * deepest <= 2 * (ranks - 1).bit_length()
@@ -26,13 +26,13 @@ def test_a_parent_sums_from_all_its_children_in_one_round_and_serves_the_largest
 def test_two_messages_cross_each_node_boundary() -> None:
     placement = regular(2, 2, 4)
     algorithm = find("tree", placement).allreduce
-    messages = flights([algorithm(rank, 16) for rank in range(16)])
+    messages = timed_messages([algorithm(rank, 16) for rank in range(16)])
     assert sum(placement.node_of(m.sender) != placement.node_of(m.receiver) for m in messages) == 2 * (4 - 1)
     assert sum(placement.supernode_of(m.sender) != placement.supernode_of(m.receiver) for m in messages) == 2 * (2 - 1)
 
 
 def test_the_broadcast_is_its_second_half() -> None:
-    family = find("tree", apart(11))
-    whole = flights([family.allreduce(rank, 11) for rank in range(11)])
-    half = flights([family.broadcast(rank, 11) for rank in range(11)])
+    family = find("tree", one_rank_per_node(11))
+    whole = timed_messages([family.allreduce(rank, 11) for rank in range(11)])
+    half = timed_messages([family.broadcast(rank, 11) for rank in range(11)])
     assert [m[2:] for m in half] == [m[2:] for m in whole if m.action is Action.RECEIVE]

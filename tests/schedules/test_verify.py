@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import ScheduleError
-from unisono.placement import apart
+from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.schedule import Algorithm, Lane, Program, add, receive, send
 from unisono.schedules.verify import Goal, verify
@@ -34,20 +34,20 @@ def test_a_contribution_twice() -> None:
     refused(twice, "rank 1, lane 0, round 1: chunk 0 gets the contributions of \\[0\\] twice")
 
 
-def test_a_schedule_that_is_not_as_steady_as_it_says() -> None:
+def test_wrong_steady_flag_is_refused() -> None:
     """Four ranks of which rank 0 hears from three others, or of which one does not say the same."""
     collect = (tuple(add(peer, 0) for peer in (1, 2, 3)),)
     flood = lambda rank, _: Program(1, (collect if rank == 0 else ((send(0, 0),),),), 3, steady=True)  # noqa: E731
-    refused(flood, "rank 0 hears from ranks \\[1, 2, 3\\]", ranks=4)
+    refused(flood, "rank 0 receives from ranks \\[1, 2, 3\\]", ranks=4)
     partly = lambda rank, _: Program(1, (((send(1 - rank, 0), add(1 - rank, 0)),),), steady=rank == 0)  # noqa: E731
-    refused(partly, "rank 1 has .* not steady; rank 0 has .* land at once, steady")
+    refused(partly, "rank 1 has steady = False; rank 0 has steady = True")
 
 
 def test_two_ranks_that_wait_for_each_other() -> None:
     refused(on_two_ranks(((receive(1, 0),), (send(1, 0),)), ((receive(0, 0),), (send(0, 0),))), "waits forever")
 
 
-def test_a_message_that_nobody_takes() -> None:
+def test_message_without_receiver() -> None:
     refused(on_two_ranks(((send(1, 0),),), ()), "rank 0, lane 0, round 0 waits forever: send")
 
 
@@ -56,9 +56,9 @@ def test_it_needs_no_buffers() -> None:
     refused(on_two_ranks(((send(1, 0),), (add(1, 0),)), ((send(0, 0),), (add(0, 0),))), "waits forever: send")
 
 
-def test_messages_taken_in_another_order() -> None:
+def test_messages_received_in_another_order() -> None:
     swapped = on_two_ranks(((send(1, 0), send(1, 1)),), ((add(0, 1), add(0, 0)),), chunks=2)
-    refused(swapped, "add chunk 1 .* meets a message of chunk 0")
+    refused(swapped, "add chunk 1 .* is matched by a message of chunk 0")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_messages_taken_in_another_order() -> None:
         ((send(1, 0, 3),), "no such chunks"),
     ],
 )
-def test_what_one_program_shows(transfers: tuple, words: str) -> None:
+def test_errors_of_a_single_program(transfers: tuple, words: str) -> None:
     refused(on_two_ranks((transfers,), (), chunks=2), words)
 
 
@@ -82,25 +82,72 @@ def test_a_chunk_of_two_lanes() -> None:
 
 
 def test_parts_need_a_chunk_for_each_rank() -> None:
-    refused(find("flat", apart(4)).allreduce, "needs 4 chunks", ranks=4, goal=Goal.REDUCE_SCATTER)
+    refused(find("flat", one_rank_per_node(4)).allreduce, "needs 4 chunks", ranks=4, goal=Goal.REDUCE_SCATTER)
 
 
 def test_ranks_that_differ_in_shape() -> None:
     refused(lambda rank, _: Program(1 + rank, ((),)), "rank 1 cuts the payload into 2 chunks, rank 0 into 1")
-    refused(lambda rank, _: Program(1, ((),) * (1 + rank)), "rank 1 has 2 lanes, 1 .* rank 0 has 1 lanes")
-    refused(lambda rank, _: Program(1, ((),), 1 + rank), "rank 1 has 1 lanes, 2 chunks that land at once")
+    refused(lambda rank, _: Program(1, ((),) * (1 + rank)), "rank 1 has lanes = 2; rank 0 has lanes = 1")
+    refused(lambda rank, _: Program(1, ((),), 1 + rank), "rank 1 has landing = 2; rank 0 has landing = 1")
 
 
-def test_more_chunks_land_than_the_program_says() -> None:
-    refused(on_two_ranks(((send(1, 0, 3),),), ((add(0, 0, 3),),), chunks=3), "3 chunks land .* says 2")
+def test_lanes_that_do_not_make_columns_and_empty_rounds() -> None:
+    refused(lambda rank, _: Program(1, ((),), columns=2), "1 lanes do not make 2 columns")
+    refused(on_two_ranks(((),), ((),)), "rank 0, lane 0, round 0 has no transfers")
+    with pytest.raises(ScheduleError, match="on 1 rank or more, not on 0"):
+        verify(on_two_ranks((), ()), 0)
 
 
-def test_a_broadcast_that_sums_with_what_lay_there() -> None:
+def test_a_sum_that_is_kept_and_never_sent_has_other_bits_on_a_narrow_wire() -> None:
+    """Ranks 0 and 2 both make the whole sum; rank 0 sends its own on to rank 1, which rounds it; rank 2 does not."""
+
+    def both_sum(rank: int, _: int) -> Program:
+        lanes = {
+            0: ((add(1, 0),), (send(2, 0), add(2, 0)), (send(1, 0),)),
+            1: ((send(0, 0),), (receive(0, 0),)),
+            2: ((send(0, 0), add(0, 0)),),
+        }
+        return Program(1, (lanes[rank],))
+
+    refused(both_sum, "rank 2 ends with other bits in chunk 0 than rank 0 on a narrow wire", ranks=3)
+
+    def one_sums(rank: int, _: int) -> Program:
+        lanes = {
+            0: ((add(1, 0),), (add(2, 0),), (send(1, 0), send(2, 0))),
+            1: ((send(0, 0),), (receive(0, 0),)),
+            2: ((send(0, 0),), (receive(0, 0),)),
+        }
+        return Program(1, (lanes[rank],))
+
+    verify(one_sums, 3)
+
+
+def test_sums_in_another_order_have_other_bits_on_any_wire() -> None:
+    """Dissemination: rank 0 sums (0 + 3) + (2 + 1), rank 1 (1 + 0) + (3 + 2). With r XOR 2^k all sum alike."""
+
+    def dissemination(rank: int, ranks: int) -> Program:
+        rounds = [(send((rank + step) % ranks, 0), add((rank - step) % ranks, 0)) for step in (1, 2) if step < ranks]
+        return Program(1, (tuple(rounds),))
+
+    def doubling(rank: int, ranks: int) -> Program:
+        return Program(1, (tuple((send(rank ^ step, 0), add(rank ^ step, 0)) for step in (1, 2) if step < ranks),))
+
+    refused(dissemination, "than rank 0: their terms were summed in another order", ranks=4)
+    verify(doubling, 4)
+
+
+def test_landing_above_the_limit_of_the_program() -> None:
+    refused(
+        on_two_ranks(((send(1, 0, 3),),), ((add(0, 0, 3),),), chunks=3), "3 chunks are received at once; .* limit is 2"
+    )
+
+
+def test_broadcast_that_sums_with_old_contents() -> None:
     refused(on_two_ranks(((send(1, 0),),), ((add(0, 0),),)), "rank 1 .* with what lay there", goal=Goal.BROADCAST)
     refused(on_two_ranks((), ()), "rank 1 ends with chunk 0 lacking", goal=Goal.BROADCAST)
 
 
-def test_all_to_all_with_a_wrong_chunk_sent_placed_or_left_out() -> None:
+def test_all_to_all_with_a_wrong_or_missing_chunk() -> None:
     def exchange(sent: int, placed: int) -> Algorithm:
         return lambda rank, _: Program(4, (((send(1 - rank, sent ^ rank), receive(1 - rank, placed ^ rank)),),))
 
@@ -127,9 +174,9 @@ def without(algorithm: Algorithm, rank: int, round_number: int, place: int) -> A
 
 
 @given(st.data())
-def test_any_transfer_left_out_is_noticed(data: st.DataObject) -> None:
+def test_any_missing_transfer_is_detected(data: st.DataObject) -> None:
     ranks = data.draw(st.integers(2, 9))
-    algorithm = find(data.draw(st.sampled_from(names())), apart(ranks)).allreduce
+    algorithm = find(data.draw(st.sampled_from(names())), one_rank_per_node(ranks)).allreduce
     rank = data.draw(st.integers(0, ranks - 1))
     lane = algorithm(rank, ranks).lanes[0]
     round_number = data.draw(st.integers(0, len(lane) - 1))
@@ -139,7 +186,7 @@ def test_any_transfer_left_out_is_noticed(data: st.DataObject) -> None:
         verify(broken, ranks)
 
 
-def test_a_schedule_that_lands_more_from_afar_or_adds_in_more_columns_than_it_says() -> None:
+def test_remote_landing_or_columns_above_the_limit_of_the_program() -> None:
     from unisono.placement import regular
 
     def named(columns: int, far: int) -> Algorithm:
@@ -150,6 +197,6 @@ def test_a_schedule_that_lands_more_from_afar_or_adds_in_more_columns_than_it_sa
         return algorithm
 
     verify(named(1, 1), 2)
-    refused(named(2, 1), r"rank 0 adds in the lanes of columns \[0, 1\], a rank does in one at most")
-    refused(named(1, 0), "rank 0: 1 chunks land at once from other nodes, the program says 0")
+    refused(named(2, 1), r"rank 0 adds in the lanes of columns \[0, 1\]; at most one is allowed")
+    refused(named(1, 0), "rank 0: 1 chunks are received at once from other nodes; the program's limit is 0")
     verify(named(1, 0), 2, placement=regular(1, 1, 2))

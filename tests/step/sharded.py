@@ -24,10 +24,10 @@ class Sharded(BaseRule):
         """Return the tasks of a step."""
         passing = build.backward(layout, self.found_overlap.backward_lane(layout.deferred))
         sends = self.collectives(layout)
-        follow = [(0, list(sends.place(AGREE, 0, (build.BEGUN,), (build.WORD,))))]
+        follow = [(0, list(sends.place(AGREE, 0, (build.BEGUN,), (build.CONTROL,))))]
         for key in layout.keys:
             own = layout.bucket(key).parameters
-            packing = Task(PACK, key, UPDATE, (build.WORD,), (bucket(key), *map(gradient, own)))
+            packing = Task(PACK, key, UPDATE, (build.CONTROL,), (bucket(key), *map(gradient, own)))
             states = tuple(map(state, own))
             updating = Task(UPDATE_SHARD, key, UPDATE, (), (bucket(key), *states), parameters=own)
             follow.append((key, [packing, *sends.place(REDUCE_SCATTER, key, (), (bucket(key),)), updating]))
@@ -35,4 +35,4 @@ class Sharded(BaseRule):
         for key in reversed(layout.keys):  # the first layers' weights first: the next forward needs them
             written = tuple(value for value in build.stepped(layout.bucket(key).parameters) if value.kind == "weights")
             gathers += sends.place(ALL_GATHER, key, (), (bucket(key), *written))
-        return (*build.forward(layout), *build.behind(passing, follow), *gathers, *build.wait(layout))
+        return (*build.forward(layout), *build.merge(passing, follow), *gathers, *build.wait(layout))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from unisono.errors import StepError
-from unisono.step.clock import Clock, Span
+from unisono.step.clock import Clock, TaskSpan
 from unisono.step.costs import Duration
 from unisono.step.operations import BARRIER, PACK
-from unisono.step.program import Group, Operation, Role, StepProgram, Task, order
+from unisono.step.program import Operation, RankGroup, Role, StepProgram, Task, order
 
-ALL = Group((0, 1, 2))
-OTHER = Group((0, 1, 2), 1)
+ALL = RankGroup((0, 1, 2))
+OTHER = RankGroup((0, 1, 2), 1)
 ALLREDUCE = Operation("allreduce", None, lambda *_: None, lambda *_: Duration(0.0), Role.COLLECTIVE)
 
 
@@ -30,7 +30,7 @@ def test_a_lane_runs_what_is_ready_first_and_as_many_as_it_has_threads() -> None
     assert two == {(0, "pack 1"): (0, 3), (0, "pack 2"): (0, 1), (0, "pack 3"): (1, 2)}
 
 
-def test_a_collective_begins_when_its_last_member_has_come() -> None:
+def test_a_collective_begins_with_its_last_member() -> None:
     sending = Task(ALLREDUCE, 1, "b", (order(0),), (), ALL)
     programs = {rank: (Task(PACK, rank, "a", (), (order(0),)), sending) for rank in (0, 2)}
     prices = {"pack 0": Duration(1), "pack 2": Duration(5), "allreduce 1": Duration(2)}
@@ -47,15 +47,15 @@ def test_collectives_at_once_share_the_link_but_not_the_latency() -> None:
     }
 
 
-def test_who_carries_out_hears_of_each_task_in_the_order_of_time() -> None:
+def test_the_callback_sees_each_task_in_order_of_time() -> None:
     heard: list[str] = []
     program = (Task(PACK, 1, "a", (), (order(0),)), Task(BARRIER, 2, "b", (), (), ALL), Task(PACK, 3, "a", (order(0),)))
     clock = Clock({0: program}, {"a": 1, "b": 1}, lambda *_: Duration(1), lambda one: heard.append(str(one[0].task)))
-    spans: list[Span] = clock.run()
+    spans: list[TaskSpan] = clock.run()
     assert heard == ["pack 1", "barrier 2", "pack 3"]
     assert [span.number for span in spans] == [0, 1, 2]
 
 
-def test_ranks_that_wait_for_ever_are_told() -> None:
+def test_deadlocked_ranks_are_named() -> None:
     with pytest.raises(StepError, match="rank 0 in allreduce 1"):
         times({0: (Task(ALLREDUCE, 1, "a", (), (), ALL),), 1: ()}, {"allreduce 1": Duration(1)})

@@ -21,11 +21,11 @@ def test_a_row_for_each_lane_and_time_from_left_to_right() -> None:
     main, communication, update = (line.split("│")[1] for line in drawn[2:5])
     assert main.index("b0") < communication.index("w0") < update.index("p1") < communication.index("a1")
     assert communication.index("a1") < update.index("s1") < update.index("u1")
-    assert drawn[-1] == "f forward  b backward  w agree  p pack  a allreduce  s settle  u update"
+    assert drawn[-1] == "f forward  b backward  w agree  p pack  a allreduce  s set_grads  u update"
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_the_pictures_in_the_docs_are_what_is_drawn(overlap: str) -> None:
+def test_the_pictures_in_the_docs_are_up_to_date(overlap: str) -> None:
     drawn = draw_svg(picture_of(BSP(overlap=overlap), even_layout(2, 4), 2, f"bsp, {overlap}, 4 buckets, 2 steps"))
     path = PICTURES / f"step-{overlap}.svg"
     assert path.read_text(encoding="utf-8") == drawn, f"run: unisono draw step --overlap {overlap} --svg {path}"
@@ -40,7 +40,7 @@ def test_a_box_for_each_task_with_its_name() -> None:
     assert any(title is not None and title.startswith("unpack_weights 3: ") for title in boxes)
 
 
-def test_what_goes_on_at_once_has_rows_of_its_own() -> None:
+def test_concurrent_tasks_have_separate_rows() -> None:
     lanes = draw(picture_of(BSP(overlap="concurrent"), even_layout(2, 4), 1)).splitlines()
     rows = [line for line in lanes if "│" in line and not line.split("│")[0].strip()]
     assert len(rows) == 1

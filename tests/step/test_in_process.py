@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -75,12 +75,17 @@ def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
 
 
 def train(
-    rule: Rule, layout: Layout, batches: list[list[Batch | None]], events: Sequence[Step], seed: int = 0
+    rule: Rule,
+    layout: Layout,
+    batches: list[list[Batch | None]],
+    events: Sequence[Step],
+    seed: int = 0,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of,
 ) -> list[Net]:
     nets = [model() for _ in range(layout.ranks)]
     loss = nn.functional.cross_entropy
     replicas = [
-        InProcessReplica(net, optimizer_of(net), loss, layout, mine) for net, mine in zip(nets, batches, strict=True)
+        InProcessReplica(net, optimizer(net), loss, layout, mine) for net, mine in zip(nets, batches, strict=True)
     ]
     play_in_process(rule, replicas, events, seed)
     return nets
@@ -162,7 +167,58 @@ def test_averaging_weights_in_each_step_is_averaging_gradients(ranks: int, updat
         close(net, train(BSP(), layout, batches, events)[0])
 
 
-def test_ranks_that_average_every_third_step_are_alike_then_and_apart_between() -> None:
+def sgd(rate: float, momentum: float = 0.9, decay: float = 0.0) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return lambda net: torch.optim.SGD(net.parameters(), rate, momentum, weight_decay=decay)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(1, 4), st.sampled_from([[4], [5, 2, 3], [4, 0, 2, 3, 1]]), st.integers(0, 1 << 20))
+def test_a_sum_adds_each_ranks_mean_gradient(ranks: int, samples: list[int], seed: int) -> None:
+    """A rank without a batch adds nothing; shares of a batch count alike, however long they are."""
+    batches = batches_of(ranks, 2, samples)
+    events = [Step(0), Step(1)]
+    nets = train(BSP(scale="sum"), layout_of(ranks), batches, events, seed)
+    alone = model()
+    optimizer = optimizer_of(alone)
+    for event in events:
+        optimizer.zero_grad()
+        for mine in batches:
+            if (batch := mine[event.number]) is not None:
+                nn.functional.cross_entropy(alone(batch.inputs), batch.labels).backward()
+        optimizer.step()
+    for net in nets:
+        close(net, alone)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(ranks: int, momentum: float) -> None:
+    """Theano-MPI section 4: AWAGD at the rate k r is SUBGD at r. Each worker keeps the momentum of its own gradients;
+    their sum is the momentum of the sum."""
+    events = [Step(number) for number in range(8)]
+    batches, layout = batches_of(ranks, len(events), [4]), layout_of(ranks)
+    averaged = train(LocalSGD(every=1), layout, batches, events, optimizer=sgd(0.1 * ranks, momentum))
+    summed = train(BSP(scale="sum"), layout, batches, events, optimizer=sgd(0.1, momentum))
+    close(averaged[0], summed[0])
+
+
+def test_averaged_weights_and_summed_gradients_differ_in_weight_decay_and_clipping() -> None:
+    """At k times the rate the weights decay k times as fast; and each worker clips its own gradient, not the sum."""
+    events = [Step(number) for number in range(8)]
+    batches, layout = batches_of(2, len(events), [4]), layout_of(2)
+
+    def distance(decay: float, summed_decay: float, clip: float | None = None) -> float:
+        limited = replace(layout, clip=clip)
+        averaged = train(LocalSGD(every=1), limited, batches, events, optimizer=sgd(0.2, decay=decay))[0]
+        summed = train(BSP(scale="sum"), limited, batches, events, optimizer=sgd(0.1, decay=summed_decay))[0]
+        return float((averaged.first.weight - summed.first.weight).detach().abs().max())
+
+    assert distance(0.01, 0.01) > 1e-4
+    assert distance(0.01, 0.02) < 1e-12  # twice the decay makes them equal again
+    assert distance(0.0, 0.0, clip=0.05) > 1e-4
+
+
+def test_ranks_are_equal_after_an_average_and_differ_between() -> None:
     batches = batches_of(3, 6, [4])
     events = [Step(number) for number in range(6)]
     rule = LocalSGD(every=3)
@@ -172,14 +228,14 @@ def test_ranks_that_average_every_third_step_are_alike_then_and_apart_between() 
     assert not torch.equal(one.first.weight, two.first.weight)
 
 
-def test_clipping_of_a_ranks_own_gradients() -> None:
+def test_clipping_of_local_gradients() -> None:
     batches = batches_of(1, 4, [4])
     events = [Step(number) for number in range(4)]
     (net,) = train(LocalSGD(every=2), layout_of(1, clip=0.05), batches, events)
     close(net, serially(batches, events, 0.05))
 
 
-def test_by_the_clock_it_takes_what_is_predicted_and_gives_the_same() -> None:
+def test_playing_by_the_clock_takes_the_predicted_time_with_the_same_result() -> None:
     """A slow link: what is trained is the same, and when each task would have ended is told."""
     batches = batches_of(2, 3, [4])
     events = [Step(number) for number in range(3)]
@@ -210,7 +266,7 @@ def test_buffers_are_rank_0s() -> None:
     close(nets[0], nets[1], 0.0)
 
 
-def test_what_a_member_raises_is_raised() -> None:
+def test_an_error_of_a_member_is_raised() -> None:
     batches = batches_of(2, 1, [4])
     layout = layout_of(2)
     nets = [model(), model()]

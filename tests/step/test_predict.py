@@ -68,7 +68,7 @@ def test_two_layers(name: str, deferred: bool, step: float) -> None:
     assert played(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], BYTES, name, deferred) == Prediction(step, 7, step - 12)
 
 
-def test_a_last_layer_that_is_needed_late_hides_behind_the_next_forward_pass() -> None:
+def test_the_exchange_of_a_late_layer_overlaps_with_the_next_forward_pass() -> None:
     """w1 8→20: it is 4 into the next step that it is needed, so the step takes 16, and w0 is long there."""
     loads = [Bucket(1, (0,)), Bucket(8, (1,))]
     swapped = Computing(needed=(0, 4), ready=(8, 12), whole=12)
@@ -85,14 +85,14 @@ def test_the_order_of_exchange_decides_how_much_hides() -> None:
     assert played(computing, [parts[0], *last, *parts[1:]], BYTES, "chain", deferred=True).step == 18
 
 
-def test_the_count_of_samples_goes_first_and_takes_a_latency() -> None:
+def test_the_control_message_goes_first_and_takes_a_latency() -> None:
     """8→9, then 9→13, 13→15."""
     loads = [Bucket(3, (1,)), Bucket(1, (0,))]
     assert played(TWO, loads, Cost(1.0, 1.0), "chain", deferred=False) == Prediction(15, 7, 3)
 
 
-def test_exchanges_that_go_on_at_once_share_the_link_but_not_the_latency() -> None:
-    """Control word 8→10, bucket 1 10→12; a barrier until 14; buckets 2 and 3 both 14→16, as in a chain."""
+def test_concurrent_exchanges_share_the_link_but_not_the_latency() -> None:
+    """Control message 8→10, bucket 1 10→12; a barrier until 14; buckets 2 and 3 both 14→16, as in a chain."""
     loads = [Bucket(1, (1,)), Bucket(1, (1,)), Bucket(1, (0, 1))]
     early = Computing(needed=(0, 4), ready=(8, 8), whole=12)
     latency = Cost(2.0, 0.0)
@@ -111,13 +111,13 @@ def test_two_exchanges_at_once_are_no_faster_than_one_after_another() -> None:
         assert played(early, loads, BYTES, name, deferred=True).step == 17
 
 
-def test_updates_go_on_one_after_another_beside_exchanges() -> None:
+def test_updates_run_one_at_a_time_beside_exchanges() -> None:
     """Allreduces 8→11 and, as the thread that packs updates w1 until 14, 14→15; updates 11→14, 15→16."""
     computing = Computing(TWO.needed, TWO.ready, TWO.whole, update=1.0)
     assert played(computing, [Bucket(3, (1,)), Bucket(1, (0,))], BYTES, "chain", deferred=False).step == 16
 
 
-def test_a_parameter_is_there_with_its_last_part() -> None:
+def test_a_parameter_is_ready_with_its_last_part() -> None:
     """8→10, 12→13, and w1's rest 13→23, 7 too late for the next step."""
     loads = [Bucket(2, (1,)), Bucket(1, (0,)), Bucket(10, (1,))]
     assert played(TWO, loads, BYTES, "chain", deferred=True).step == 19
@@ -131,7 +131,7 @@ def test_without_buckets_a_step_is_its_computing(name: str, deferred: bool) -> N
 
 @settings(deadline=None)
 @given(cases(), st.sampled_from(NAMES), st.booleans())
-def test_what_costs_nothing_takes_nothing(case: tuple[Computing, list[Bucket]], name: str, deferred: bool) -> None:
+def test_free_exchanges_take_no_time(case: tuple[Computing, list[Bucket]], name: str, deferred: bool) -> None:
     computing, loads = case
     free = Computing(computing.needed, computing.ready, computing.whole)
     assert played(free, loads, Cost(0.0, 0.0), name, deferred) == Prediction(computing.whole, 0, 0)
@@ -159,9 +159,7 @@ def test_no_overlap_is_never_faster_than_a_chain(
 
 @settings(deadline=None)
 @given(cases(), costs, st.sampled_from(NAMES))
-def test_to_wait_for_what_is_needed_is_never_slower_than_to_wait_for_all(
-    case: tuple[Computing, list[Bucket]], cost: Cost, name: str
-) -> None:
+def test_deferred_waiting_is_never_slower(case: tuple[Computing, list[Bucket]], cost: Cost, name: str) -> None:
     case = without_updates(case)
     assert played(*case, cost, name, deferred=True).step <= played(*case, cost, name, deferred=False).step
 
@@ -174,13 +172,13 @@ def test_a_faster_network_is_never_slower(
     """Where updates take time it can be: they share a thread with packing, and what comes sooner may hold up more."""
     case = without_updates(case)
     step = played(*case, cost, name, deferred).step
-    assert played(*case, Cost(cost.latency, cost.a_byte / 2), name, deferred).step <= step
-    assert played(*case, Cost(cost.latency / 2, cost.a_byte), name, deferred).step <= step
+    assert played(*case, Cost(cost.latency, cost.per_byte / 2), name, deferred).step <= step
+    assert played(*case, Cost(cost.latency / 2, cost.per_byte), name, deferred).step <= step
 
 
 @settings(deadline=None)
 @given(cases(), costs)
-def test_a_chain_is_one_exchange_after_another_each_when_its_bucket_is_there(
+def test_a_chain_is_one_exchange_after_another_each_once_its_bucket_is_full(
     case: tuple[Computing, list[Bucket]], cost: Cost
 ) -> None:
     computing, loads = case

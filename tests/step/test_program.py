@@ -1,4 +1,4 @@
-"""What waits for what follows from values alone."""
+"""Dependencies follow from values alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def touches(one: Task, other: Task) -> bool:
 
 
 @given(st.lists(tasks, max_size=12))
-def test_tasks_that_touch_a_value_one_of_them_writing_it_keep_their_order_and_nothing_else(program: list[Task]) -> None:
+def test_only_tasks_that_share_a_written_value_are_ordered(program: list[Task]) -> None:
     """The dependencies, and what follows from them, are those of each pair."""
     waits = dependencies(program)
     reached: list[set[int]] = []
@@ -45,7 +45,7 @@ def test_a_chain_has_as_many_dependencies_as_tasks() -> None:
     assert sum(map(len, dependencies([write, *readers, write]))) == 1000 + 1001
 
 
-def test_both_ways() -> None:
+def test_a_graph_has_dependencies_in_both_directions() -> None:
     program = (
         Task(PACK, 1, "update", (gradient(0),), (bucket(1),)),
         Task(UPDATE, 1, "update", (bucket(1),), (weights(0), state(0))),
@@ -55,7 +55,7 @@ def test_both_ways() -> None:
     assert (graph.before, graph.after) == ([0, 1, 0], [[1], [], []])
 
 
-def test_words() -> None:
+def test_the_text_of_a_task() -> None:
     assert str(Task(BARRIER, 4, "main")) == "barrier 4"
     assert repr(BARRIER) == "barrier"
     assert thread("main") == ("thread main", 0)

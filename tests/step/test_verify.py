@@ -18,8 +18,8 @@ from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import (
     COMMUNICATION,
     MAIN,
-    Group,
     Operation,
+    RankGroup,
     Role,
     Step,
     StepProgram,
@@ -35,7 +35,7 @@ STEPS = [Step(0), Step(1), Step(2, synchronize=False), Step(3)]
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("ranks", range(1, 10))
-def test_rules_keep_their_promises(overlap: str, ranks: int) -> None:
+def test_rules_keep_their_guarantees(overlap: str, ranks: int) -> None:
     for buckets in range(1, 17):
         verify(BSP(overlap=overlap), even_layout(ranks, buckets), STEPS, seed=buckets)
         every = 1 + buckets % 3
@@ -77,7 +77,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     st.integers(0, 1 << 20),
     st.sets(st.tuples(st.integers(0, 3), st.integers(0, 4))),
 )
-def test_whatever_the_layout_and_whoever_has_no_batch(
+def test_random_layouts_and_missing_batches(
     layout: Layout,
     rule: BSP | LocalSGD,
     overlap: str,
@@ -91,7 +91,7 @@ def test_whatever_the_layout_and_whoever_has_no_batch(
     verify(replace(rule, overlap=overlap, outstanding=outstanding), layout, steps, seed, missing)
 
 
-def test_the_parts_of_a_parameter_may_be_averaged_before_and_after_the_next_batch_comes() -> None:
+def test_parts_of_a_parameter_may_be_averaged_before_and_after_the_next_batch() -> None:
     parts = tuple(Bucket(64, (number,)) for number in (0, 1, 1, 1))
     for seed in range(30):
         verify(LocalSGD(every=1), Layout(2, 2, parts), [Step(0), Step(1)], seed)
@@ -129,7 +129,7 @@ def other_order(rank: int, program: StepProgram) -> Iterable[Task]:
     """Rank 1 sends buckets 1 and 2 the other way round."""
     if rank != 1:
         return program
-    behind = {"allreduce 1", "settle 1", "update 1"}
+    behind = {"allreduce 1", "set_grads 1", "update 1"}
     kept = [t for t in program if str(t) not in behind]
     place = next(n for n, t in enumerate(kept) if str(t) == "update 2") + 1
     return [*kept[:place], *(t for t in program if str(t) in behind), *kept[place:]]
@@ -149,16 +149,16 @@ def two_lanes(_: int, program: StepProgram) -> Iterable[Task]:
 
 def circle(rank: int, program: StepProgram) -> Iterable[Task]:
     """Rank r waits for bucket 2 before it sends 1 on another communicator, the others the other way round."""
-    group = Group(tuple(range(3)), 1)
+    group = RankGroup(tuple(range(3)), 1)
     one, two = (next(t for t in program if str(t) == f"allreduce {key}") for key in (1, 2))
     first, second = one._replace(group=group, writes=(bucket(1), order(7))), two
     turn = Value("turn", 0)
     pair = [first._replace(writes=(*first.writes, turn)), second._replace(writes=(*second.writes, turn))]
     rest = [t for t in program if t.operation.name != "allreduce" or t.key > 2]
     place = next(n for n, t in enumerate(rest) if str(t) == "pack 2") + 1
-    settles = [t for t in rest if str(t) in ("settle 1", "update 1")]
-    head, tail = [t for t in rest[:place] if t not in settles], rest[place:]
-    return [*head, *(pair if rank else reversed(pair)), *settles, *tail]
+    later = [t for t in rest if str(t) in ("set_grads 1", "update 1")]
+    head, tail = [t for t in rest[:place] if t not in later], rest[place:]
+    return [*head, *(pair if rank else reversed(pair)), *later, *tail]
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
@@ -169,22 +169,25 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "other orders on two ranks": (other_order, "is allreduce 1 on rank 0, and allreduce 2 on rank 1"),
     "a sum of stale gradients": (stale, "stale: it was made with other weights"),
     "an update that is missing": (without("update", 2), "parameter 2 is updated 0 times in 2 steps"),
-    "an update before the sum is settled": (without("settle", 2), "applies bucket 2 before it is settled"),
+    "an update before gradients are set": (without("set_grads", 2), "applies bucket 2 before its gradients are set"),
     "a bucket in which nothing was packed": (without("pack", 2), "allreduce 2 sends a bucket in which nothing was"),
     "a bucket that is not sent": (without("allreduce", 2), "lacks the gradients of .rank, batch. .*1, 0"),
-    "a pack without a control word": (without("agree", 0), "pack 1 has no control word of its step"),
+    "a pack without a control message": (without("agree", 0), "pack 1 has no control message of its step"),
     "a lane without a thread for a group": (
-        changed("allreduce", 2, group=Group((0, 1, 2), 1), writes=(bucket(2), order(1))),
+        changed("allreduce", 2, group=RankGroup((0, 1, 2), 1), writes=(bucket(2), order(1))),
         "lane communication may wait for 2 groups at once .* has 1 threads",
     ),
     "a collective without a group": (changed("allreduce", 2, group=None), "allreduce 2 has no group"),
-    "a group that a rank is not in": (changed("allreduce", 2, group=Group((1, 2))), "rank 0: allreduce 2 is of the"),
+    "a group that a rank is not in": (
+        changed("allreduce", 2, group=RankGroup((1, 2))),
+        "rank 0: allreduce 2 is of the",
+    ),
     "a lane that there is not": (changed("pack", 2, lane="packing"), "pack 2 is on lane 'packing'"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_broken_program_is_refused_by_the_task_that_is_wrong(name: str) -> None:
+def test_a_broken_program_is_refused_naming_the_wrong_task(name: str) -> None:
     change, words = REFUSED[name]
     layout = even_layout(3, 4)
     verify(BSP(), layout, [Step(0), Step(1)])
@@ -193,22 +196,22 @@ def test_a_broken_program_is_refused_by_the_task_that_is_wrong(name: str) -> Non
             verify(Broken(change=change), layout, [Step(0), Step(1)], seed)
 
 
-def test_ranks_that_wait_for_each_other_in_a_circle_are_refused() -> None:
+def test_a_deadlock_is_refused() -> None:
     @dataclass(frozen=True)
     class Two(Broken):
         def threads(self) -> dict[str, int]:
             return {**super().threads(), COMMUNICATION: 2}
 
-    with pytest.raises(StepError, match=r"wait for each other in a circle: .*rank 0 in allreduce 2"):
+    with pytest.raises(StepError, match=r"deadlock: .*rank 0 in allreduce 2"):
         verify(Two(change=circle), even_layout(3, 4), [Step(0)])
 
 
-def test_a_rule_may_bring_an_operation_that_sends_to_whoever_asks() -> None:
+def test_a_rule_may_define_its_own_sends_and_receives() -> None:
     """A server sums what workers send, whichever comes first: `receive_any`, and what it answers."""
     sums: list[int] = []
     send = Operation("send", None, lambda ranks, _: sums.append(ranks[0].rank), op.BARRIER.price, Role.SEND)
     receive = Operation("receive", None, lambda *_: None, op.BARRIER.price, Role.RECEIVE)
-    group = Group((0, 1, 2))
+    group = RankGroup((0, 1, 2))
 
     @dataclass(frozen=True)
     class Server(BSP):
@@ -217,8 +220,8 @@ def test_a_rule_may_bring_an_operation_that_sends_to_whoever_asks() -> None:
                 return (Task(send, rank, COMMUNICATION, (), (order(0),), group, peer=0),)
             return tuple(Task(receive, 0, COMMUNICATION, (), (order(0),), group) for _ in range(2))
 
-        def promise(self, event: Step):
-            return super().promise(event)._replace(applied=None)
+        def guarantee(self, event: Step):
+            return super().guarantee(event)._replace(applied=None)
 
     for seed in range(8):
         verify(Server(), even_layout(3, 1), [Step(0)], seed)

@@ -89,7 +89,7 @@ def powersgd(model: nn.Sequential) -> Setup:
     return Setup(parallel, torch.optim.SGD(model.parameters(), lr=0.3))
 
 
-WAYS: dict[str, Callable[[nn.Sequential], Setup]] = {
+VARIANTS: dict[str, Callable[[nn.Sequential], Setup]] = {
     "ddp": ddp,
     "fsdp2": fsdp2,
     "tensor_parallel": tensor_parallel,
@@ -101,7 +101,7 @@ WAYS: dict[str, Callable[[nn.Sequential], Setup]] = {
 def losses(way: str, dtype: str) -> torch.Tensor:
     """The loss of each step on this rank."""
     torch.manual_seed(0)
-    model, optimizer, data_parallel = WAYS[way](network().to(DTYPES[dtype]))
+    model, optimizer, data_parallel = VARIANTS[way](network().to(DTYPES[dtype]))
     own = torch.Generator().manual_seed(dist.get_rank() if data_parallel else 0)
     teacher = torch.randn(WIDTH, CLASSES, generator=torch.Generator().manual_seed(0), dtype=DTYPES[dtype])
     found = []
@@ -139,5 +139,5 @@ def main(cases: list[tuple[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    named = [case for case in product(WAYS, DTYPES) if set(case) & set(sys.argv[1:])]
-    main(named or list(product(WAYS, DTYPES)))
+    named = [case for case in product(VARIANTS, DTYPES) if set(case) & set(sys.argv[1:])]
+    main(named or list(product(VARIANTS, DTYPES)))

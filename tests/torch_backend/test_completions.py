@@ -7,7 +7,7 @@ import threading
 from unisono.torch_backend.completions import Completions
 
 
-def test_one_may_wait_for_a_later_one() -> None:
+def test_a_callback_may_wait_for_a_later_completion() -> None:
     completions, inner, outer = Completions(), threading.Event(), threading.Event()
 
     def wait_for_inner() -> None:

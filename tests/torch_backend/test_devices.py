@@ -1,4 +1,4 @@
-"""Staging, on tensors that are not the host's: here those of the meta device stand in for a GPU's where they can."""
+"""Staging of GPU tensors; without a GPU, tensors of the meta device take their place."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from unisono.errors import TensorError
-from unisono.torch_backend.devices import Staging, on_any_device, refuse_shared
+from unisono.torch_backend.devices import DeviceStaging, on_any_device, refuse_shared
 
 
 class Group:
-    """A group whose only operation says what it was given."""
+    """Group whose only operation returns its arguments."""
 
     @on_any_device
     def allreduce(self, tensors: list[torch.Tensor], opts: object = None) -> list[torch.Tensor]:
@@ -18,13 +18,13 @@ class Group:
         return tensors
 
 
-def test_tensors_of_the_host_go_straight_through() -> None:
+def test_cpu_tensors_are_passed_unchanged() -> None:
     tensors = [torch.ones(2)]
     assert Group().allreduce(tensors) is tensors
 
 
 def test_a_tensor_has_one_copy_however_often_it_is_given() -> None:
-    staging, tensor = Staging([]), torch.empty(3, device="meta")
+    staging, tensor = DeviceStaging([]), torch.empty(3, device="meta")
     staging._pairs[id(tensor)] = tensor, torch.ones(3)
     first, (second,) = staging.host(tensor), staging.host([tensor])
     assert first is second
@@ -32,13 +32,13 @@ def test_a_tensor_has_one_copy_however_often_it_is_given() -> None:
     assert staging.host(torch.zeros(1)).device.type == "cpu"
 
 
-def test_what_was_read_is_not_copied_back() -> None:
+def test_inputs_are_not_copied_back() -> None:
     """In place, the output lies in the input's memory: the input's copy has the old values."""
     whole = torch.zeros(6)
     chunk = whole[2:4]
-    staging = Staging([chunk])
+    staging = DeviceStaging([chunk])
     staging._pairs = {id(chunk): (chunk, torch.ones(2)), id(whole): (whole, torch.full((6,), 7.0))}
-    staging.back()
+    staging.copy_back()
     assert whole.tolist() == [0, 0, 1, 1, 0, 0]
 
 
@@ -52,11 +52,11 @@ def test_outputs_that_share_memory_are_refused() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_s_tensor_goes_there_and_back() -> None:
+def test_a_gpu_tensor_is_copied_to_the_host_and_back() -> None:
     tensor = torch.ones(5, device="cuda")
-    staging = Staging([tensor])
+    staging = DeviceStaging([tensor])
     copy = staging.host(tensor)
     assert copy.is_pinned()
     copy.mul_(3)
-    staging.back()
+    staging.copy_back()
     assert tensor.tolist() == [3] * 5

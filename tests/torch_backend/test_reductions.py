@@ -29,6 +29,6 @@ def test_factors_leave_a_source_alone() -> None:
     assert tensor.tolist() == [3, 3]
 
 
-def test_others_are_refused() -> None:
+def test_unknown_reductions_are_refused() -> None:
     with pytest.raises(TensorError, match="SUM, AVG"):
         reduction_of("median")

@@ -24,24 +24,24 @@ def test_the_order_of_imports_does_not_matter(imports: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_pytorch_is_not_loaded_for_it() -> None:
+def test_registering_does_not_load_pytorch() -> None:
     done = python("import unisono, sys\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules")
     assert done.returncode == 0, done.stderr
 
 
-def test_newer_releases_find_it_by_themselves() -> None:
+def test_newer_releases_find_the_backend_by_its_entry_point() -> None:
     (found,) = entry_points(group="torch.distributed.backends", name="unisono")
     assert found.load().__module__ == "unisono.torch_backend.register"
 
 
-def test_alone_it_is_a_world_of_one() -> None:
+def test_a_program_without_a_launcher_is_a_world_of_one() -> None:
     start = "import torch, unisono\nimport torch.distributed as dist\n"
     rest = "dist.init_process_group('unisono')\nt = torch.ones(2)\ndist.all_reduce(t)\nprint(dist.get_world_size(), t)"
     done = python(start + rest)
     assert done.stdout == "1 tensor([1., 1.])\n", done.stderr
 
 
-def test_a_world_that_nobody_started() -> None:
+def test_a_larger_world_than_was_started() -> None:
     start = "import torch, unisono\nimport torch.distributed as dist\nstore = dist.HashStore()\n"
     done = python(start + "dist.init_process_group('unisono', store=store, rank=0, world_size=4)")
     assert done.returncode == 1

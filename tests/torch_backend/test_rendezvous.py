@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch import all_here
+from unisono.launch import on_one_node
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -83,5 +83,5 @@ def test_nothing_listens_on_one_node_whether_an_address_is_set_or_not(mpiexec: R
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}, True),
     ],
 )
-def test_launchers_that_have_started_all_here(environment: dict[str, str], here: bool) -> None:
-    assert all_here(environment) == here
+def test_launchers_that_started_all_ranks_on_this_node(environment: dict[str, str], here: bool) -> None:
+    assert on_one_node(environment) == here

@@ -1,4 +1,4 @@
-"""What a group held is given back when all its ranks have ended it; with one rank, at once."""
+"""Resources of a group are freed when all its ranks have ended it; with one rank, at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from unisono.mpi import MPI
 from unisono.torch_backend.retirement import Retirement
 
 
-def test_alone_it_is_given_back_at_once() -> None:
+def test_a_group_of_one_rank_is_freed_at_once() -> None:
     comm, freed = MPI.COMM_SELF.Dup(), list[str]()
     Retirement().retire(comm, lambda: freed.append("all"))
     assert freed == ["all"]

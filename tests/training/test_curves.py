@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from unisono.errors import UsageError
-from unisono.training.curves import Curve, curve_of, draw, say
+from unisono.training.curves import Curve, curve_of, draw, summarize
 from unisono.training.run_directory import METRICS, add_metrics
 
 
@@ -26,18 +26,18 @@ def test_few_classes_have_no_top5(tmp_path: Path) -> None:
     assert curve_of(tmp_path).top5 == ()
 
 
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"nothing in {METRICS}"):
+def test_what_is_no_run_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"has no run with a finished epoch: {METRICS} is empty or missing"):
         curve_of(tmp_path)
 
 
 def test_what_was_reached_is_said() -> None:
     curve = Curve("mine", (1, 2, 3), (30.0, 60.0, 95.4), (0.5, 0.8, 0.7512), ())
-    assert say(curve) == "mine: 75.12% after 3 epochs, 1:35 min (best 80.00% after 2)"
-    assert say(Curve("mine", (1,), (5.0,), (0.5,), ())) == "mine: 50.00% after 1 epochs, 0:05 min"
+    assert summarize(curve) == "mine: 75.12% after 3 epochs, 1:35 min (best 80.00% after 2)"
+    assert summarize(Curve("mine", (1,), (5.0,), (0.5,), ())) == "mine: 50.00% after 1 epochs, 0:05 min"
 
 
-def test_the_picture_names_each_run(tmp_path: Path) -> None:
+def test_the_image_names_each_run(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     curves = [
         Curve("one", (1, 2), (30.0, 60.0), (0.5, 0.75), (0.9, 0.95)),

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tomli_w
 
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import RAW, Source
 from unisono.errors import PackError, RecipeError, UsageError
-from unisono.models.catalogue import NETWORKS
+from unisono.models.names import NETWORKS
+from unisono.training.packaged_recipes import find_recipe
 from unisono.training.recipe import (
     Recipe,
     RuleRecipe,
@@ -51,11 +52,11 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
 def test_how_gradients_meet_is_found_by_measuring_unless_it_is_said() -> None:
     recipe = read_recipe(DIGITS)
     assert (recipe.rule.overlap, recipe.exchange.bucket_megabytes, recipe.optimizer.clip) == ("auto", 0, 0)
-    told = read_recipe(
+    reported = read_recipe(
         DIGITS,
         ["rule.overlap=none", "exchange.bucket_megabytes=0.25", "optimizer.clip=5", "optimizer.momentum=0"],
     )
-    assert (told.rule.overlap, told.exchange.bucket_megabytes, told.optimizer.clip) == ("none", 0.25, 5)
+    assert (reported.rule.overlap, reported.exchange.bucket_megabytes, reported.optimizer.clip) == ("none", 0.25, 5)
     assert read_recipe(DIGITS, ["exchange.bucket_megabytes=0", "optimizer.clip=0"]) == recipe
 
 
@@ -75,7 +76,7 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("training.epochs=true", "training.epochs = True is not a whole number"),
         ("training.batch=-1", "training.batch = -1, but it has to be at least 1"),
         ("optimizer.learning_rate=0", "learning_rate = 0.0, but it has to be above 0"),
-        ("optimizer.learning_rate=nan", "learning_rate = nan is no number of a size that can be meant"),
+        ("optimizer.learning_rate=nan", "learning_rate = nan is out of range"),
         ("optimizer.clip=-1", "optimizer.clip = -1.0, but it has to be at least 0"),
         ("optimizer.name=adam", "optimizer.name = 'adam'; it is one of sgd, lars, lamb"),
         ("optimizer.policy=cosin", "optimizer.policy = 'cosin'; it is one of constant, steps, polynomial, cosine"),
@@ -98,7 +99,7 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("data.context=-1", "data.context = -1, but it has to be at least 0"),
         ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale, mask"),
         ("data.threads=-2", "data.threads = -2, but it has to be at least 0"),
-        ("data.pack=7", "data.pack = 7 is not a word"),
+        ("data.pack=7", "data.pack = 7 is not a string"),
         ("data.packs=here", "unknown key data.packs; did you mean data.pack?"),
         ("name.first=3", "'name' is a value, not a table"),
         ("epochs", "not of the form key=value"),
@@ -133,7 +134,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         ),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),
-        (["model.name=nowhere:"], 1, "a network of your own is named module:function"),
+        (["model.name=nowhere:"], 1, "a network is named module:function"),
         (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
@@ -143,12 +144,12 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
 
 def test_of_a_pack_it_is_known_too(tmp_path: Path) -> None:
     changes = [f"data.pack={tmp_path / 'data'}", "data.name=whatever", "training.batch=20"]
-    with pytest.raises(PackError, match="there is no such folder; unisono pack SOURCE"):
+    with pytest.raises(PackError, match="there is no such folder; create it with unisono pack SOURCE"):
         check_run(read_recipe(DIGITS, changes), 2)
     labels, sizes = np.arange(20) % 2, np.full(20, 4)
     keys = [str(number) for number in range(20)]
     source = Source(RAW, ("a", "b"), keys, labels, sizes, lambda number: bytes([number] * 4), (2, 2))
-    pack(source, tmp_path / "data/train", Way(stripes=1), 1, lambda: None)
+    pack(source, tmp_path / "data/train", PackOptions(stripes=1), 1, lambda: None)
     check_run(read_recipe(DIGITS, changes), 20)
     with pytest.raises(RecipeError, match=r"training\.batch = 21, but .*data has 20 samples to train on"):
         check_run(read_recipe(DIGITS, [*changes, "training.batch=21"]), 2)
@@ -183,12 +184,25 @@ def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(
     assert read_recipe(DIGITS).model.folder == ""
 
 
+def test_a_rule_for_a_packaged_recipe_is_found_again_in_the_folder_where_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe_rules.py").write_text("")
+    recipe = read_recipe(find_recipe(Path("digits")), ["rule.name=recipe_rules:largest"])
+    assert recipe.rule.folder == str(tmp_path)
+    monkeypatch.chdir("/")
+    check_run(recipe, 1)
+
+
 def test_a_rule_is_one_of_the_table_or_ones_own(tmp_path: Path) -> None:
     from unisono.rules import RULES
 
     for name in RULES:
         check_run(read_recipe(DIGITS, [f"rule.name={name}"]), 1)
-    with pytest.raises(RecipeError, match=r"rule.name = 'easy'; there are bsp, local_sgd, or module:function of your"):
+    with pytest.raises(
+        RecipeError, match=r"rule.name = 'easy'; there are bsp, easgd, local_sgd, diloco, or module:function of your"
+    ):
         check_run(read_recipe(DIGITS, ["rule.name=easy"]), 1)
     (tmp_path / "mine.toml").write_text('[rule]\nname = "own_rules_here:make"\n')
     recipe = read_recipe(tmp_path / "mine.toml")
@@ -208,6 +222,9 @@ def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
     assert (recipe.data.storage, recipe.data.size) == ("replicated", 32)
     (tmp_path / "new.toml").write_text('[data]\nstorage = "partitioned"\n')
     assert read_recipe(tmp_path / "new.toml", ["data.hold=whole"]).data.storage == "replicated"
+    (tmp_path / "old.toml").write_text('[compute]\nconvolutions = "tried"\n')
+    assert read_recipe(tmp_path / "old.toml").compute.convolutions == "autotune"
+    assert read_recipe(tmp_path / "new.toml", ["compute.convolutions=tried"]).compute.convolutions == "autotune"
     (tmp_path / "odd.toml").write_text('[data]\nstorage = ["even"]\n')
     with pytest.raises(RecipeError, match=r"data\.storage"):
         read_recipe(tmp_path / "odd.toml")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.training import recorder as module
-from unisono.training.recorder import AHEAD, BESIDE, KINDS, Recorder
+from unisono.training.recorder import CONCURRENT_KINDS, KINDS, SEQUENTIAL_KINDS, Recorder
 
 QUARTERS = st.integers(0, 1000).map(lambda number: number / 4)  # their sums are exact in float32
 
@@ -23,7 +23,7 @@ def test_time_is_added_even_when_the_block_fails(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_kinds_are_those_ahead_and_then_those_beside() -> None:
-    assert KINDS == (*AHEAD, *BESIDE) == tuple(Recorder().split())
+    assert KINDS == (*SEQUENTIAL_KINDS, *CONCURRENT_KINDS) == tuple(Recorder().split())
     with pytest.raises(KeyError):
         Recorder().add("sleeping", 1.0)
 
@@ -54,7 +54,7 @@ def test_nothing_taken_has_its_shape_too() -> None:
 
 def test_steps_that_nobody_takes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many the newest half at least are there."""
-    monkeypatch.setattr(module, "MOST_STEPS", 8)
+    monkeypatch.setattr(module, "MAX_STEPS_RECORDED", 8)
     recorder, most = Recorder(), 0
     for step in range(50):
         recorder.add("computing", float(step))

@@ -6,25 +6,55 @@ import pytest
 
 from unisono.errors import CheckpointError, UsageError
 from unisono.training.recipe import Recipe
-from unisono.training.run_directory import METRICS, STEPS, add_metrics, begin, forget_after, keep_steps, recipe_of
+from unisono.training.run_directory import (
+    METRICS,
+    STEPS,
+    add_metrics,
+    create_run,
+    read_metrics,
+    recipe_of,
+    replace_file,
+    truncate_metrics,
+    write_steps,
+)
 from unisono.training.run_lock import RunLock
 
 
 def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
     lock = RunLock()
-    folder = begin(Recipe(name="mine"), tmp_path / "run", lock)
+    folder = create_run(Recipe(name="mine"), tmp_path / "run", lock)
     lock.release()
     assert recipe_of(folder, []) == Recipe(name="mine")
     assert recipe_of(folder, ["ranks=3"]).ranks == 3
-    with pytest.raises(UsageError, match="holds a run already; go on with it by --resume"):
-        begin(Recipe(), folder, RunLock())
+    with pytest.raises(UsageError, match="holds a run already; resume it with --resume"):
+        create_run(Recipe(), folder, RunLock())
     with pytest.raises(UsageError, match="holds no run"):
         recipe_of(tmp_path, [])
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len({begin(Recipe(name="mine"), None, RunLock()) for _ in range(3)}) == 3
+    assert len({create_run(Recipe(name="mine"), None, RunLock()) for _ in range(3)}) == 3
+
+
+def test_a_half_written_line_of_metrics_is_left_out(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    for epoch in (1, 2):
+        add_metrics(tmp_path, {"epoch": epoch})
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"epoch": 3, "elap')
+    assert read_metrics(tmp_path) == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_a_file_is_replaced_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"one", b"other"):
+        replace_file(path, content)
+        assert path.read_bytes() == content
+    (tmp_path / ".file.tmp").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write .*file: Is a directory; free space or repair the disk"):
+        replace_file(path, b"third")
+    assert path.read_bytes() == b"other"
 
 
 def test_metrics_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
@@ -32,7 +62,7 @@ def test_metrics_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
         add_metrics(tmp_path, {"step": step})
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"step": 4')  # the run was killed here
-    forget_after(tmp_path, 20)
+    truncate_metrics(tmp_path, 20)
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [10, 20]
 
 
@@ -46,16 +76,16 @@ def test_metrics_that_are_not_ours_stay(tmp_path: Path) -> None:
         b'{"st\xff',
     ]
     (tmp_path / METRICS).write_bytes(b"".join(lines))
-    forget_after(tmp_path, 20)
+    truncate_metrics(tmp_path, 20)
     assert (tmp_path / METRICS).read_bytes() == b"".join(lines[:4])
 
 
 def test_nothing_to_forget_changes_nothing(tmp_path: Path) -> None:
-    forget_after(tmp_path, 20)
+    truncate_metrics(tmp_path, 20)
     assert list(tmp_path.iterdir()) == []
     add_metrics(tmp_path, {"step": 10})
     before = (tmp_path / METRICS).stat()
-    forget_after(tmp_path, 20)
+    truncate_metrics(tmp_path, 20)
     assert (tmp_path / METRICS).stat() == before
 
 
@@ -65,20 +95,20 @@ def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
         add_metrics(tmp_path, {"step": 10})
     (tmp_path / STEPS).write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write .*epoch-0001\.npz"):
-        keep_steps(tmp_path, 1, np.zeros((1, 1, 1), np.float32), ("loading",))
+        write_steps(tmp_path, 1, np.zeros((1, 1, 1), np.float32), ("loading",))
 
 
 def test_a_new_run_in_a_folder_that_is_in_use(tmp_path: Path) -> None:
     lock = RunLock()
-    begin(Recipe(), tmp_path / "run", lock)
+    create_run(Recipe(), tmp_path / "run", lock)
     with pytest.raises(UsageError, match="run is in use by process"):
-        begin(Recipe(), tmp_path / "run", RunLock())
+        create_run(Recipe(), tmp_path / "run", RunLock())
     lock.release()
 
 
 def test_what_steps_took_is_read_by_numpy(tmp_path: Path) -> None:
     seconds = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2)
-    keep_steps(tmp_path, 7, seconds, ("loading", "computing"))
+    write_steps(tmp_path, 7, seconds, ("loading", "computing"))
     with np.load(tmp_path / STEPS / "epoch-0007.npz") as found:
         assert found["kinds"].tolist() == ["loading", "computing"]
         assert found["seconds"].dtype == np.float32
@@ -88,7 +118,7 @@ def test_what_steps_took_is_read_by_numpy(tmp_path: Path) -> None:
 def test_an_epoch_that_is_made_again_has_its_new_steps(tmp_path: Path) -> None:
     """As after a run was killed; nothing else is left there."""
     for epoch, steps in ((1, 4), (2, 3), (2, 5)):
-        keep_steps(tmp_path, epoch, np.full((1, steps, 1), epoch, np.float32), ("loading",))
+        write_steps(tmp_path, epoch, np.full((1, steps, 1), epoch, np.float32), ("loading",))
     assert sorted(path.name for path in (tmp_path / STEPS).iterdir()) == ["epoch-0001.npz", "epoch-0002.npz"]
     with np.load(tmp_path / STEPS / "epoch-0002.npz") as found:
         assert found["seconds"].shape == (1, 5, 1)

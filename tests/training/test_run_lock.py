@@ -58,7 +58,7 @@ def holder(tmp_path: Path, prepare: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_second_one_is_told_who_has_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_second_run_is_reported_the_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     words = rf"is in use by process {holder.pid} on {socket.gethostname()}, since 20\d\d-"
     with pytest.raises(UsageError, match=words):
         RunLock().take(tmp_path)

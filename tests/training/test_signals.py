@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from unisono.training import signals as module
-from unisono.training.signals import ONE, Signals, meaning
+from unisono.training.signals import REPEAT_SECONDS, SignalHandlers, meaning
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from unisono.training.signals import ONE, Signals, meaning
         (signal.SIGUSR1, 5.0, "save"),
         (signal.SIGTERM, None, "stop"),
         (signal.SIGTERM, 0.0, None),
-        (signal.SIGTERM, ONE / 2, None),
-        (signal.SIGTERM, ONE, "end"),
+        (signal.SIGTERM, REPEAT_SECONDS / 2, None),
+        (signal.SIGTERM, REPEAT_SECONDS, "end"),
         (signal.SIGTERM, 100.0, "end"),
         (signal.SIGINT, None, None),
         (signal.SIGCHLD, 5.0, None),
@@ -42,14 +42,14 @@ def until(true: Callable[[], object]) -> None:
 
 
 def test_signals_become_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ONE", 0.0)
+    monkeypatch.setattr(module, "REPEAT_SECONDS", 0.0)
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
     asked = list[str]()
-    with Signals(asked.append, lambda: asked.append("end"), asked.append) as signals:
+    with SignalHandlers(asked.append, lambda: asked.append("end"), asked.append) as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         until(lambda: asked == ["save"])
         assert not signals.stop
-        signals.answered()
+        signals.clear_pending()
         os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: asked == ["save", "stop"])
         assert signals.stop
@@ -59,33 +59,33 @@ def test_signals_become_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
 
 
-def test_a_long_step_is_told_once_and_an_answered_request_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONG", 0.05)
-    asked, told = list[str](), list[str]()
-    with Signals(asked.append, lambda: None, told.append) as signals:
+def test_a_long_step_is_reported_once_and_a_finished_request_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_STEP_SECONDS", 0.05)
+    asked, reported = list[str](), list[str]()
+    with SignalHandlers(asked.append, lambda: None, reported.append) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: told)
+        until(lambda: reported)
         time.sleep(0.2)
-        assert len(told) == 1
-        assert told[0].startswith(
-            "SIGTERM came 0 s ago, and the step still goes on: a checkpoint is written at its end"
+        assert len(reported) == 1
+        assert reported[0].startswith(
+            "SIGTERM was received 0 s ago, and the step has not ended: a checkpoint is written at its end"
         )
-    monkeypatch.setattr(module, "LONG", 1000.0)
-    with Signals(asked.append, lambda: None, told.append) as signals:
+    monkeypatch.setattr(module, "SLOW_STEP_SECONDS", 1000.0)
+    with SignalHandlers(asked.append, lambda: None, reported.append) as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         until(lambda: len(asked) == 2)
-        monkeypatch.setattr(module, "LONG", 0.0)
-        signals.answered()
-    assert len(told) == 1
+        monkeypatch.setattr(module, "SLOW_STEP_SECONDS", 0.0)
+        signals.clear_pending()
+    assert len(reported) == 1
 
 
 def test_the_main_thread_need_not_come_back_from_what_it_computes() -> None:
     """Python's own handlers would wait for that: here for a mutex that is never opened, within C."""
     program = """
 import ctypes, os
-from unisono.training.signals import Signals
+from unisono.training.signals import SignalHandlers
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-with Signals(lambda asks: None, lambda: os._exit(143), print):
+with SignalHandlers(lambda asks: None, lambda: os._exit(143), print):
     print("begun", flush=True)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
@@ -94,7 +94,7 @@ with Signals(lambda asks: None, lambda: os._exit(143), print):
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.terminate()
-        time.sleep(ONE + 0.2)
+        time.sleep(REPEAT_SECONDS + 0.2)
         process.terminate()
         assert process.wait(30) == 143
 
@@ -104,7 +104,7 @@ def test_off_the_main_thread_nothing_is_changed() -> None:
     found = list[object]()
 
     def inside() -> None:
-        with Signals(lambda asks: None, lambda: None, print):
+        with SignalHandlers(lambda asks: None, lambda: None, print):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=inside)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.engine import Span
+from unisono.engine import OperationSpan
 from unisono.step.operations import PACK
 from unisono.step.program import Task
 from unisono.training.timeline import Event, TimelineSpan, events, timeline_span
@@ -25,7 +25,7 @@ def work(name: str, kind: str, thread: str, begin: float, end: float) -> Timelin
 
 
 def test_a_span_says_what_its_task_is() -> None:
-    span = Span("pack 3", "update", UPDATE, 5.0, 6.0, Task(PACK, 3, "update"))
+    span = OperationSpan("pack 3", "update", UPDATE, 5.0, 6.0, Task(PACK, 3, "update"))
     assert timeline_span(span, zero=4.0) == TimelineSpan("pack 3", "update", UPDATE, 1.0, 2.0, "pack", 3)
     assert timeline_span(span._replace(about=None)).operation == ""
 

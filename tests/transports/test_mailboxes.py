@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from unisono.placement import regular
 from unisono.schedules import find
 from unisono.transports.mailboxes import (
-    ALIGNED,
-    MAX_NUMBERED,
+    ALIGNMENT_BYTES,
+    MAX_MESSAGES_PER_PEER,
     MAX_SEATS,
     Mailboxes,
-    numbered_within,
+    chunks_sent_within,
+    messages_per_peer,
     plan_seats,
-    span_within,
 )
 
 
@@ -29,29 +29,31 @@ from unisono.transports.mailboxes import (
     st.integers(1, 16),
 )
 def test_seats_hold_the_longest_messages_of_all_tickets(
-    pool: int, lanes: int, span: int, itemsize: int, largest: int, at_once: int
+    pool: int, lanes: int, span: int, itemsize: int, largest: int, in_flight: int
 ) -> None:
-    seats = plan_seats(pool, lanes, span, itemsize, largest, at_once)
+    seats = plan_seats(pool, lanes, span, itemsize, largest, in_flight)
     if seats is None:
-        assert lanes > MAX_SEATS or pool // (lanes * span) < 2 * ALIGNED + itemsize
+        assert lanes > MAX_SEATS or pool // (lanes * span) < 2 * ALIGNMENT_BYTES + itemsize
         return
-    assert 1 <= seats.at_once <= at_once
-    assert 1 <= seats.largest <= largest
-    assert seats.tickets == lanes * seats.at_once <= MAX_SEATS
-    longest = span * -(-seats.largest * itemsize // ALIGNED) * ALIGNED  # each chunk a stretch of its own
+    assert 1 <= seats.in_flight <= in_flight
+    assert 1 <= seats.chunk_length <= largest
+    assert seats.tickets == lanes * seats.in_flight <= MAX_SEATS
+    longest = (
+        span * -(-seats.chunk_length * itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    )  # each chunk a stretch of its own
     assert longest <= seats.nbytes
     assert seats.tickets * seats.nbytes <= pool
 
 
-def test_what_a_program_sends_within_its_node() -> None:
+def test_chunks_sent_within_a_node() -> None:
     placement = regular(1, 4, 3)
     program = find("hierarchical", placement).allreduce(1, 12)
-    assert span_within(program, (0, 1, 2)) == 4  # a column of 4 chunks, once for both peers
-    assert numbered_within(program, (0, 1, 2)) == 1
-    assert span_within(program, (1,)) == numbered_within(program, ()) == 0
+    assert chunks_sent_within(program, (0, 1, 2)) == 4  # a column of 4 chunks, once for both peers
+    assert messages_per_peer(program, (0, 1, 2)) == 1
+    assert chunks_sent_within(program, (1,)) == messages_per_peer(program, ()) == 0
 
 
-def test_each_message_has_words_of_its_own() -> None:
-    words = {Mailboxes.word(*place) for place in product(range(3), range(9), range(MAX_NUMBERED))}
-    assert len(words) == 3 * 9 * MAX_NUMBERED
+def test_words_of_messages_are_distinct() -> None:
+    words = {Mailboxes.word(*index) for index in product(range(3), range(9), range(MAX_MESSAGES_PER_PEER))}
+    assert len(words) == 3 * 9 * MAX_MESSAGES_PER_PEER
     assert all(word % 2 == 0 for word in words)

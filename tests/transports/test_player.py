@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.placement import apart
+from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Program, receive
@@ -31,16 +31,16 @@ def test_allreduce(name: str, ranks: int, length: int) -> None:
     for dtype in NUMPY_DTYPES if length <= 101 else [torch.float32]:
         payloads = contributions(length, ranks, NUMPY_DTYPES[dtype])
         expected = np.sum(payloads, axis=0, dtype=np.float64).astype(NUMPY_DTYPES[dtype])
-        programs = [find(name, apart(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
+        programs = [find(name, one_rank_per_node(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
         play_all(programs, lambda chunks: cut(length, chunks, max(1, length // 5)), payloads, arithmetic_of(dtype))
         for payload in payloads:
             np.testing.assert_array_equal(payload, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if find(name, apart(2)).reduce_scatter])
+@pytest.mark.parametrize("name", [name for name in names() if find(name, one_rank_per_node(2)).reduce_scatter])
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_halves(name: str, ranks: int) -> None:
-    length, family = 1009, find(name, apart(ranks))
+def test_reduce_scatter_and_all_gather_by_threads(name: str, ranks: int) -> None:
+    length, family = 1009, find(name, one_rank_per_node(ranks))
     payloads = contributions(length, ranks, np.dtype(np.float32))
     expected = np.sum(payloads, axis=0)
     for algorithm in (family.reduce_scatter, family.all_gather):
@@ -68,7 +68,7 @@ def test_all_ranks_end_with_the_same_bits(
 ) -> None:
     payloads = list(np.random.default_rng(seed).normal(size=(ranks, length)))
     expected = np.sum(payloads, axis=0)
-    programs = [find(name, apart(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
+    programs = [find(name, one_rank_per_node(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
     play_all(programs, lambda chunks: cut(length, chunks, largest), payloads, arithmetic_of(torch.float64), in_flight)
     for payload in payloads:
         assert payload.tobytes() == payloads[0].tobytes()
@@ -81,12 +81,12 @@ def test_one_round_sums_in_the_order_of_ranks(name: str) -> None:
     serial = payloads[0].copy()
     for payload in payloads[1:]:
         serial += payload
-    programs = [find(name, apart(7)).allreduce(rank, 7) for rank in range(7)]
+    programs = [find(name, one_rank_per_node(7)).allreduce(rank, 7) for rank in range(7)]
     play_all(programs, lambda chunks: cut(1000, chunks, 30), payloads, arithmetic_of(torch.float64))
     assert all(payload.tobytes() == serial.tobytes() for payload in payloads)
 
 
-def test_a_play_that_is_stuck_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stuck_play_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "STUCK_SECONDS", 0.2)
     programs = [Program(1, (((receive(1, 0),),),)), Program(1, ((),))]
     with pytest.raises(Exception, match="rank 0 waits forever"):

@@ -7,7 +7,7 @@ from unisono.transports.rounds import reduce_arrivals
 from unisono.transports.transport import Move
 
 
-def test_what_is_added_to_a_stretch_is_summed_in_the_order_of_ranks() -> None:
+def test_arrivals_are_summed_in_rank_order() -> None:
     big, small = 2.0**53, 1.0  # big + small + small differs from small + small + big
     payload = np.array([small, 7.0])
     moves = [Move(Action.ADD, 3, slice(0, 1)), Move(Action.SEND, 0, slice(1, 2)), Move(Action.ADD, 0, slice(0, 1))]

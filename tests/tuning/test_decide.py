@@ -11,7 +11,7 @@ def exact(**medians: float) -> dict[str, Timing]:
     return {name: Timing(median, median, median) for name, median in medians.items()}
 
 
-def test_the_fastest_serves_and_neighbours_are_joined() -> None:
+def test_fastest_is_chosen_and_adjacent_sizes_are_joined() -> None:
     timings = {
         1024: exact(ring=2.1, tree=0.9),
         4096: exact(ring=2.2, tree=1.2),
@@ -23,7 +23,7 @@ def test_the_fastest_serves_and_neighbours_are_joined() -> None:
     assert found[0].timing.median == 1.2
 
 
-def test_what_is_as_fast_within_its_interval_stays() -> None:
+def test_equally_fast_choice_is_kept() -> None:
     timings = {4: exact(tree=1.0, ring=2.0), 16: {"tree": Timing(1.01, 0.9, 1.1), "ring": Timing(1.0, 0.9, 1.1)}}
     assert [row.algorithm for row in rows(timings)] == ["tree"]
     timings[16]["tree"] = Timing(1.2, 1.1, 1.3)
@@ -39,7 +39,7 @@ def test_every_size_is_served_by_its_fastest(fastest: dict[int, str]) -> None:
         assert next(row.algorithm for row in found if row.up_to is None or size <= row.up_to) == best
 
 
-def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+def test_interval_contains_the_median_at_its_confidence() -> None:
     chance = random.Random(1)
     held = 0
     for _ in range(2000):
@@ -50,5 +50,5 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
     assert math.isclose(timing_of([1.0, 2.0]).median, 1.5)
 
 
-def test_the_hopeless_get_no_more_trials() -> None:
+def test_slow_candidates_get_no_more_trials() -> None:
     assert worth_another({"a": [1.0, 1.1, 1.2], "b": [1.5, 3.0], "c": [1.8, 1.9]}) == {"a", "b"}

@@ -8,7 +8,7 @@ from unisono.tuning.topology import Pair, pairings, supernodes
 
 
 @given(st.integers(0, 20), st.integers(0, 60), st.integers(0, 99))
-def test_pairings_pair_everyone_once_and_everybody_meets(nodes: int, rounds: int, seed: int) -> None:
+def test_pairings_contain_every_pair_once(nodes: int, rounds: int, seed: int) -> None:
     found = pairings(nodes, rounds, seed)
     assert len(found) == (rounds if nodes > 1 else 0)
     for pairs in found:
@@ -30,7 +30,7 @@ def shared(pairs: list[Pair], group: tuple[int, ...], uplink: float) -> list[tup
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(2, 4), st.integers(3, 6), st.sampled_from([4.0, 8.0]), st.randoms(use_true_random=False))
-def test_groups_are_found_whatever_the_order_of_nodes(
+def test_groups_are_found_for_any_order_of_nodes(
     count: int, each: int, oversubscribed: float, chance: random.Random
 ) -> None:
     group = [number for number in range(count) for _ in range(each)]

@@ -11,35 +11,35 @@ BLOCK = 64
 class Scaled:
     """float32 as 8-bit integers times a power of two, which is the block's: one byte a number, four a block."""
 
-    by_element = False
+    elementwise = False
 
     def nbytes(self, length: int) -> int:
         return length + 4 * -(-length // BLOCK)
 
-    def encode(self, stretch: np.ndarray, parcel: np.ndarray) -> None:
-        scales, numbers = self._parts(parcel, len(stretch))
-        for place, block in enumerate(self._blocks(stretch)):
+    def encode(self, values: np.ndarray, encoded: np.ndarray) -> None:
+        scales, numbers = self._parts(encoded, len(values))
+        for place, block in enumerate(self._blocks(values)):
             largest = float(np.abs(block).max(initial=0))
             scales[place] = 2.0 ** np.ceil(np.log2(largest / 127)) if largest else 0.0
-        self._blocks(numbers, np.round(self._over(stretch, scales)))
-        self.decode(parcel, stretch)
+        self._blocks(numbers, np.round(self._over(values, scales)))
+        self.decode(encoded, values)
 
-    def decode(self, parcel: np.ndarray, stretch: np.ndarray) -> None:
-        scales, numbers = self._parts(parcel, len(stretch))
-        stretch[:] = numbers * np.repeat(scales, BLOCK)[: len(stretch)]
+    def decode(self, encoded: np.ndarray, values: np.ndarray) -> None:
+        scales, numbers = self._parts(encoded, len(values))
+        values[:] = numbers * np.repeat(scales, BLOCK)[: len(values)]
 
-    def _over(self, stretch: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        each = np.repeat(scales, BLOCK)[: len(stretch)]
-        return np.divide(stretch, each, out=np.zeros_like(stretch), where=each > 0)
+    def _over(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        each = np.repeat(scales, BLOCK)[: len(values)]
+        return np.divide(values, each, out=np.zeros_like(values), where=each > 0)
 
-    def _parts(self, parcel: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def _parts(self, encoded: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         count = 4 * -(-length // BLOCK)
-        return parcel[:count].view(np.float32), parcel[count:].view(np.int8)
+        return encoded[:count].view(np.float32), encoded[count:].view(np.int8)
 
-    def _blocks(self, stretch: np.ndarray, values: np.ndarray | None = None) -> list[np.ndarray]:
-        if values is not None:
-            stretch[:] = values
-        return [stretch[start : start + BLOCK] for start in range(0, len(stretch), BLOCK)]
+    def _blocks(self, values: np.ndarray, new_values: np.ndarray | None = None) -> list[np.ndarray]:
+        if new_values is not None:
+            values[:] = new_values
+        return [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
 
 
 def scaled(dtype: torch.dtype) -> Scaled | None:

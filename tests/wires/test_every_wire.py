@@ -23,7 +23,7 @@ for _name in WIRES:
 
 @pytest.mark.parametrize("name", EVERY)
 @given(values=st.lists(st.floats(-1e4, 1e4, width=32), max_size=300))
-def test_both_ends_hold_the_same_and_passing_it_on_changes_nothing(name: str, values: list[float]) -> None:
+def test_both_ends_hold_equal_values_and_forwarding_is_stable(name: str, values: list[float]) -> None:
     wire, numpy = EVERY[name]
     held = np.array(values, numpy)
     parcel, again = (np.zeros(wire.nbytes(len(values)), np.uint8) for _ in range(2))
@@ -37,10 +37,11 @@ def test_both_ends_hold_the_same_and_passing_it_on_changes_nothing(name: str, va
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_what_comes_is_near_what_was_sent(name: str) -> None:
+def test_decoded_values_are_near_the_sent_ones(name: str) -> None:
     wire, numpy = EVERY[name]
     sent = np.random.default_rng(0).normal(size=1000).astype(numpy)
     held = sent.copy()
     wire.encode(held, np.zeros(wire.nbytes(1000), np.uint8))
-    assert np.abs(held - sent).max() < 0.05
+    bound = np.abs(sent).max() / 12 if "int4" in name else 0.05
+    assert np.abs(held - sent).max() < bound
     assert wire.nbytes(1000) < sent.nbytes

@@ -10,7 +10,7 @@ from unisono.wires.rounded import Rounded
 
 
 @given(st.lists(st.floats(width=32), max_size=50), st.sampled_from([torch.float16, torch.bfloat16]))
-def test_both_ends_hold_what_was_sent(values: list[float], flight: torch.dtype) -> None:
+def test_both_ends_hold_the_sent_values(values: list[float], flight: torch.dtype) -> None:
     wire = Rounded(torch.float32, flight)
     held = np.array(values, np.float32)
     rounded = torch.tensor(values, dtype=torch.float32).to(flight).float()
@@ -22,7 +22,7 @@ def test_both_ends_hold_what_was_sent(values: list[float], flight: torch.dtype) 
     assert parcel.nbytes == 2 * len(values)
 
 
-def test_what_is_no_wider_travels_as_it_is() -> None:
+def test_dtypes_that_are_not_wider_are_sent_unencoded() -> None:
     for name in (None, *WIRES):
         for dtype in (torch.float16, torch.bfloat16, torch.int64):
             assert wire_of(name, dtype) is None

@@ -25,11 +25,11 @@ from unisono.world import World
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
 """Payloads in bytes."""
 
-FEWEST, MOST = 3, 31
-"""Fewest and most trials of each contender."""
+MIN_TRIALS, MAX_TRIALS = 3, 31
+"""Smallest and largest number of trials of each contender."""
 
-BUDGET = 8.0
-"""Seconds of trials for a size, beyond the fewest trials of each contender."""
+TRIAL_SECONDS = 8.0
+"""Seconds of trials for a size, in addition to the MIN_TRIALS of each contender."""
 
 AUTO, LIBRARY, GLOO, COPY = "auto", "MPI library", "gloo", "copy"
 """Contenders in addition to the algorithms; `copy` is the bound on one node."""
@@ -37,8 +37,8 @@ AUTO, LIBRARY, GLOO, COPY = "auto", "MPI library", "gloo", "copy"
 ON_TENSOR = "MPI library, tensor"
 """The library on a tensor's memory, as programs with tensors call it; LIBRARY uses an array made beforehand."""
 
-SHORT = 64 << 10
-"""Bytes up to which a tensor's overhead matters, so that ON_TENSOR is timed too."""
+MAX_ON_TENSOR_BYTES = 64 << 10
+"""Largest payload in bytes for which ON_TENSOR is timed too: there a tensor's overhead matters."""
 
 WIRES = ("bfloat16", "float16")
 
@@ -48,12 +48,12 @@ def measure(
     sizes: Sequence[int] = SIZES,
     algorithms: Sequence[str] | None = None,
     rate: float | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Time the allreduce of float32 tensors, in place, all ranks together. Return the results as data for JSON.
 
     `sizes` are in bytes. `algorithms` are the ones to time; None for all that are worth it. `rate` is the speed of a
-    node's link in bits per second, if known; otherwise the bound uses the table's measured speed. `say` gets a line for
+    node's link in bits per second, if known; otherwise the bound uses the table's measured speed. `log` gets a line for
     each size.
     """
     chosen = list(algorithms) if algorithms is not None else _algorithms(world)
@@ -67,7 +67,7 @@ def measure(
     with _gloo(world):
         for nbytes in sizes:
             calls = contenders(world, nbytes, chosen)
-            seconds = times(world, calls, FEWEST, MOST, BUDGET)
+            seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS)
             row: dict[str, Any] = {"bytes": nbytes, "bound_us": None, "contenders": {}}
             if world.nodes > 1:
                 beta = 8 / rate if rate else float(world.table.network.beta)
@@ -83,7 +83,7 @@ def measure(
                 }
             found["sizes"].append(row)
             best = min(row["contenders"].keys() - {COPY}, key=lambda name: float(row["contenders"][name]["median_us"]))
-            say(f"{nbytes} B: fastest is {best}, {row['contenders'][best]['median_us'] / 1e3:.3f} ms")
+            log(f"{nbytes} B: fastest is {best}, {row['contenders'][best]['median_us'] / 1e3:.3f} ms")
     return found
 
 
@@ -96,7 +96,7 @@ def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str
         LIBRARY: lambda: world.comm.Allreduce(MPI.IN_PLACE, library),
         GLOO: lambda: dist.all_reduce(gloo),
     }
-    if nbytes <= SHORT:
+    if nbytes <= MAX_ON_TENSOR_BYTES:
         calls[ON_TENSOR] = lambda: world.comm.Allreduce(MPI.IN_PLACE, gloo.numpy())
     if world.nodes == 1:
         source = np.zeros(count, np.float32)
@@ -121,7 +121,7 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
         algorithm = find(name, world.placement).allreduce
         pace = pace_of(algorithm(world.rank, world.size), world.size, -(-nbytes // 4), 4, world.table.network)
         seconds = simulate(
-            algorithm, world.placement, world.table.network, nbytes, 4 * pace.largest, pace.at_once
+            algorithm, world.placement, world.table.network, nbytes, 4 * pace.chunk_length, pace.in_flight
         ).seconds
     except NetworkError:
         return None

@@ -1,16 +1,16 @@
-"""One way of making a network's training steps, in a process with its own environment and memory.
+"""One contender for the training steps of a network, in a process with its own environment and memory.
 
-    stock      float32, channels first, as a model is that nobody has changed
-    tuned      channels last, bfloat16 by autocast where the processor is made for it: what a careful user would write
+    stock      float32, channels first: the unchanged model
+    tuned      channels last, bfloat16 by autocast where the processor supports it: what a careful user would write
     kept       tuned, in the environment that `unisono train` gives its ranks: memory kept from step to step
-    ours       in that environment, products in the same number format, channels last, each convolution by its best way;
-               response norms stay in that format, which autocast computes in float32
+    ours       in that environment, products in the same number format, channels last, each convolution by its best
+               algorithm; response norms stay in that format (autocast computes them in float32)
 
 A step is forward, loss, backward and SGD with momentum, on random images. All start with the same weights.
 
-Started as  python -m unisono.bench.contender NETWORK CONTENDER BATCH.  The first input line holds the timings of ways
-known so far; each further line requests a step. The answer is a line of JSON: the step's seconds, and the peak memory
-of the process in it. When the input ends, it prints the timings of ways that it has measured.
+Started as  python -m unisono.bench.contender NETWORK CONTENDER BATCH.  The first input line holds the known timings
+of algorithms; each further line requests a step. The answer is a line of JSON: the step's seconds, and the peak memory
+of the process in it. When the input ends, it prints the timings of algorithms that it has measured.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from unisono.compute.allocator import release_free_memory
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.formats import AUTO
-from unisono.compute.memory import give_back
-from unisono.compute.precision import Within, choose, products_in
+from unisono.compute.precision import StepContext, autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
-from unisono.models.catalogue import CIFAR_LAYERS
-from unisono.models.table import make_network
+from unisono.models.names import CIFAR_LAYERS
+from unisono.models.registry import make_network
 from unisono.training.loss import classification_loss
 
-STOCK, TUNED, KEPT, OURS = "stock", "tuned", "kept", "ours"
-CONTENDERS = (STOCK, TUNED, KEPT, OURS)
-KEEPING = (KEPT, OURS)
+STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
+CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)
+WITH_KEPT_MEMORY = (KEPT_MEMORY, OURS)
 """Contenders whose memory is kept from step to step."""
 
 SHAPES = {
@@ -60,12 +60,12 @@ def shape_of(name: str, batch: int, size: int = 0) -> tuple[int, ...]:
 
 @dataclass
 class Contender:
-    """One way of making a network's steps."""
+    """A network with its inputs, optimizer and number format."""
 
     model: nn.Module
     inputs: Tensor
     labels: Tensor
-    within: Within
+    within: StepContext
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
@@ -91,12 +91,12 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
     if contender == STOCK:
         return Contender(model, inputs, labels, nullcontext)
     inputs = inputs.contiguous(memory_format=torch.channels_last)
-    dtype = choose(AUTO, torch.float32, "cpu", processor())
-    if contender in (TUNED, KEPT):
+    dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
+    if contender in (TUNED, KEPT_MEMORY):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     else:
         prepare(model, plan)
-    return Contender(model, inputs, labels, lambda: products_in(dtype, torch.float32, "cpu"))
+    return Contender(model, inputs, labels, lambda: autocast_to(dtype, torch.float32, "cpu"))
 
 
 def serve(name: str, contender: str, batch: int) -> None:
@@ -104,15 +104,15 @@ def serve(name: str, contender: str, batch: int) -> None:
     plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
     one = make(name, contender, batch, plan)
     for number, _ in enumerate(sys.stdin):
-        if contender in KEEPING and number == 1:
-            give_back()  # as a run does after the step in which ways are tried
-        forget_peak()
+        if contender in WITH_KEPT_MEMORY and number == 1:
+            release_free_memory()  # as a run does after the step in which algorithms are timed
+        reset_peak()
         took = one.step()
         print(json.dumps({"seconds": took, "peak_bytes": peak_bytes()}), flush=True)
     print(json.dumps(plan.measured), flush=True)
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Reset the peak that `peak_bytes` returns (Linux: proc_pid_clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
 
@@ -120,7 +120,7 @@ def forget_peak() -> None:
 def peak_bytes() -> int:
     """Return the peak resident memory of this process, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found, "Linux tells it"
+    assert found, "Linux has this line"
     return 1024 * int(found[1])
 
 

@@ -11,14 +11,12 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from unisono.bench.layers import Row
+from unisono.bench.layers import LayerTiming
 from unisono.bench.peak import Peak
 from unisono.compute.geometry import Pass
 
-SHORT = {Pass.FORWARD.value: "forward", Pass.INPUT.value: "inputs'", Pass.WEIGHT.value: "weight's"}
 
-
-def as_data(rows: Sequence[Row], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
+def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return all measurements as data for JSON: seconds, operations, bytes."""
     return {
         **about,
@@ -28,31 +26,31 @@ def as_data(rows: Sequence[Row], peak: Peak, about: Mapping[str, Any]) -> dict[s
             {
                 **asdict(row),
                 "share_of_bound": row.share_of_bound(peak),
-                "bound": "memory" if peak.by_memory(row.operations, row.least_bytes) else "products",
+                "bound": "memory" if peak.memory_bound(row.operations, row.least_bytes) else "products",
             }
             for row in rows
         ],
     }
 
 
-def medians(rows: Sequence[Row], peak: Peak) -> dict[str, float]:
+def medians(rows: Sequence[LayerTiming], peak: Peak) -> dict[str, float]:
     """Return, for each pass, the share of the bound that the median convolution reaches."""
     found = {}
     for which in Pass:
-        shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.which == which.value]
+        shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.pass_name == which.value]
         if shares:
             found[which.value] = statistics.median(shares)
     return found
 
 
-def as_table(rows: Sequence[Row], peak: Peak) -> Table:
-    """Return a table with a line for each pass of each layer."""
+def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
+    """Return a table with a row for each pass of each layer."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("layer", "kind", "pass"):
         table.add_column(name, no_wrap=True)
     for name in ("ms", "GFLOP/s", "of peak", "bytes/FLOP", "of bound"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("way", no_wrap=True)
+    table.add_column("algorithm", no_wrap=True)
     last = ""
     for row in rows:
         table.add_row(*(("", "") if row.layer == last else (row.layer, row.kind)), *_cells(row, peak))
@@ -60,16 +58,16 @@ def as_table(rows: Sequence[Row], peak: Peak) -> Table:
     return table
 
 
-def sums(rows: Sequence[Row]) -> list[tuple[str, float]]:
+def sums(rows: Sequence[LayerTiming]) -> list[tuple[str, float]]:
     """Return the seconds of each kind of layer and pass, the longest first."""
     found: dict[str, float] = {}
     for row in rows:
-        name = f"{row.kind}, {SHORT[row.which]}"
+        name = f"{row.kind}, {row.pass_name}"
         found[name] = found.get(name, 0.0) + row.seconds
     return sorted(found.items(), key=lambda item: -item[1])
 
 
-def plot(rows: Sequence[Row], peak: Peak, title: str, path: Path) -> None:
+def plot(rows: Sequence[LayerTiming], peak: Peak, title: str, path: Path) -> None:
     """Draw a bar for each layer and pass: its milliseconds, with its bound inside."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
 
@@ -77,7 +75,7 @@ def plot(rows: Sequence[Row], peak: Peak, title: str, path: Path) -> None:
     figure = Figure(figsize=(12, 1.5 + 0.22 * len(names)), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for one, which in zip(axes, Pass, strict=True):
-        of = {row.layer: row for row in rows if row.which == which.value}
+        of = {row.layer: row for row in rows if row.pass_name == which.value}
         height = [1e3 * of[name].seconds if name in of else 0.0 for name in names]
         bound = [
             height[n] * min(1.0, of[name].share_of_bound(peak)) if name in of else 0.0 for n, name in enumerate(names)
@@ -93,9 +91,9 @@ def plot(rows: Sequence[Row], peak: Peak, title: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def _cells(row: Row, peak: Peak) -> tuple[str, ...]:
-    shared = f"{row.share_of_bound(peak):.0%} {'memory' if peak.by_memory(row.operations, row.least_bytes) else ''}"
-    first = SHORT[row.which], f"{1e3 * row.seconds:.2f}"
+def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
+    shared = f"{row.share_of_bound(peak):.0%} {'memory' if peak.memory_bound(row.operations, row.least_bytes) else ''}"
+    first = row.pass_name, f"{1e3 * row.seconds:.2f}"
     if not row.operations:
         return *first, "", "", "", shared.strip(), ""
     rate = row.operations / row.seconds
@@ -105,5 +103,5 @@ def _cells(row: Row, peak: Peak) -> tuple[str, ...]:
         f"{rate / peak.operations_per_second:.0%}",
         f"{row.least_bytes / row.operations:.3f}",
         shared.strip(),
-        row.way,
+        row.algorithm,
     )

@@ -1,10 +1,10 @@
 """The layer report: time and throughput of each layer's three passes, and the bound of each (swCaffe 6.1, table 2).
 
-    model ─ shapes, without computing ─▶ layers ─ each pass by itself, on random numbers ─▶ rows
+    model ─ shapes, without computing ─▶ layers ─ each pass by itself, on random numbers ─▶ timings
 
 Layers of the same sizes are measured once. A bound is the longer of two times: that of the operations at the measured
 peak of products, and that of inputs, outputs and weight at the measured rate of memory. Operations are counted as in a
-plain sum, so a way that needs fewer can be faster than the bound of products.
+plain sum, so an algorithm that needs fewer can be faster than the bound of products.
 
 Layers are modules without submodules. Calls between them (`torch.cat`, the sum of a residual) are not measured. Of a
 convolution and a wide layer only the product is, without its bias and the rounding of its weight.
@@ -27,17 +27,17 @@ from unisono.bench.peak import Peak
 from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
-from unisono.compute.precision import products_in
+from unisono.compute.precision import autocast_to
 from unisono.errors import UsageError
 
-TIMED = 3
+TIMED_REPETITIONS = 3
 """Timed repetitions of each pass."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layer:
+class BenchLayer:
     """A layer of a model, with the shapes of its inputs and outputs."""
 
     name: str
@@ -47,45 +47,45 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One pass of one layer."""
+class LayerTiming:
+    """Time of one pass of one layer."""
 
     layer: str
     kind: str
     """Name of the module's class."""
-    which: str
+    pass_name: str
     seconds: float
     operations: int
     """Additions and multiplications; 0 for layers that only read and write."""
     least_bytes: int
-    way: str
-    """Name of the way that computes a convolution; empty for other layers."""
+    algorithm: str
+    """Algorithm that computes a convolution; empty for other layers."""
 
     def share_of_bound(self, peak: Peak) -> float:
         """Return the bound over the time: 1 at the bound."""
         return peak.least_seconds(self.operations, self.least_bytes) / self.seconds
 
 
-def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
+def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     """Return the layers that compute something for inputs of this shape, in the order in which they run.
 
     Raises UsageError where the model refuses such inputs.
     """
-    found: list[Layer] = []
-    ghost = copy.deepcopy(model).to("meta")
-    names = {module: name for name, module in ghost.named_modules() if not any(module.children())}
+    found: list[BenchLayer] = []
+    shadow = copy.deepcopy(model).to("meta")
+    names = {module: name for name, module in shadow.named_modules() if not any(module.children())}
     own = dict(model.named_modules())
 
-    def see(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
+    def record(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
             name = names[module]
-            found.append(Layer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
+            found.append(BenchLayer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
 
-    hooks = [module.register_forward_hook(see) for module in names]
+    hooks = [module.register_forward_hook(record) for module in names]
     try:
-        ghost(torch.empty(inputs, device="meta"))
+        shadow(torch.empty(inputs, device="meta"))
     except (RuntimeError, ValueError) as error:
-        raise UsageError(f"the model cannot be shown inputs of shape {inputs}: {error}") from error
+        raise UsageError(f"the model does not accept inputs of shape {inputs}: {error}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -93,18 +93,18 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[Layer]:
 
 
 def measure_layers(
-    layers: list[Layer], plan: ConvolutionPlan, dtype: torch.dtype, say: Callable[[str], None]
-) -> list[Row]:
+    layers: list[BenchLayer], plan: ConvolutionPlan, dtype: torch.dtype, log: Callable[[str], None]
+) -> list[LayerTiming]:
     """Time the passes of each layer, with products in `dtype`; the first layer's inputs need no gradient.
 
     Raises UsageError for a layer that cannot be computed in `dtype`.
     """
-    rows: list[Row] = []
-    known: dict[Any, list[Row]] = {}
+    rows: list[LayerTiming] = []
+    known: dict[Any, list[LayerTiming]] = {}
     for number, layer in enumerate(layers):
         key = (repr(layer.module), layer.inputs, number == 0)
         if key not in known:
-            say(f"{number + 1}/{len(layers)} {layer.name}")
+            log(f"{number + 1}/{len(layers)} {layer.name}")
             try:
                 known[key] = list(_measure(layer, plan, dtype, first=number == 0))
             except RuntimeError as error:
@@ -112,11 +112,11 @@ def measure_layers(
                     f"layer {layer.name}, {layer.module}, cannot be computed in {dtype}: {error}; "
                     "try --precision float32"
                 ) from error
-        rows += [Row(**{**asdict(row), "layer": layer.name}) for row in known[key]]
+        rows += [LayerTiming(**{**asdict(row), "layer": layer.name}) for row in known[key]]
     return rows
 
 
-def _measure(layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[Row]:
+def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
     module = layer.module
     if isinstance(module, nn.Conv2d) and plannable(module, layer.inputs):
         passes = _of_convolution(module, layer, plan, dtype)
@@ -124,48 +124,50 @@ def _measure(layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype, first: boo
         passes = _of_linear(module, layer, dtype)
     else:
         passes = _of_other(module, layer, dtype)
-    for which, (work, operations, least_bytes, way) in passes.items():
-        if not (first and which is Pass.INPUT):
+    for which, (work, operations, least_bytes, algorithm) in passes.items():
+        if not (first and which is Pass.GRAD_INPUT):
             row = type(module).__name__, which.value, median_of(work), operations
-            yield Row(layer.name, *row, least_bytes, way() if way else "")
+            yield LayerTiming(layer.name, *row, least_bytes, algorithm() if algorithm else "")
 
 
 Work = tuple[Callable[[], object], int, int, Callable[[], str] | None]
 
 
-def _of_convolution(module: nn.Conv2d, layer: Layer, plan: ConvolutionPlan, dtype: torch.dtype) -> Mapping[Pass, Work]:
+def _of_convolution(
+    module: nn.Conv2d, layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype
+) -> Mapping[Pass, Work]:
     inputs = _random(layer.inputs, dtype)
     gradient, weight = _random(layer.outputs, dtype), module.weight.detach().to(dtype)
     geometry = geometry_of(module, inputs)
-    given = {Pass.FORWARD: (inputs, weight), Pass.INPUT: (gradient, weight), Pass.WEIGHT: (inputs, gradient)}
+    given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
 
     def work(which: Pass, geometry: Geometry) -> Work:
         return (
             lambda: plan.compute(which, geometry, *given[which]),
             geometry.operations,
             geometry.least_bytes,
-            lambda: plan.way(which, geometry),
+            lambda: plan.algorithm(which, geometry),
         )
 
     return {which: work(which, geometry) for which in given}
 
 
-def _of_linear(module: nn.Linear, layer: Layer, dtype: torch.dtype) -> Mapping[Pass, Work]:
+def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Mapping[Pass, Work]:
     inputs = _random(layer.inputs, dtype).reshape(-1, module.in_features)
     gradient, weight = _random(layer.outputs, dtype).reshape(-1, module.out_features), module.weight.detach().to(dtype)
     operations = 2 * len(inputs) * weight.numel()
     least_bytes = (inputs.numel() + gradient.numel() + weight.numel()) * dtype.itemsize
-    works: Mapping[Pass, Callable[[], object]] = {
+    products: Mapping[Pass, Callable[[], object]] = {
         Pass.FORWARD: lambda: inputs @ weight.t(),
-        Pass.INPUT: lambda: gradient @ weight,
-        Pass.WEIGHT: lambda: gradient.t() @ inputs,
+        Pass.GRAD_INPUT: lambda: gradient @ weight,
+        Pass.GRAD_WEIGHT: lambda: gradient.t() @ inputs,
     }
-    return {which: (work, operations, least_bytes, None) for which, work in works.items()}
+    return {which: (work, operations, least_bytes, None) for which, work in products.items()}
 
 
-def _of_other(module: nn.Module, layer: Layer, dtype: torch.dtype) -> Mapping[Pass, Work]:
-    inputs, within = _random(layer.inputs, dtype).requires_grad_(), partial(products_in, dtype, torch.float32, "cpu")
-    given = inputs.clone()  # layers may change it, as they may not change what nothing has made
+def _of_other(module: nn.Module, layer: BenchLayer, dtype: torch.dtype) -> Mapping[Pass, Work]:
+    inputs, within = _random(layer.inputs, dtype).requires_grad_(), partial(autocast_to, dtype, torch.float32, "cpu")
+    given = inputs.clone()  # layers may change it in place, which autograd forbids for a leaf
 
     def forward() -> Tensor:
         with within():
@@ -180,7 +182,7 @@ def _of_other(module: nn.Module, layer: Layer, dtype: torch.dtype) -> Mapping[Pa
     def backward() -> object:
         return torch.autograd.grad(outputs, inputs, gradient, retain_graph=True)
 
-    return {Pass.FORWARD: (forward, 0, least_bytes, None), Pass.INPUT: (backward, 0, 2 * least_bytes, None)}
+    return {Pass.FORWARD: (forward, 0, least_bytes, None), Pass.GRAD_INPUT: (backward, 0, 2 * least_bytes, None)}
 
 
 def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -192,7 +194,7 @@ def median_of(work: Callable[[], object]) -> float:
     """Return the median seconds of `work`, after one untimed call."""
     work()
     seconds = []
-    for _ in range(TIMED):
+    for _ in range(TIMED_REPETITIONS):
         begun = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begun)

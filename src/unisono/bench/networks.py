@@ -1,6 +1,6 @@
-"""Training steps of the papers' networks: images a second and memory, ours beside stock PyTorch (swCaffe's table 3).
+"""Training steps of the papers' networks: images/s and memory, ours compared with stock PyTorch (swCaffe's table 3).
 
-Each contender (`contender.py`) is a separate process; they make their steps in turn, while the others wait.
+Each contender (`contender.py`) is a separate process; they run their steps in turn, while the others wait.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from unisono.bench.contender import CONTENDERS, KEEPING, OURS
+from unisono.bench.contender import CONTENDERS, OURS, WITH_KEPT_MEMORY
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
-from unisono.launch import MEMORY
+from unisono.launch import MALLOC_ENVIRONMENT
 
-UNCOUNTED = 5
-"""First steps, which are not counted: ways are tried and memory is taken, until freed blocks fit new requests."""
+WARMUP_STEPS = 5
+"""First steps, which are not counted: algorithms are timed, and memory grows until freed blocks fit new requests."""
 
 
-class Started:
+class ContenderProcess:
     """A contender's process."""
 
     def __init__(self, name: str, contender: str, batch: int, measured: Mapping[str, Mapping[str, float]]) -> None:
         command = [sys.executable, "-m", "unisono.bench.contender", name, contender, str(batch)]
-        plain = {key: value for key, value in os.environ.items() if key not in MEMORY}
-        environment = {**plain, **MEMORY} if contender in KEEPING else plain
+        plain = {key: value for key, value in os.environ.items() if key not in MALLOC_ENVIRONMENT}
+        environment = {**plain, **MALLOC_ENVIRONMENT} if contender in WITH_KEPT_MEMORY else plain
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._name = f"{contender} of {name}"
-        self._say(json.dumps(measured))
+        self._send(json.dumps(measured))
 
     def __enter__(self) -> Self:
         return self
@@ -48,36 +48,38 @@ class Started:
 
     def step(self) -> dict[str, float]:
         """Request a step. Return its `seconds`, and `peak_bytes` of the process's memory."""
-        self._say("")
-        return self._answer()
+        self._send("")
+        return self._receive()
 
     def plan(self) -> dict[str, Any]:
-        """End the process. Return the timings of ways that it has measured."""
+        """End the process. Return the timings of algorithms that it has measured."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self._answer()
+        return self._receive()
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: its answer will be missing
+        with suppress(BrokenPipeError):  # it has ended: `_receive` reports it
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
-    def _answer(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise UsageError(f"{self._name} ended with {self._process.wait()}, as is said above; try a smaller --batch")
+            raise UsageError(
+                f"{self._name} ended with exit code {self._process.wait()}, see above; try a smaller --batch"
+            )
         found: dict[str, Any] = json.loads(line)
         return found
 
 
 def measure_networks(
-    names: Sequence[str], batch: int, steps: int, plan: ConvolutionPlan, say: Callable[[str], None]
+    names: Sequence[str], batch: int, steps: int, plan: ConvolutionPlan, log: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Return the seconds of `steps` steps and the peak memory of a step, for each network and contender.
 
-    The first UNCOUNTED steps are not counted. Timings of ways are added to `plan`.
+    The WARMUP_STEPS first steps are not counted. Timings of algorithms are added to `plan`.
     """
     found = []
     for name in names:
@@ -85,23 +87,23 @@ def measure_networks(
         peak = dict.fromkeys(CONTENDERS, 0)
         with ExitStack() as stack:
             started = {
-                contender: stack.enter_context(Started(name, contender, batch, plan.measured))
+                contender: stack.enter_context(ContenderProcess(name, contender, batch, plan.measured))
                 for contender in CONTENDERS
             }
-            for number in range(1 - UNCOUNTED, 1 + steps):
+            for number in range(1 - WARMUP_STEPS, 1 + steps):
                 for contender, one in started.items():
-                    say(f"{name}: step {max(0, number)} of {steps}, {contender}")
-                    told = one.step()
+                    log(f"{name}: step {max(0, number)} of {steps}, {contender}")
+                    result = one.step()
                     if number > 0:
-                        seconds[contender].append(told["seconds"])
-                        peak[contender] = max(peak[contender], int(told["peak_bytes"]))
+                        seconds[contender].append(result["seconds"])
+                        peak[contender] = max(peak[contender], int(result["peak_bytes"]))
             plan.measured.update(started[OURS].plan())
         found.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
     return found
 
 
 def as_markdown(found: Sequence[dict[str, Any]]) -> str:
-    """Return a table: images a second of each contender, median and range, ratios of ours to the others, and memory."""
+    """Return a table: images/s of each contender, median and range, ratios of ours to the others, and memory."""
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
     head = ["network", "batch", *CONTENDERS, *beside, *memory]

@@ -1,9 +1,9 @@
 """Pace of a payload over the network: size of a piece, number of pieces under way, and polling interval of a rank.
 
-    steady: always the same one or two    ▶ rank ▶      a connection does not flood itself: longer pieces, many at once
-    others: from here, then from there   ▶▶▶ rank       together they can flood the switch: short pieces, few at once
+    steady: always the same one or two   ▶ rank ▶     one connection floods no switch: longer pieces, many at once
+    others: changing senders           ▶▶▶ rank       together they can flood a switch: short pieces, few at once
 
-Each piece costs a rank processor time, regardless of its size, and so does polling: time that the training lacks.
+Each piece costs a rank processor time, regardless of its size, and so does polling: time that the training needs.
 In the lab (8 hosts on 200 Mbit/s, 2 cores for all), halving with twice as many pieces at once took six times as long.
 """
 
@@ -17,43 +17,43 @@ from unisono.schedules.schedule import Program
 PIECE_SECONDS = 2.5e-3
 """Target for the seconds that a piece takes on a link: small pieces keep links busy between rounds."""
 
-PIECES = 16 << 10, 512 << 10
+PIECE_BYTES_RANGE = 16 << 10, 512 << 10
 """Sizes of the smallest and the largest piece in bytes."""
 
-UNMEASURED_PIECE = 256 << 10
+MAX_UNMEASURED_PIECE_BYTES = 256 << 10
 """Largest piece in bytes on an unmeasured network: longer ones keep slow links waiting; fast links lose little."""
 
-TURNS = 64
+MIN_LONG_PIECES = 64
 """Number of pieces that a long payload keeps when its pieces are made larger: the last one travels alone."""
 
-AT_ONCE = 8, 16
+PIECES_IN_FLIGHT = 8, 16
 """Pieces under way at once in a schedule, and in a steady schedule."""
 
-LANDING = 32 << 20
+MAX_LANDING_BYTES = 32 << 20
 """Bytes that a rank may receive at once to be reduced: all buffer memory of a collective."""
 
-NAPS = 1e-4, 2e-3
+SLEEP_SECONDS_RANGE = 1e-4, 2e-3
 """Range of the longest sleep between polls in seconds; in a steady schedule, half the time of a chunk on a link."""
 
 
 class Pace(NamedTuple):
     """Pace of a payload through a schedule."""
 
-    largest: int
+    chunk_length: int
     """Number of elements of a piece's largest chunk."""
-    at_once: int
+    in_flight: int
     """Number of pieces under way at once."""
-    nap: float
+    max_sleep_seconds: float
     """Largest number of seconds between two polls."""
 
 
-def piece_of(network: Network) -> int:
-    """Return the size of a piece in bytes: the bytes that a link carries in PIECE_SECONDS, within PIECES."""
-    return max(PIECES[0], min(_largest(network), int(PIECE_SECONDS / network.beta)))
+def piece_bytes_of(network: Network) -> int:
+    """Return the size of a piece in bytes: the bytes that a link carries in PIECE_SECONDS, within PIECE_BYTES_RANGE."""
+    return max(PIECE_BYTES_RANGE[0], min(_max_piece_bytes(network), int(PIECE_SECONDS / network.beta)))
 
 
-def _largest(network: Network) -> int:
-    return PIECES[1] if network.measured else UNMEASURED_PIECE
+def _max_piece_bytes(network: Network) -> int:
+    return PIECE_BYTES_RANGE[1] if network.measured else MAX_UNMEASURED_PIECE_BYTES
 
 
 def pace_of(
@@ -62,21 +62,23 @@ def pace_of(
     length: int,
     itemsize: int,
     network: Network,
-    in_flight: float | None = None,
+    wire_itemsize: float | None = None,
     by_node: bool = False,
 ) -> Pace:
-    """Return the pace of `length` elements of `itemsize` bytes, or `in_flight` bytes when encoded, in a program.
+    """Return the pace of `length` elements of `itemsize` bytes, or `wire_itemsize` bytes when encoded, in a program.
 
     The pace is equal on all ranks of a schedule. `by_node`: data from the own node needs no landing buffer.
     """
-    chunks = program.landing_far if by_node and program.landing_far is not None else program.landing
+    chunks = program.landing_remote if by_node and program.landing_remote is not None else program.landing
     lanes = max(1, len(program.lanes) // program.columns)
-    piece, landing = piece_of(network), LANDING // (lanes * chunks * itemsize)
+    piece, landing = piece_bytes_of(network), MAX_LANDING_BYTES // (lanes * chunks * itemsize)
     if not program.steady:
-        few = AT_ONCE[0]
-        return Pace(min(piece // itemsize, landing // few), few, NAPS[0])
-    flying, many = in_flight or itemsize, AT_ONCE[1]
-    nbytes = int(length * flying)
-    piece = min(_largest(network), max(piece, nbytes // (max(program.chunks, ranks) * TURNS)))
-    on_the_way = min(piece, nbytes // program.chunks) * network.beta
-    return Pace(min(int(piece / flying), landing // many), many, max(NAPS[0], min(NAPS[1], on_the_way / 2)))
+        few = PIECES_IN_FLIGHT[0]
+        return Pace(min(piece // itemsize, landing // few), few, SLEEP_SECONDS_RANGE[0])
+    sent_itemsize, many = wire_itemsize or itemsize, PIECES_IN_FLIGHT[1]
+    nbytes = int(length * sent_itemsize)
+    piece = min(_max_piece_bytes(network), max(piece, nbytes // (max(program.chunks, ranks) * MIN_LONG_PIECES)))
+    link_seconds = min(piece, nbytes // program.chunks) * network.beta
+    shortest, longest = SLEEP_SECONDS_RANGE
+    sleep = max(shortest, min(longest, link_seconds / 2))
+    return Pace(min(int(piece / sent_itemsize), landing // many), many, sleep)

@@ -8,22 +8,22 @@ from typing import NamedTuple
 from unisono.network import Network, estimate
 from unisono.placement import Placement
 from unisono.schedules import candidates, find
-from unisono.schedules.numbering import deals_evenly
+from unisono.schedules.numbering import suits_round_robin
 from unisono.schedules.schedule import Algorithm
 
 LIBRARY = "library"
 ROUND_ROBIN = "halving/round-robin"
 
-RINGS = ("allreduce", "reduce_scatter", "all_gather")
+RING_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather")
 """Collectives that the schedule `ring` offers."""
 
-LONG = 32 << 10
+LONG_BYTES_PER_RANK = 32 << 10
 """Bytes per rank from which a payload is long. A link of 10 Gbit/s then takes longer for a chunk than the latency of a
 message, and the rounds of a ring cost less than another schedule loses on over-subscribed uplinks.
 """
 
 
-ONE_LEADER = 64 << 10
+MAX_LEADER_BYTES = 64 << 10
 """Largest column in bytes for which one rank of a node communicates for all, if no table decides. Prices count the work
 of one rank; they do not count that the ranks of a node may share its processor."""
 
@@ -40,25 +40,29 @@ def choose_by_price(collective: str, placement: Placement, network: Network, nby
 
     On an unmeasured network, long payloads are summed along a ring, which is good on any network.
     """
-    if not network.measured and nbytes >= LONG * placement.ranks and collective in RINGS:
+    if not network.measured and nbytes >= LONG_BYTES_PER_RANK * placement.ranks and collective in RING_COLLECTIVES:
         several = collective == "allreduce" and placement.ranks > len(placement.nodes)
         return Choice("hierarchical" if several else "ring", "messages")
-    return Choice(_cheapest(collective, placement, network, 1 << max(2, (nbytes - 1).bit_length())), "messages")
+    return Choice(_find_cheapest(collective, placement, network, 1 << max(2, (nbytes - 1).bit_length())), "messages")
 
 
-def is_trap(algorithm: str, placement: Placement) -> bool:
+def is_unsuitable(algorithm: str, placement: Placement) -> bool:
     """Return True if a schedule is a bad choice for this placement on any network, even if it was good for another."""
     levels, _, _ = algorithm.partition(ROUND_ROBIN)
-    return algorithm.endswith(ROUND_ROBIN) and bool(placement.supernodes) and not deals_evenly(placement, bool(levels))
+    return (
+        algorithm.endswith(ROUND_ROBIN)
+        and bool(placement.supernodes)
+        and not suits_round_robin(placement, bool(levels))
+    )
 
 
 @lru_cache(maxsize=4096)
-def _cheapest(collective: str, placement: Placement, network: Network, nbytes: int) -> str:
+def _find_cheapest(collective: str, placement: Placement, network: Network, nbytes: int) -> str:
     def seconds(name: str) -> float:
         algorithm: Algorithm = getattr(find(name, placement), collective)
         return float(estimate(algorithm, placement, network, nbytes))
 
     columns = min(map(len, placement.nodes))
-    other = "leader" if nbytes > ONE_LEADER * columns else "hierarchical"
+    other = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
     names = [name for name in candidates(collective, placement) if name.partition("/")[0] != other]
     return min(names, key=seconds)

@@ -11,11 +11,12 @@ import typer
 from unisono.cli import bench, data
 from unisono.cli.accuracy import accuracy
 from unisono.cli.draw import draw
-from unisono.cli.ending import INTERRUPTED, Ending
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
 from unisono.cli.run import run
+from unisono.cli.shutdown import INTERRUPTED, Shutdown
+from unisono.cli.sweep import sweep
 from unisono.cli.train import train
 from unisono.cli.tune import tune
 from unisono.errors import UsageError
@@ -27,6 +28,7 @@ app = typer.Typer(
     help="Data-parallel training of PyTorch models over MPI.",
 )
 app.command()(train)
+app.command()(sweep)
 app.command()(pack)
 app.command()(draw)
 app.command()(accuracy)
@@ -38,8 +40,8 @@ app.command(context_settings={"allow_interspersed_args": False})(lab)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"unisono {version('unisono')}")
         raise typer.Exit
 
@@ -47,7 +49,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def _commands(
     _: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Make the functions commands, even where there is only one: Typer needs a callback for that."""
@@ -55,7 +57,7 @@ def _commands(
 
 def main() -> None:
     """Run a command. A usage error prints one line and exits with code 2."""
-    ending = Ending()
+    shutdown = Shutdown()
     try:
         code = app(standalone_mode=False)
     except (UsageError, typer.TyperException) as error:
@@ -65,4 +67,4 @@ def main() -> None:
         code = 2
     except typer.Abort:
         code = INTERRUPTED
-    ending.exit(code or 0)
+    shutdown.exit(code or 0)

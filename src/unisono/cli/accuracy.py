@@ -12,19 +12,19 @@ from unisono.errors import UsageError
 
 
 def accuracy(
-    runs: Annotated[list[Path], typer.Argument(help="The folders of one run or several.")],
-    output: Annotated[Path, typer.Option(help="The picture; its ending says the format: svg, png, pdf.")] = Path(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of one or more runs.")],
+    output: Annotated[Path, typer.Option(help="Output file; its suffix sets the format: svg, png, pdf.")] = Path(
         "accuracy.svg"
     ),
 ) -> None:
     """Draw the test accuracy of runs, top-1 and top-5, against wall-clock time and against epochs."""
-    from unisono.training.curves import curve_of, draw, say
+    from unisono.training.curves import curve_of, draw, summarize
 
     curves = [curve_of(run) for run in runs]
     for curve in curves:
-        print(say(curve))
+        print(summarize(curve))
     if find_spec("matplotlib") is None:
-        raise UsageError(f"{output} is not drawn: that needs matplotlib; pip install 'unisono[bench]'")
+        raise UsageError(f"cannot draw {output}: matplotlib is not installed; pip install 'unisono[bench]'")
     try:
         draw(curves, output)
     except (OSError, ValueError) as error:  # no such folder; no such format

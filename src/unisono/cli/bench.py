@@ -1,4 +1,4 @@
-"""`unisono bench`: benchmarks of Unisono beside its peers."""
+"""`unisono bench`: benchmarks of Unisono and its peers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from unisono.errors import UsageError
 from unisono.lab.plan import parse_rate
 from unisono.launch import cores, ranks_started
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what is here beside its peers.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 
 
 @app.command()
 def collectives(
-    output: Annotated[Path, typer.Option(help="The folder for results.json, table.md and plot.svg.")] = Path("bench"),
-    ranks: Annotated[int | None, typer.Option(help="Ranks to start on this machine, if no launcher did.")] = None,
-    largest: Annotated[int, typer.Option(help="The largest payload, in bytes.")] = 64 << 20,
-    algorithms: Annotated[str | None, typer.Option(help="Only these, with commas between; '' for none.")] = None,
-    rate: Annotated[str | None, typer.Option(help="What a node's link carries, for the bound: 200mbit.")] = None,
+    output: Annotated[Path, typer.Option(help="Output folder for results.json, table.md and plot.svg.")] = Path(
+        "bench"
+    ),
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
+    ] = None,
+    largest: Annotated[int, typer.Option(help="Largest payload in bytes.")] = 64 << 20,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Algorithms to time, separated by commas; '' for none.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Rate of a node's link, for the bound: 200mbit.")] = None,
 ) -> None:
     """Time the allreduce: every algorithm, the MPI library, gloo and the bound, in one run."""
     from unisono.schedules import check
@@ -46,40 +52,42 @@ def collectives(
         chosen = [] if algorithms is None else [f"--algorithms={algorithms}"]
         given = [f"--output={output}", f"--largest={largest}", *chosen, *([f"--rate={rate}"] if rate else [])]
         raise typer.Exit(launch(ranks or max(2, cores()), ["bench", "collectives", *given]))
-    from unisono.bench import report
+    from unisono.bench import collectives_report
     from unisono.bench.collectives import SIZES, measure
 
     world = join("bench collectives")
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
 
-    def say(words: str) -> None:
+    def log(line: str) -> None:
         if world.rank == 0:
-            print(words, flush=True)
+            print(line, flush=True)
 
-    found = measure(world, [size for size in SIZES if size <= largest], names, bits, say)
-    files = {"results.json": json.dumps(found, indent=1), "table.md": report.table(found)}
+    found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
+    files = {"results.json": json.dumps(found, indent=1), "table.md": collectives_report.table(found)}
     for name, text in files.items():
         write(world, output, partial((output / name).write_text, text + "\n"))
     drawn = find_spec("matplotlib") is not None
     if drawn:
-        write(world, output, lambda: report.plot(found, output / "plot.svg"))
-    say(f"\n{report.table(found)}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
+        write(world, output, lambda: collectives_report.plot(found, output / "plot.svg"))
+    log(f"\n{files['table.md']}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
     if not drawn:
-        say("no plot: it needs matplotlib (pip install 'unisono[bench]')")
+        log("no plot: matplotlib is not installed (pip install 'unisono[bench]')")
 
 
 @app.command()
 def networks(
-    output: Annotated[Path, typer.Option(help="The folder for networks.json and networks.md.")] = Path("bench"),
-    names: Annotated[str, typer.Option(help="These, with commas between.")] = "alexnet,vgg16,vgg19,resnet50,googlenet",
-    batch: Annotated[int, typer.Option(help="Pictures of a step.")] = 32,
-    steps: Annotated[int, typer.Option(help="Steps that are timed of each.")] = 3,
+    output: Annotated[Path, typer.Option(help="Output folder for networks.json and networks.md.")] = Path("bench"),
+    names: Annotated[
+        str, typer.Option(help="Networks, separated by commas.")
+    ] = "alexnet,vgg16,vgg19,resnet50,googlenet",
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 32,
+    steps: Annotated[int, typer.Option(help="Timed steps of each contender.")] = 3,
 ) -> None:
-    """Time training steps of the papers' networks: images a second, ours beside stock PyTorch."""
-    from unisono.models.own import check_name
+    """Time training steps of the papers' networks: images/s of Unisono and of stock PyTorch."""
+    from unisono.models.user_network import check_name
 
     if batch < 1 or steps < 1:
-        raise UsageError(f"--batch {batch} --steps {steps}: at least 1 of each")
+        raise UsageError(f"--batch {batch} --steps {steps}: both must be at least 1")
     chosen = [name for name in names.split(",") if name]
     for name in chosen:
         check_name(name)
@@ -102,5 +110,5 @@ def networks(
     whole = {**about, "networks": found, "plan": plan.measured}
     (output / "networks.json").write_text(json.dumps(whole, indent=1) + "\n")
     (output / "networks.md").write_text(table + "\n")
-    print(f"pictures a second; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n")
+    print(f"images/s; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n")
     print(f"wrote {output}/networks.json and networks.md")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="What can be said of packed data.")
+app = typer.Typer(no_args_is_help=True, help="Statistics of packed data.")
 
 
 @app.callback()
@@ -17,11 +17,14 @@ def _commands() -> None:
 
 @app.command()
 def quality(
-    pack: Annotated[Path, typer.Argument(help="The folder of a pack.")],
-    epoch: Annotated[int, typer.Option(min=0, help="The epoch whose order is looked at.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the run.")] = 0,
+    pack: Annotated[Path, typer.Argument(help="Folder of a pack.")],
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch whose order is measured.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
 ) -> None:
-    """Show the quality of the shuffle: an epoch's order of samples, beside true permutations."""
+    """Show the quality of the shuffle: an epoch's order of samples, compared with true permutations."""
+    from unisono.data.requirements import check_installed
+
+    check_installed()
     import numpy as np
     from rich.console import Console
     from rich.markup import escape
@@ -29,18 +32,18 @@ def quality(
 
     from unisono.data.order import permutation
     from unisono.data.pack.index import read_index
-    from unisono.data.quality import PERMUTATIONS, Quality, beside_permutations
+    from unisono.data.quality import PERMUTATIONS, Quality, compare_with_permutations
     from unisono.data.quality import quality as measure
 
     index = read_index(pack)
-    found = beside_permutations(permutation(len(index), seed, epoch), index.label)
-    table = Table(title=f"{escape(str(pack))}: the order of epoch {epoch} beside {PERMUTATIONS} true permutations")
+    found = compare_with_permutations(permutation(len(index), seed, epoch), index.label)
+    table = Table(title=f"{escape(str(pack))}: the order of epoch {epoch}, and {PERMUTATIONS} true permutations")
     for head in ("", "epoch", "true permutation", "as packed"):
         table.add_column(head, justify="right" if head else "left")
     packed = measure(np.arange(len(index)), index.label)
     words = ("neighbours of one class", "neighbours that stayed neighbours", "distance moved")
     for name, row in zip(Quality._fields, words, strict=True):
-        true = f"{getattr(found.mean, name):.5f} ± {getattr(found.deviation, name):.5f}"
+        true = f"{getattr(found.mean, name):.5f} ± {getattr(found.std, name):.5f}"
         table.add_row(row, f"{getattr(found.found, name):.5f}", true, f"{getattr(packed, name):.5f}")
     Console().print(table)
-    print(f"at most {found.off:.1f} deviations from a true permutation")
+    print(f"at most {found.max_z_score:.1f} standard deviations from a true permutation")

@@ -15,22 +15,29 @@ if TYPE_CHECKING:
 
 
 def draw(
-    what: Annotated[str, typer.Argument(help="A schedule's name, or: step.")],
-    ranks: Annotated[int, typer.Option(help="How many ranks to draw; of a step, rank 0 alone.")] = 4,
+    what: Annotated[str, typer.Argument(help="Name of a schedule, or 'step' for a training step.")],
+    ranks: Annotated[int, typer.Option(help="Number of ranks, servers included; of a step, only rank 0 is drawn.")] = 4,
     nodes: Annotated[
-        int | None, typer.Option(help="Over how many nodes they spread, each with as many; a node each if not given.")
+        int | None, typer.Option(help="Number of nodes, each with the same number of ranks; default: one per rank.")
     ] = None,
-    supernodes: Annotated[int, typer.Option(help="Over how many supernodes the nodes spread.")] = 1,
-    rule: Annotated[str, typer.Option(help="Of a step: the rule.")] = "bsp",
-    overlap: Annotated[str, typer.Option(help="Of a step: where communication sits.")] = "chain",
-    every: Annotated[int, typer.Option(help="Of a step of local_sgd: steps between two averages.")] = 2,
-    buckets: Annotated[int, typer.Option(help="Of a step: how many buckets travel.")] = 4,
-    steps: Annotated[int, typer.Option(help="How many steps follow one another.")] = 2,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file, as SVG, instead.")] = None,
+    supernodes: Annotated[int, typer.Option(help="Number of supernodes.")] = 1,
+    rule: Annotated[str, typer.Option(help="Rule of a step.")] = "bsp",
+    overlap: Annotated[
+        str, typer.Option(help="Overlap of communication in a step: chain, concurrent, funnel, none.")
+    ] = "chain",
+    every: Annotated[int, typer.Option(help="Steps of a period, for local_sgd, diloco and easgd.")] = 2,
+    fragments: Annotated[int, typer.Option(help="Parts of the weights that are exchanged in turn, for diloco.")] = 1,
+    delay: Annotated[int, typer.Option(help="Steps beside which a part is exchanged, for diloco.")] = 1,
+    buckets: Annotated[int, typer.Option(help="Number of buckets of a step.")] = 4,
+    steps: Annotated[int, typer.Option(help="Number of consecutive steps.")] = 2,
+    svg: Annotated[Path | None, typer.Option(help="Output file for an SVG picture, instead of text.")] = None,
 ) -> None:
     """Draw a schedule (a row for each rank, a column for each round) or a training step (a row for each lane)."""
     if what == "step":
-        text, vector = _step(rule, overlap, every, ranks, buckets, steps)
+        text, vector = _step(
+            *(rule, overlap, {"every": every, "period": every, "fragments": fragments, "delay": delay}),
+            *(ranks, buckets, steps),
+        )
     else:
         text, vector = _schedule(what, _placement(ranks, ranks if nodes is None else nodes, supernodes))
     if svg is None:
@@ -44,15 +51,15 @@ def draw(
 
 def _schedule(name: str, placement: Placement) -> tuple[Callable[[], str], Callable[[], str]]:
     from unisono.schedules import find
-    from unisono.schedules.picture import draw as picture
-    from unisono.schedules.vector import draw_svg
+    from unisono.schedules.svg_diagram import draw_svg
+    from unisono.schedules.text_diagram import draw as picture
 
     algorithm, ranks = find(name, placement).allreduce, placement.ranks
     return lambda: picture(algorithm, ranks, name), lambda: draw_svg(algorithm, ranks, name, placement)
 
 
 def _step(
-    name: str, overlap: str, every: int, ranks: int, buckets: int, steps: int
+    name: str, overlap: str, options: dict[str, int], ranks: int, buckets: int, steps: int
 ) -> tuple[Callable[[], str], Callable[[], str]]:
     from dataclasses import fields
 
@@ -67,7 +74,8 @@ def _step(
         if number < 1:
             raise UsageError(f"--{option} {number}: a picture of steps has at least 1")
     kind = find_rule(name)
-    beside: dict[str, Any] = {"every": every} if any(entry.name == "every" for entry in fields(kind)) else {}
+    names = {entry.name for entry in fields(kind)}
+    beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}
     rule = kind(overlap=overlap, **beside)
     title = f"{name}, {overlap}, {buckets} bucket{'s' * (buckets > 1)}, {steps} step{'s' * (steps > 1)}"
     drawn = picture_of(rule, even_layout(ranks, buckets), steps, title)
@@ -78,7 +86,7 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
     from unisono.placement import regular
 
     if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: a schedule has at least 1 rank")
+        raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
     if nodes < 1 or ranks % nodes:
         raise UsageError(f"--nodes {nodes}: {ranks} ranks do not spread evenly over {nodes} nodes")
     if supernodes < 1 or nodes % supernodes:

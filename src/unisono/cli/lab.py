@@ -11,17 +11,19 @@ from unisono.launch import find_mpiexec
 
 
 def lab(
-    command: Annotated[list[str], typer.Argument(help="What every rank runs, after two dashes.")],
-    hosts: Annotated[int, typer.Option(help="How many hosts each supernode has.")],
-    rate: Annotated[str, typer.Option(help="What a link carries each way: 200mbit, in kbit, mbit or gbit.")],
-    supernodes: Annotated[int, typer.Option(help="How many supernodes: switches, joined by a core switch.")] = 1,
+    command: Annotated[list[str], typer.Argument(help="Command that every rank runs, after '--'.")],
+    hosts: Annotated[int, typer.Option(help="Number of hosts per supernode.")],
+    rate: Annotated[str, typer.Option(help="Rate of a host's link, each way, in kbit, mbit or gbit: 200mbit.")],
+    supernodes: Annotated[int, typer.Option(help="Number of supernodes (switches, joined by a core switch).")] = 1,
     oversubscribe: Annotated[
-        float, typer.Option(help="An uplink carries the rates of its hosts together, divided by this.")
+        float, typer.Option(help="Sum of a switch's host rates, divided by the rate of its uplink.")
     ] = 1.0,
-    ranks_per_host: Annotated[int, typer.Option(help="How many ranks each host runs.")] = 1,
-    mpiexec: Annotated[Path | None, typer.Option(help="The launcher; else the one beside this Python.")] = None,
+    ranks_per_host: Annotated[int, typer.Option(help="Number of ranks per host.")] = 1,
+    mpiexec: Annotated[
+        Path | None, typer.Option(help="MPI launcher; default: the one of this Python environment.")
+    ] = None,
 ) -> None:
-    """Run a command on a simulated cluster: hosts are network namespaces, links are shaped. Needs root."""
+    """Run a command on a emulated cluster: hosts are network namespaces, links are shaped. Needs root."""
     from unisono.lab.cluster import run
     from unisono.lab.plan import Lab, parse_rate
 

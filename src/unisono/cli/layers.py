@@ -1,4 +1,4 @@
-"""`unisono layers`: the time of each layer of a network, and its lower bound."""
+"""`unisono layers`: time of each layer of a network, and its lower bound."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ import typer
 
 from unisono.errors import UsageError
 from unisono.launch import keep_memory
-from unisono.models.own import check_name
+from unisono.models.user_network import check_name
 
-WIDTH = 140
+PLAIN_WIDTH = 140
 """Columns of the table when the output is not a terminal."""
 
 
 def layers(
-    model: Annotated[str, typer.Option(help="A network that recipes can name, or module:function.")] = "resnet50",
-    batch: Annotated[int, typer.Option(help="Samples.")] = 32,
-    size: Annotated[int, typer.Option(help="Pixels across; 0: as the network's paper has them.")] = 0,
-    classes: Annotated[int, typer.Option(help="What is told apart.")] = 1000,
+    model: Annotated[str, typer.Option(help="Name of a network, as in a recipe, or module:function.")] = "resnet50",
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 32,
+    size: Annotated[
+        int, typer.Option(help="Width and height of the images in pixels; 0: as in the network's paper.")
+    ] = 0,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 1000,
     output: Annotated[
-        Path | None, typer.Option(help="A folder for layers.json, and layers.svg where matplotlib is.")
+        Path | None, typer.Option(help="Output folder for layers.json, and layers.svg if matplotlib is installed.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Take up this plan of convolutions, and write it.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16; auto: what the processor is made for.")] = "auto",
+    plan: Annotated[Path | None, typer.Option(help="File of a convolution plan, read and extended.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 if the processor supports it.")
+    ] = "auto",
 ) -> None:
-    """Time each layer's three passes separately, each by its best way, beside the bounds measured here."""
+    """Time each layer's three passes, each by its fastest algorithm, and compare them with measured bounds."""
     if batch < 1:
-        raise UsageError(f"--batch {batch}: a batch has at least 1 sample")
+        raise UsageError(f"--batch {batch}: the batch size must be at least 1")
     check_name(model)
     if output is not None:
         _make(output)
@@ -44,28 +48,28 @@ def layers(
     from unisono.bench.layers import layers_of, measure_layers
     from unisono.bench.peak import measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
-    from unisono.compute.precision import check, choose
+    from unisono.compute.precision import check_precision, choose_dtype
     from unisono.compute.processor import processor
     from unisono.compute.response_norm import use_response_norms
-    from unisono.models.table import make_network
+    from unisono.models.registry import make_network
 
-    check(precision)
+    check_precision(precision)
     if plan is not None:
         check_plan(plan)
-    here, dtype = processor(), choose(precision, torch.float32, "cpu", processor())
+    here, dtype = processor(), choose_dtype(precision, torch.float32, "cpu", processor())
     shape = shape_of(model, batch, size)
-    wide = None if sys.stdout.isatty() else WIDTH
+    wide = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(highlight=False, soft_wrap=True, width=wide)
     known = {} if plan is None else read_plan(plan, machine(here.name))
-    ways = ConvolutionPlan(known)
+    timings = ConvolutionPlan(known)
     network = make_network(model, "", classes, shape[1])
     use_response_norms(network)
     found = layers_of(network, shape)
     peak = measure_peak(dtype)
     with console.status("") as status:
-        rows = measure_layers(found, ways, dtype, status.update)
+        rows = measure_layers(found, timings, dtype, status.update)
     if plan is not None:
-        write_plan(plan, machine(here.name), ways.measured)
+        write_plan(plan, machine(here.name), timings.measured)
     console.print(as_table(rows, peak))
     whole = sum(row.seconds for row in rows)
     for name, seconds in sums(rows):
@@ -73,7 +77,7 @@ def layers(
     name = str(dtype).removeprefix("torch.")
     console.print(
         f"\n{model}, {' x '.join(map(str, shape))}, {name}, {torch.get_num_threads()} threads on {here.name}: "
-        f"{1e3 * whole:.0f} ms of these layers, without biases and what the network calls between them\n"
+        f"{1e3 * whole:.0f} ms in these layers, without biases and the operations between layers\n"
         f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
         f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
         + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),

@@ -1,4 +1,4 @@
-"""`unisono pack`: makes a pack of a data set, or describes a pack."""
+"""`unisono pack`: packs a data set, or describes a pack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from unisono.errors import UsageError
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-TOLD = 10
+MAX_LISTED = 10
 """Number of skipped samples that are listed one by one."""
 
 
@@ -19,76 +19,79 @@ def pack(
     source: Annotated[
         Path | None,
         typer.Argument(
-            help="Folders of classes, IDX or CIFAR files, tar shards, an Arrow data set, a table of paths and labels."
+            help="Folders of classes, IDX or CIFAR files, tar shards, Arrow data set, or table of paths and labels."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Argument(help="The folder of the pack; a data set in parts gets one each.")
+        Path | None, typer.Argument(help="Output folder; a data set in parts gets one subfolder per part.")
     ] = None,
     short_side: Annotated[
-        int, typer.Option(min=0, help="Pictures with a longer short side are made so large; 0: none is.")
+        int, typer.Option(min=0, help="Short side in pixels to which larger images are reduced; 0: keep all sizes.")
     ] = 256,
-    stripes: Annotated[int, typer.Option(min=1, help="Files at least.")] = 32,
+    stripes: Annotated[int, typer.Option(min=1, help="Minimum number of stripes (files).")] = 32,
     stripe_size: Annotated[
-        str, typer.Option(help="Bytes of a file at most, as the samples are found: 256MB, 1GiB.")
+        str, typer.Option(help="Maximum size of a stripe, in bytes of source data: 256MB, 1GiB.")
     ] = "256MB",
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEGs that are made.")] = 90,
-    describe: Annotated[Path | None, typer.Option(help="Tell what this pack holds, and make none.")] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of encoded JPEGs.")] = 90,
+    describe: Annotated[Path | None, typer.Option(help="Folder of a pack to describe, instead of packing.")] = None,
 ) -> None:
     """Pack a data set into few big files that train from memory; they open in pyarrow, pandas, polars and datasets.
 
     Run it again to resume after a stop. Broken and empty samples are skipped and listed; the exit code is then 1.
     """
+    from unisono.data.requirements import check_installed
+
+    check_installed()
     if describe is not None:
         if source is not None:
-            raise UsageError("--describe tells what a pack holds; it makes none of a SOURCE")
-        from unisono.data.pack.describing import describe as tell
+            raise UsageError("--describe takes no SOURCE")
+        from unisono.data.pack.describe import describe as lines_of
 
-        for line in tell(describe):
+        for line in lines_of(describe):
             print(line)
         return
     if source is None or out is None:
-        raise UsageError("what is to be packed where? unisono pack SOURCE OUT")
-    from unisono.data.pack.packing import Way
+        raise UsageError("missing SOURCE or OUT: unisono pack SOURCE OUT")
+    from unisono.data.pack.packing import PackOptions
 
-    left_out = _pack(source, out, Way(short_side, stripes, nbytes_of(stripe_size), quality))
-    raise typer.Exit(1 if left_out else 0)
+    skipped = _pack(source, out, PackOptions(short_side, stripes, nbytes_of(stripe_size), quality))
+    raise typer.Exit(1 if skipped else 0)
 
 
-def _pack(source: Path, out: Path, way: object) -> int:
+def _pack(source: Path, out: Path, options: object) -> int:
     """Pack all parts of a source. Return the number of skipped samples."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from unisono.data.pack.packing import Way, pack
+    from unisono.data.pack.packing import PackOptions, pack
     from unisono.data.sources import find
     from unisono.launch import cores
 
-    assert isinstance(way, Way)
-    left_out = 0
+    assert isinstance(options, PackOptions)
+    total_skipped = 0
     console = Console(highlight=False, soft_wrap=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     for name, part in find(source).items():
         folder = out / name if name else out
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(str(folder), total=len(part))
-            index = pack(part, folder, way, cores(), lambda: progress.advance(task))  # noqa: B023  called in the turn
+            index = pack(part, folder, options, cores(), lambda: progress.advance(task))  # noqa: B023
         skipped = index.about.skipped
-        left_out += len(skipped)
+        total_skipped += len(skipped)
         console.print(
             f"{folder}: {len(index):,} samples of {len(index.about.classes)} classes, {index.nbytes / 1e6:,.1f} MB in "
             f"{len(index.about.stripes)} stripes",
             markup=False,
         )
-        for key, why in skipped[:TOLD]:
-            console.print(f"  left out {key}: {why}", markup=False)
-        if len(skipped) > TOLD:
-            console.print(f"  and {len(skipped) - TOLD} more: unisono pack --describe {folder}", markup=False)
-    return left_out
+        for key, why in skipped[:MAX_LISTED]:
+            console.print(f"  skipped {key}: {why}", markup=False)
+        if len(skipped) > MAX_LISTED:
+            console.print(f"  and {len(skipped) - MAX_LISTED} more: unisono pack --describe {folder}", markup=False)
+    return total_skipped
 
 
 def nbytes_of(text: str) -> int:
-    """Return the bytes in words like 256MB or 1GiB. Raises UsageError."""
+    """Return the bytes of a size like 256MB or 1GiB. Raises UsageError."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(found[2].upper()) if found else None
     if not found or unit is None or int(found[1]) * unit < 1:

@@ -25,16 +25,16 @@ def join(what: str) -> World:
         raise
     with world.agree_on_errors():
         if world.size == 1:
-            raise UsageError(f"one rank has nobody to exchange with; start several: mpiexec -n 4 unisono {what}")
+            raise UsageError(f"a single rank cannot communicate; start several: mpiexec -n 4 unisono {what}")
     return world
 
 
-def write(world: World, path: Path, carry_out: Callable[[], object]) -> None:
+def write(world: World, path: Path, action: Callable[[], object]) -> None:
     """Write something into `path`, on rank 0. Raises UsageError, on all ranks, where that fails."""
 
     def attempt() -> None:
         try:
-            carry_out()
+            action()
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

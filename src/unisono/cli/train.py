@@ -17,88 +17,116 @@ from typing import Annotated
 import typer
 
 from unisono.errors import LaunchError, UsageError
-from unisono.launch import find_mpiexec, keep_memory, launch_command, launch_environment, ranks_started
+from unisono.launch import (
+    find_mpiexec,
+    keep_memory,
+    launch_command,
+    launch_environment,
+    ranks_started,
+    survival_options,
+)
+from unisono.rules import ASYNCHRONOUS_RULES, RULES
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
-from unisono.training.named import find_recipe
+from unisono.training.packaged_recipes import find_recipe
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
-from unisono.witness import LISTENER, Listener
+from unisono.witness import LISTENER_VARIABLE, Listener
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that ask a run to end."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that request the end of a run."""
 
-PATIENCE = 3.0
-"""Seconds that mpiexec has to end after a terminal's Ctrl-C."""
+INTERRUPT_GRACE_SECONDS = 3.0
+"""Seconds that mpiexec has to end after Ctrl-C in a terminal, before SIGINT is sent to it."""
 
 
 def train(
     recipe: Annotated[
-        Path | None, typer.Argument(help="The recipe: a TOML file, or a name such as digits. Not needed with --resume.")
+        Path | None, typer.Argument(help="Recipe: a TOML file, or a name such as digits. Not needed with --resume.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="How many ranks to start; else the recipe says.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change the recipe: training.epochs=3")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    run: Annotated[Path | None, typer.Option(help="The folder of the new run; else one under runs/.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: that of the recipe.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change to the recipe: training.epochs=3. May be repeated.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Folder of an asynchronous run to replay, bit for bit, into a new run.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the new run; default: a new one under runs/.")] = None,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write what each thread of each rank did, when: a trace for ui.perfetto.dev.")
+        Path | None, typer.Option(help="Output file for a trace of all threads of all ranks, for ui.perfetto.dev.")
     ] = None,
 ) -> None:
-    """Train as a recipe describes, under mpiexec; inside mpiexec or srun, run as one of their ranks.
+    """Train as a recipe describes. Starts the ranks; inside mpiexec or srun, this process is one of them.
 
     SIGUSR1, to this command or to any rank, saves a checkpoint at the end of the step. SIGTERM saves one and ends the
     run with exit code 143; --resume continues it. A second SIGTERM ends the run at once.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
     changes = changes or []
-    wanted, notes = _recipe(recipe, changes, resume, run)
+    settings, notes = _recipe(recipe, changes, resume, run, replay)
     started = ranks_started(os.environ)
     if ranks is not None and ranks < 1:
-        raise LaunchError(f"--ranks {ranks}: a run has at least 1 rank")
+        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
     if started is not None and ranks is not None and started != ranks:
-        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; leave --ranks away")
-    count = started or ranks or wanted.ranks
-    check_run(wanted, count)
+        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
+    count = started or ranks or settings.ranks
+    check_run(settings, count)
     if started is None and count > 1:
         options = [f"--set={change}" for change in changes]
         options += [f"--resume={resume}"] if resume else []
+        options += [f"--replay={replay}"] if replay else []
         options += [f"--run={run}"] if run else []
         options += [f"--timeline={timeline}"] if timeline else []
-        _say(notes)
+        _print(notes)
         arguments = ["train", *([str(recipe)] if recipe else []), *options]
-        raise typer.Exit(launch(count, arguments, wanted.training.timeout or None))
+        survives = settings.rule.name in ASYNCHRONOUS_RULES and timeline is None  # which all ranks write together
+        raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
     if started is None:
         keep_memory()
-        _say(notes)
-    _be_a_rank(wanted, run, resume, timeline)
+        _print(notes)
+    _run_as_rank(settings, run, resume, timeline, replay)
 
 
-def _recipe(path: Path | None, changes: list[str], resume: Path | None, run: Path | None) -> tuple[Recipe, list[str]]:
-    """Return the recipe to run, and lines to report. A resumed run keeps its own recipe."""
+def _recipe(
+    path: Path | None, changes: list[str], resume: Path | None, run: Path | None, replay: Path | None
+) -> tuple[Recipe, list[str]]:
+    """Return the recipe to run, and lines to report. A resumed or replayed run keeps its own recipe."""
+    if replay is not None:
+        if path is not None or changes or resume is not None:
+            raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
+        found = run_directory.recipe_of(replay, [])
+        if found.rule.name in RULES and found.rule.name not in ASYNCHRONOUS_RULES:
+            raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
+        return found, []
     if resume is None:
         if path is None:
-            raise UsageError("which recipe? unisono train RECIPE.toml, or --resume RUN")
+            raise UsageError("missing recipe: unisono train RECIPE.toml, or --resume RUN")
         return read_recipe(find_recipe(path), changes), []
     if run is not None:
         raise UsageError("--run names the folder of a new run; a resumed one stays in its own")
-    wanted = run_directory.recipe_of(resume, changes)
+    settings = run_directory.recipe_of(resume, changes)
     notes = []
-    if path is not None and (keys := differences(read_recipe(find_recipe(path), changes), wanted)):
+    if path is not None and (keys := differences(read_recipe(find_recipe(path), changes), settings)):
         notes.append(f"the run's own recipe is used; {path} differs from it in {', '.join(keys)}")
-    return wanted, notes
+    return settings, notes
 
 
-def _say(notes: list[str]) -> None:
+def _print(notes: list[str]) -> None:
     for note in notes:
         print(note, flush=True)
 
 
-def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> int:
+def launch(ranks: int, arguments: list[str], timeout: float | None = None, survives: bool = False) -> int:
     """Run this command on `ranks` ranks. Return the exit code. Signals sent to this process alone are passed on.
+
+    `survives`: True where the others are to go on after a rank has died, if the launcher can (Open MPI's).
 
     `timeout`, in seconds as `timeouts.py` defines it, limits the wait for a rank that is stopped during the start.
     """
-    command, limit = launch_command(find_mpiexec(), ranks, arguments), timeout_of(timeout)
+    mpiexec, limit = find_mpiexec(), timeout_of(timeout)
+    options = survival_options(mpiexec) if survives else ()
+    command = launch_command(mpiexec, ranks, arguments, options)
     environment = launch_environment(os.environ, sys.stdout.isatty())
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -112,14 +140,14 @@ def launch(ranks: int, arguments: list[str], timeout: float | None = None) -> in
     signal.signal(signal.SIGUSR1, pass_on)
     with (
         closing(Listener()) as listener,
-        subprocess.Popen(command, env={**environment, LISTENER: listener.address}) as process,
+        subprocess.Popen(command, env={**environment, LISTENER_VARIABLE: listener.address}) as process,
     ):
         started.append(process)
         for early in received:
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
         code = _wait(process, received, startup)
-        code = startup.finish(any(number in ENDING for number in received), code, listener)
+        code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
     return exit_code(code, received)
 
 
@@ -128,14 +156,14 @@ def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startu
     until = math.inf
     while True:
         try:
-            if not startup.goes_on:
+            if not startup.active:
                 return process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
-            startup.look()
+            startup.poll()
             if (code := process.poll()) is not None:
                 return code
         except KeyboardInterrupt:
             received.append(signal.SIGINT)
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + INTERRUPT_GRACE_SECONDS
         except subprocess.TimeoutExpired:
             pass
         if time.monotonic() >= until:
@@ -149,19 +177,21 @@ def exit_code(code: int, received: Sequence[int]) -> int:
     0 and 2 come from the ranks: they had finished before, or something failed, such as a checkpoint. Otherwise the code
     is that of the signal that ended them, however mpiexec reports it.
     """
-    ending = [number for number in received if number in ENDING]
+    ending = [number for number in received if number in STOP_SIGNALS]
     if ending and code not in (0, 2):
         return 128 + ending[0]
     return code if code >= 0 else 128 - code
 
 
-def _be_a_rank(recipe: Recipe, run: Path | None, resume: Path | None, timeline: Path | None) -> None:
-    from unisono.training.run import train as carry_out
+def _run_as_rank(
+    recipe: Recipe, run: Path | None, resume: Path | None, timeline: Path | None, replay: Path | None
+) -> None:
+    from unisono.training.run import train as train_on_rank
     from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():
-        code = carry_out(recipe, world, run, resume, timeline)
-    world.barrier()  # a rank that is stopped here is still waited for, and named; a launcher ends the others after it
+        code = train_on_rank(recipe, world, run, resume, timeline, replay)
+    world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if code:
         raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""`unisono tune`: measures the links and writes the table that `auto` chooses by."""
+"""`unisono tune`: measures the links and writes the table used by `auto`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from unisono.launch import cores, ranks_started
 
 
 def tune(
-    output: Annotated[Path, typer.Option(help="The table to write.")] = Path("unisono-table.toml"),
-    ranks: Annotated[int | None, typer.Option(help="Ranks to start on this machine, if no launcher did.")] = None,
-    largest: Annotated[int, typer.Option(help="The largest payload to time, in bytes.")] = 256 << 20,
+    output: Annotated[Path, typer.Option(help="Output file for the table.")] = Path("unisono-table.toml"),
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
+    ] = None,
+    largest: Annotated[int, typer.Option(help="Largest payload to time, in bytes.")] = 256 << 20,
 ) -> None:
     """Measure the links between the ranks, time the candidates, and write the table of choices.
 
@@ -30,17 +32,17 @@ def tune(
         count = ranks or max(2, cores())
         raise typer.Exit(launch(count, ["tune", f"--output={output}", f"--largest={largest}"]))
     from unisono.tuning.tune import hosts_of
-    from unisono.tuning.tune import tune as carry_out
+    from unisono.tuning.tune import tune as measure
     from unisono.tuning.tune import write as as_text
 
     world = join("tune")
     write(world, output, lambda: output.open("a").close())  # known before anything is measured
 
-    def say(words: str) -> None:
+    def log(line: str) -> None:
         if world.rank == 0:
-            print(words, flush=True)
+            print(line, flush=True)
 
-    tuned = carry_out(world, largest, say)
+    tuned = measure(world, largest, log)
     text = as_text(tuned, hosts_of(world))
     write(world, output, lambda: output.write_text(text))
-    say(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")
+    log(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")

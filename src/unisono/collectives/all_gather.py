@@ -17,7 +17,7 @@ import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
-from unisono.collectives.payload import carrier_of, flat_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import copy_back, flat_of, move_dtype_of, nbytes_of, receive_buffer
 from unisono.collectives.prepare import prepare
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
@@ -42,14 +42,14 @@ def all_gather(
         check_output(group, out, "all_gather")
         check_chunk(group, "all_gather", shard, out, start)
         nbytes_of(shard)
-        carrier = carrier_of(out) if wire_of(wire, out.dtype) is None else out.dtype
+        move_dtype = move_dtype_of(out) if wire_of(wire, out.dtype) is None else out.dtype
         nbytes_of(out)
-        plan = group.plan("all_gather", algorithm, out, wire, op=None, carrier=carrier)
-    room = room_for(out)
-    flat, part = room.detach().view(-1).view(carrier), flat_of(shard).view(carrier)
+        plan = group.plan("all_gather", algorithm, out, wire, op=None, move_dtype=move_dtype)
+    buffer = receive_buffer(out)
+    flat, part = buffer.detach().view(-1).view(move_dtype), flat_of(shard).view(move_dtype)
     if part.data_ptr() != flat[start:stop].data_ptr():
         flat[start:stop].copy_(part)
     if group.size > 1:
         group.start(prepare(group, plan), flat[start:stop], flat)
-    settle([out], [room])
+    copy_back([out], [buffer])
     return out

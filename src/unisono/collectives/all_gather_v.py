@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.call import call
+from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
-from unisono.collectives.payload import bytes_of, content_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import TensorError
 from unisono.transports.delivery import Parcel
 
@@ -33,20 +33,20 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     with Checks(group, "all_gather_v"):
         check_gather(group, tensor, parts)
     lengths = ", ".join(str(part.numel()) for part in parts)
-    what = call(f"all_gather_v({lengths} x {name_of(tensor.dtype)})")
-    rooms = [room_for(part) for part in parts]
-    contents = [bytes_of(room) for room in rooms]
-    content = content_of(tensor)
-    if content.data_ptr() != rooms[group.rank].data_ptr():
+    call = call_of(f"all_gather_v({lengths} x {name_of(tensor.dtype)})")
+    buffers = [receive_buffer(part) for part in parts]
+    contents = [bytes_of(buffer) for buffer in buffers]
+    content = send_buffer(tensor)
+    if content.data_ptr() != buffers[group.rank].data_ptr():
         contents[group.rank][:] = bytes_of(content)
-    if group.size > 1 and group.compares_by_memory(what):
-        group.memory_for(what).passing.share(contents, what)
+    if group.size > 1 and group.uses_shared_memory(call):
+        group.memory_for(call).slot_transfers.all_gather(contents, call)
     else:
-        with group.call(what) as number:
+        with group.enter_call(call) as number:
             others = [rank for rank in range(group.size) if rank != group.rank]
             sends = (Parcel(rank, contents[group.rank]) for rank in others)
-            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), what, number)
-    settle(parts, rooms)
+            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), call, number)
+    copy_back(parts, buffers)
 
 
 def check_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from unisono.collectives.checks import Checks, check_memory
 from unisono.collectives.group import Group
-from unisono.collectives.payload import bytes_of, content_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import bytes_of, copy_back, nbytes_of, receive_buffer, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.errors import TensorError
 
@@ -32,22 +32,24 @@ def all_to_all(
     with Checks(group, "all_to_all"):
         nbytes = nbytes_of(tensor)
         if tensor.numel() % group.size:
-            raise TensorError(f"rank {group.rank}: {tensor.numel()} elements are no {group.size} equal parts")
+            raise TensorError(
+                f"rank {group.rank}: all_to_all of {tensor.numel()} elements, not divisible by {group.size} ranks"
+            )
         if out is not None:
             if nbytes_of(out) != nbytes or out.dtype != tensor.dtype:
                 raise TensorError(
-                    f"rank {group.rank}: out, {out.numel()} x {out.dtype}, cannot take {tensor.numel()} x "
+                    f"rank {group.rank}: out, {out.numel()} x {out.dtype}, does not fit {tensor.numel()} x "
                     f"{tensor.dtype}"
                 )
             check_memory(group, "all_to_all", [out], [tensor])
-        plan = group.plan("all_to_all", algorithm, tensor, op=None, carrier=torch.uint8)
-    content = content_of(tensor)
+        plan = group.plan("all_to_all", algorithm, tensor, op=None, move_dtype=torch.uint8)
+    content = send_buffer(tensor)
     if out is None:
         out = torch.empty_like(content, requires_grad=False)
-    room = room_for(out)
+    buffer = receive_buffer(out)
     if group.size == 1:
-        bytes_of(room)[:] = bytes_of(content)
+        bytes_of(buffer)[:] = bytes_of(content)
     else:
-        group.start(prepare(group, plan), content, room)
-    settle([out], [room])
+        group.start(prepare(group, plan), content, buffer)
+    copy_back([out], [buffer])
     return out

@@ -9,8 +9,8 @@
     rank 3    30 31 32 33    03 13 23 33
 
 Rounds: 1. Bytes sent by each rank: its tensors for the others, once. Within one node they go through shared memory
-(`transports/passing.py`), between nodes as messages in pieces (`transports/delivery.py`). Rank r begins with rank r+1,
-so that no rank is the first destination of all others.
+(`transports/slot_transfers.py`), between nodes as messages in pieces (`transports/delivery.py`). Rank r begins with
+rank r+1, so that no rank is the first destination of all others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from unisono.call import Call, call
+from unisono.call import Call, call_of
 from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
-from unisono.collectives.payload import bytes_of, content_of, name_of, room_for, settle
+from unisono.collectives.payload import bytes_of, copy_back, name_of, receive_buffer, send_buffer
 from unisono.errors import MismatchError
-from unisono.transports.delivery import Parcel, sizes_differ
+from unisono.transports.delivery import Parcel, size_mismatch
 
 
 def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
@@ -41,36 +41,40 @@ def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence
         check_parts(group, sends, dtype, "all_to_all_v")
         check_parts(group, receives, dtype, "all_to_all_v")
         check_memory(group, "all_to_all_v", receives, sends, own=[(group.rank, group.rank)])
-    goes = {rank: content_of(part) for rank, part in enumerate(sends)}
-    rooms = [room_for(part) for part in receives]
-    carry(group, goes, dict(enumerate(rooms)), call(f"all_to_all_v({name_of(dtype)})"))
-    settle(receives, rooms)
+    outgoing = {rank: send_buffer(part) for rank, part in enumerate(sends)}
+    buffers = [receive_buffer(part) for part in receives]
+    send_and_receive(group, outgoing, dict(enumerate(buffers)), call_of(f"all_to_all_v({name_of(dtype)})"))
+    copy_back(receives, buffers)
 
 
-def carry(
+def send_and_receive(
     group: Group,
     sends: Mapping[int, torch.Tensor],
     receives: Mapping[int, torch.Tensor],
-    what: Call,
+    call: Call,
     rooted: bool = False,
 ) -> None:
     """Send plain tensors to some ranks and receive into others from some. Every send needs a receive on its target.
 
     In a `rooted` call not all ranks exchange data, so a mismatch might go unnoticed: the ranks compare calls first.
     """
-    goes = {rank: bytes_of(part) for rank, part in sends.items()}
-    comes = {rank: bytes_of(part) for rank, part in receives.items()}
+    sent = {rank: bytes_of(part) for rank, part in sends.items()}
+    expected = {rank: bytes_of(part) for rank, part in receives.items()}
     own, nothing = group.rank, np.empty(0, np.uint8)
-    if group.size > 1 and group.compares_by_memory(what):
+    if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
-        outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (goes, comes))
-        group.memory_for(what).passing.all_to_all_v(outgoing, incoming, what)
+        outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
+        group.memory_for(call).slot_transfers.all_to_all_v(outgoing, incoming, call)
         return
-    with group.call(what) as number:
+    with group.enter_call(call) as number:
         if rooted:
-            group.agree(what)
-        held, wanted = goes.pop(own, nothing), comes.pop(own, nothing)
-        if len(held) != len(wanted):
-            raise MismatchError(sizes_differ(what.words, group.ranks[own], group.ranks[own], len(held), len(wanted)))
-        wanted[:] = held
-        group.deliver(itertools.starmap(Parcel, goes.items()), itertools.starmap(Parcel, comes.items()), what, number)
+            group.check_same_call(call)
+        own_sent, own_received = sent.pop(own, nothing), expected.pop(own, nothing)
+        if len(own_sent) != len(own_received):
+            raise MismatchError(
+                size_mismatch(call.words, group.ranks[own], group.ranks[own], len(own_sent), len(own_received))
+            )
+        own_received[:] = own_sent
+        group.deliver(
+            itertools.starmap(Parcel, sent.items()), itertools.starmap(Parcel, expected.items()), call, number
+        )

@@ -17,7 +17,7 @@ import torch
 
 from unisono.collectives.checks import Checks, check_output
 from unisono.collectives.group import Group
-from unisono.collectives.payload import content_of, nbytes_of, plain
+from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.prepare import prepare
 
 MAX_READY = 256
@@ -30,13 +30,14 @@ def allreduce(
     """Reduce `tensor` over all ranks in place, and return it. Any shape and stride, the same on every rank.
 
     `algorithm` is "auto" (chosen by measurement, or else by predicted time), "library", or the name of a schedule.
-    `wire` is the encoding of a schedule's messages: "float32", "float16" or "bfloat16"; None for the tensor's dtype.
+    `wire` is the encoding of a schedule's messages: "float32", "float16", "bfloat16", "int8" or "int4"; None for the
+    tensor's dtype. Block-scaled integers go by schedules that cut a payload alike in all rounds ("direct", "ring").
     Shared memory and the library carry tensors unencoded. `op` is "sum", "product", "minimum", "maximum", or for
     integers and bool "and", "or", "xor". Sums are made in float32 or wider. Every rank ends with the same bits.
     Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm
     or op, MismatchError when ranks are in different calls.
     """
-    ready = group.ready.get((tensor.numel(), algorithm, wire, op))
+    ready = group.ready_allreduces.get((tensor.numel(), algorithm, wire, op))
     if ready is None or not (
         tensor.dtype is ready[0]
         and tensor.is_cpu
@@ -50,16 +51,16 @@ def allreduce(
             check_output(group, tensor, "allreduce")
         if group.size == 1:
             return tensor
-        if not plain(tensor):
+        if not is_plain(tensor):
             with torch.no_grad():
-                return tensor.copy_(allreduce(group, content_of(tensor), algorithm, wire, op))
-        if len(group.ready) == MAX_READY:
-            group.ready.clear()
-        ready = group.ready[tensor.numel(), algorithm, wire, op] = tensor.dtype, prepare(group, plan)
+                return tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
+        if len(group.ready_allreduces) == MAX_READY:
+            group.ready_allreduces.clear()
+        ready = group.ready_allreduces[tensor.numel(), algorithm, wire, op] = tensor.dtype, prepare(group, plan)
     address = tensor.data_ptr()  # as Group.start, without a further call: a short one takes some 2 us in all
     try:
         ready[1](address, address)
     except BaseException:
-        group.keep_with_pending(tensor)
+        group.keep_alive_if_pending(tensor)
         raise
     return tensor

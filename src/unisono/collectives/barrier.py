@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from unisono.call import call
+from unisono.call import call_of
 from unisono.collectives.group import Group
 
-_BARRIER = call("barrier()")
+_BARRIER = call_of("barrier()")
 
 
 def barrier(group: Group) -> None:
     """Wait until all ranks have entered the barrier."""
     if group.size == 1:
         return
-    group.meet(_BARRIER)
+    group.barrier(_BARRIER)

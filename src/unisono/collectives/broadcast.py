@@ -6,7 +6,7 @@ import torch
 
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import carrier_of, flat_of, nbytes_of
+from unisono.collectives.payload import flat_of, move_dtype_of, nbytes_of
 from unisono.collectives.prepare import prepare
 
 
@@ -17,8 +17,8 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
         if group.rank != root:
             check_output(group, tensor, "broadcast")
         nbytes_of(tensor)
-        carrier = carrier_of(tensor)
-        plan = group.plan("broadcast", algorithm, tensor, op=None, root=root, carrier=carrier)
+        move_dtype = move_dtype_of(tensor)
+        plan = group.plan("broadcast", algorithm, tensor, op=None, root=root, move_dtype=move_dtype)
     if group.size == 1:
         return tensor
     flat = flat_of(tensor)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from unisono.errors import UnisonoError
 from unisono.transports.signals import Signals
 
-REMEMBERED = 256
-"""Number of recent calls that a rank remembers."""
+CALLS_KEPT = 256
+"""Number of recent calls that a rank keeps."""
 
 
-class Busy(NamedTuple):
+class CurrentCall(NamedTuple):
     """A call that a rank is in and may wait in."""
 
     number: int
@@ -23,7 +23,7 @@ class Busy(NamedTuple):
     in_library: bool
 
 
-class Progress:
+class CallProgress:
     """Time that a rank has spent in one call, and the actions already taken on it."""
 
     def __init__(self) -> None:
@@ -32,9 +32,9 @@ class Progress:
     def begin(self, number: int) -> None:
         """Start counting for another call."""
         self.number, self._since = number, time.monotonic()
-        self.compared = self.told = self.reported = False
-        self.asked: float | None = None
-        """Time at which all ranks were asked; None unless their answers are awaited."""
+        self.compared = self.notified = self.reported = False
+        self.queried: float | None = None
+        """Time at which all ranks were queried; None unless answers are expected."""
 
     @property
     def seconds(self) -> float:
@@ -59,10 +59,10 @@ class Calls:
         self.signals: Signals | None = None
         self.failure: tuple[type[UnisonoError], str] | None = None
         """Error that has ended the world, as its class and its message; None while the world is usable."""
-        self._words = [""] * REMEMBERED  # of call n at place n % REMEMBERED
+        self._words = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager
-    def over(self, words: str, in_library: bool = False) -> Iterator[int]:
+    def enter(self, words: str, in_library: bool = False) -> Iterator[int]:
         """Enter a call, or a part of one; yield a number that is equal on all ranks in the same call."""
         outer = self.begin(words, in_library)
         try:
@@ -77,7 +77,7 @@ class Calls:
         outer = self.busy, self.in_library
         if not self.busy:
             number = self.number + 1
-            self._words[number % REMEMBERED] = words
+            self._words[number % CALLS_KEPT] = words
             self.number, self.busy = number, True
         self.in_library = in_library
         return outer
@@ -99,20 +99,20 @@ class Calls:
             self.signals.end()
 
     def words(self, number: int) -> str:
-        """Return the description of a call by its number; empty if it is forgotten or not yet begun."""
-        return self._words[number % REMEMBERED] if self.number - REMEMBERED < number <= self.number else ""
+        """Return the description of a call by its number; empty if it is no longer kept or not yet begun."""
+        return self._words[number % CALLS_KEPT] if self.number - CALLS_KEPT < number <= self.number else ""
 
     @property
     def position(self) -> int:
         """Number of calls and barriers that this rank has entered: equal on ranks at the same point of the program."""
         signals = self.signals
-        return self.number + (0 if signals is None else signals.turn)
+        return self.number + (0 if signals is None else signals.sequence)
 
     @property
-    def current(self) -> Busy | None:
+    def current(self) -> CurrentCall | None:
         """The call that this rank is in, if it may wait there; else None."""
         position, signals = self.position, self.signals
         if self.busy:
-            return Busy(position, self.words(self.number), self.in_library)
+            return CurrentCall(position, self.words(self.number), self.in_library)
         waiting = None if signals is None else signals.waiting
-        return None if waiting is None else Busy(position, waiting.words, False)
+        return None if waiting is None else CurrentCall(position, waiting.words, False)

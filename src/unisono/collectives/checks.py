@@ -1,7 +1,7 @@
 """Argument checks before a collective begins; the errors name the rank and the remedy.
 
     rank 0   all_gather(4 x float32)                waits ─┐
-    rank 1   all_gather: two outputs share memory   comes ─┴▶ rank 0: MismatchError with rank 1's words
+    rank 1   all_gather: two outputs share memory   enters ┴▶ rank 0: MismatchError with rank 1's words
                                                               rank 1: TensorError
 
 A rank that refuses its arguments still enters the call; otherwise the other ranks would wait for it.
@@ -14,9 +14,9 @@ from types import TracebackType
 
 import torch
 
-from unisono.call import call
+from unisono.call import call_of
+from unisono.collectives.aliasing import find_aliases, is_chunk, is_writable, same_elements, share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.overlap import find_overlap, is_chunk, same, shared, writable
 from unisono.collectives.payload import name_of, nbytes_of
 from unisono.errors import TensorError, UnisonoError, UsageError
 
@@ -41,10 +41,10 @@ class Checks:
             return
         group, collective = self._group, self._collective
         words = str(error).removeprefix(f"rank {group.rank}: ")
-        what = call(f"{collective}, refused")._replace(words=f"{collective}, which it refused ({words})")
+        call = call_of(f"{collective}, refused")._replace(words=f"{collective}, which it refused ({words})")
         try:
-            with group.call(what):
-                group.agree(what)
+            with group.enter_call(call):
+                group.check_same_call(call)
         except UnisonoError as others:
             raise error from others
 
@@ -69,7 +69,7 @@ def check_parts(group: Group, parts: Sequence[torch.Tensor], dtype: torch.dtype,
 
 def check_output(group: Group, output: torch.Tensor, collective: str) -> None:
     """Raise TensorError for an output in which several elements share memory."""
-    if not output.is_contiguous() and not writable(output):
+    if not output.is_contiguous() and not is_writable(output):
         raise TensorError(
             f"rank {group.rank}: {collective} into a tensor of shape {tuple(output.shape)} and strides "
             f"{output.stride()}: several of its elements share memory; give it a .clone()"
@@ -82,7 +82,7 @@ def check_memory(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor] = (),
     own: Collection[tuple[int, int]] = (),
-    allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same,
+    allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same_elements,
 ) -> None:
     """Raise TensorError where an output shares memory with itself, with another output, or with an input.
 
@@ -90,7 +90,7 @@ def check_memory(
     """
     for output in outputs:
         check_output(group, output, collective)
-    if found := find_overlap(outputs, inputs, own, allowed):
+    if found := find_aliases(outputs, inputs, own, allowed):
         raise TensorError(
             f"rank {group.rank}: {collective} of {len(outputs)} outputs and {len(inputs)} inputs: {found} share "
             "memory; give each memory of its own"
@@ -99,7 +99,7 @@ def check_memory(
 
 def check_chunk(group: Group, collective: str, chunk: torch.Tensor, whole: torch.Tensor, start: int) -> None:
     """Raise TensorError if a chunk shares memory with `whole` but is not its elements from `start` on."""
-    if shared(chunk, whole) and not is_chunk(chunk, whole, start):
+    if share_memory(chunk, whole) and not is_chunk(chunk, whole, start):
         raise TensorError(
             f"rank {group.rank}: {collective}: input and output share memory, but not in place: then this rank's chunk "
             f"is elements {start} to {start + chunk.numel()} of the whole, both contiguous; give it memory of its own"

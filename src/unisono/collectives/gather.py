@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.call import call
-from unisono.collectives.all_to_all_v import carry
+from unisono.call import call_of
+from unisono.collectives.all_to_all_v import send_and_receive
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import content_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 
 
 def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
@@ -36,7 +36,7 @@ def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | N
         if group.rank == root:
             check_parts(group, at_root, tensor.dtype, "gather")
             check_memory(group, "gather", at_root, [tensor], own=[(root, 0)])
-    rooms = [room_for(part) for part in at_root]
-    what = call(f"gather({name_of(tensor.dtype)}, root {root})")
-    carry(group, {root: content_of(tensor)}, dict(enumerate(rooms)), what, rooted=True)
-    settle(at_root, rooms)
+    buffers = [receive_buffer(part) for part in at_root]
+    call = call_of(f"gather({name_of(tensor.dtype)}, root {root})")
+    send_and_receive(group, {root: send_buffer(tensor)}, dict(enumerate(buffers)), call, rooted=True)
+    copy_back(at_root, buffers)

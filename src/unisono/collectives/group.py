@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from unisono.call import WORDS_BYTES, Call, call, decode_words, encode_words
-from unisono.choosing.pace import piece_of
-from unisono.choosing.table import Table
+from unisono.call import WORDS_BYTES, Call, call_of, decode_words, encode_words
+from unisono.choosing.pace import piece_bytes_of
+from unisono.choosing.schedule_table import ScheduleTable
 from unisono.collectives.calls import Calls
 from unisono.collectives.payload import name_of
 from unisono.collectives.plans import Plan, Plans
@@ -23,7 +23,7 @@ from unisono.collectives.states import difference
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
 from unisono.mpi import MPI
-from unisono.placement import Placement, apart
+from unisono.placement import Placement, one_rank_per_node
 from unisono.timeouts import TIMEOUT
 from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.fused import Start
@@ -42,9 +42,9 @@ class Group:
         self,
         comm: MPI.Intracomm,
         placement: Placement,
-        table: Table,
+        table: ScheduleTable,
         ranks: Sequence[int] | None = None,
-        interrupted: Callable[[], None] | None = None,
+        check_interrupt: Callable[[], None] | None = None,
         dup: Group | None = None,
         watch: Watch | None = None,
         name: str = "world",
@@ -52,7 +52,7 @@ class Group:
     ) -> None:
         """`ranks` are the ranks' numbers in messages; `dup` is a group of the same ranks whose windows are used too.
 
-        `interrupted` is called regularly in every wait, in the thread that waits. It may raise to end the wait; the
+        `check_interrupt` is called regularly in every wait, in the thread that waits. It may raise to end the wait; the
         group can then only be abandoned (`abandon`).
 
         `watch` is the watch of the job, in which this group is registered as `name`. Without one, the group makes its
@@ -61,8 +61,8 @@ class Group:
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self.interrupted, self._dup = interrupted, dup
-        self._by_memory = self.one_node
+        self.check_interrupt, self._dup = check_interrupt, dup
+        self._shares_memory = self.one_node
         self._owns_watch = watch is None and comm.size > 1
         self.watch: Watch | None = watch
         if self._owns_watch:
@@ -75,48 +75,48 @@ class Group:
         """Text that is compared in addition to the description of each call."""
         self.messages = comm.Dup()
         """Communicator for the messages of schedules, which then never match others."""
-        self._talk = comm.Dup()
-        for channel in (comm, self.messages, self._talk):
-            channel.Set_errhandler(MPI.ERRORS_RETURN)  # exceptions here, whatever was set
+        self._control = comm.Dup()
+        for channel in (comm, self.messages, self._control):
+            channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
         self._memory: NodeMemory | None = None
-        self._settled = not self._by_memory or self.size == 1
+        self._memory_made = not self._shares_memory or self.size == 1
         self._use(Plans(self.rank, placement, table))
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
         self.prepared: dict[Plan, Start] = {}
         """Prepared collectives by plan."""
-        self.ready: dict[tuple[int, str, str | None, str], tuple[torch.dtype, Start]] = {}
+        self.ready_allreduces: dict[tuple[int, str, str | None, str], tuple[torch.dtype, Start]] = {}
         """Prepared allreduces by length, algorithm, wire and op, each for one dtype."""
 
     def _new_calls(self, name: str) -> Calls:
-        ends = self.interrupted is None
+        ends = self.check_interrupt is None
         if self.watch is None or self.size == 1:
             return Calls(name, [0], ends)
         calls = Calls(name, self.watch.ranks_of(self.comm), ends)
         self.watch.add(calls)
         return calls
 
-    def memory_for(self, what: Call) -> NodeMemory:
-        """Return the memory shared by the ranks of the one node; all make it together in the first call, `what`."""
-        self._settle(what)
+    def memory_for(self, call: Call) -> NodeMemory:
+        """Return the memory shared by the ranks of the one node; all make it together in the first call."""
+        self._make_memory(call)
         assert self._memory is not None, "messages carry what is not compared by memory"
         return self._memory
 
-    def compares_by_memory(self, what: Call) -> bool:
-        """Return True if shared memory, made in the first call, compares the call `what`; else the watch does."""
-        self._settle(what)
-        return self._by_memory
+    def uses_shared_memory(self, call: Call) -> bool:
+        """Return True if shared memory, made in the first call, compares the call; else the watch does."""
+        self._make_memory(call)
+        return self._shares_memory
 
-    def _settle(self, what: Call) -> None:
-        """Make the shared memory of one node in the first call of all ranks. Without room, all data goes by messages.
+    def _make_memory(self, call: Call) -> None:
+        """Make the shared memory of one node in the first call of all ranks.
 
-        Each rank then counts as a node of its own.
+        Without enough memory, all data goes by messages, and each rank counts as a node of its own.
         """
-        if self._settled:
+        if self._memory_made:
             return
-        self._settled = True
-        self._memory = self._make_together(what, lambda: make_node_memory(self.comm, self.ranks, self.check))
+        self._memory_made = True
+        self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
-            self.placement, self.one_node, self._by_memory = apart(self.size), False, False
+            self.placement, self.one_node, self._shares_memory = one_rank_per_node(self.size), False, False
             self._plans = Plans(self.rank, self.placement, self.table)
         else:
             self._memory.signals.label_calls(self.label)
@@ -125,39 +125,39 @@ class Group:
 
     def _use(self, plans: Plans) -> None:
         self._plans = plans
-        self.plan: Callable[..., Plan] = plans.plan if self._settled else self._plan_first
+        self.plan: Callable[..., Plan] = plans.plan if self._memory_made else self._plan_first
         self.program, self.schedule = plans.program, plans.schedule
 
-    def _plan_first(self, *asked: Any, **named: Any) -> Plan:
+    def _plan_first(self, *arguments: Any, **named: Any) -> Plan:
         """Return the plan of the first call. Planning errors are raised before this rank waits for others."""
-        self._settle(self._plans.plan(*asked, **named).what)
-        return self._plans.plan(*asked, **named)
+        self._make_memory(self._plans.plan(*arguments, **named).call)
+        return self._plans.plan(*arguments, **named)
 
     def label_calls(self, words: str) -> None:
-        """Compare `words` too in each later call, as a part of it: they distinguish calls that are otherwise alike."""
+        """Compare `words` too in each later call, as a part of it: they distinguish otherwise equal calls."""
         self.label = words
         if self._memory is not None:
             self._memory.signals.label_calls(words)
 
-    def _labelled(self, what: Call) -> Call:
-        return call(what.words + self.label) if self.label else what
+    def _labelled(self, call: Call) -> Call:
+        return call_of(call.words + self.label) if self.label else call
 
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
-        """Return the place, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
+        """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
         found = None if self._memory is None else self._memory.find(address, nbytes)
         if found is not None:
             return f"window {found.number} from byte {address - found.start}", found
         in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
         return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
 
-    def mailboxes(self, what: Call) -> Mailboxes | None:
-        """Return the mailboxes of this node. All ranks of all nodes make them together in the first call, `what`.
+    def mailboxes(self, call: Call) -> Mailboxes | None:
+        """Return the mailboxes of this node. All ranks of all nodes make them together in the first call.
 
-        None on all ranks if any rank has no room for them.
+        None on all ranks if any rank lacks memory for them.
         """
         if not self._mailboxes:
             node = self.placement.node_of(self.rank)
-            self._mailboxes.append(self._make_together(what, lambda: make_mailboxes(self.comm, node)))
+            self._mailboxes.append(self._make_together(call, lambda: make_mailboxes(self.comm, node)))
         return self._mailboxes[0]
 
     @property
@@ -165,38 +165,38 @@ class Group:
         """Ranks of this rank's node."""
         return self.placement.nodes[self.placement.node_of(self.rank)]
 
-    def _make_together(self, what: Call, make: Callable[[], Made]) -> Made:
+    def _make_together(self, call: Call, make: Callable[[], Made]) -> Made:
         """Return the result of `make`, a collective allocation by the library, whose own wait cannot be ended.
 
-        All ranks enter the call `what` first, in a wait that can be.
+        All ranks enter the call first, in a wait that can be.
         """
-        with self.calls.over(what.words):
-            self.finish(self._talk.Ibarrier())
-        with self.calls.over(what.words, in_library=True):
+        with self.calls.enter(call.words):
+            self.wait_for(self._control.Ibarrier())
+        with self.calls.enter(call.words, in_library=True):
             return make()
 
     def check(self) -> None:
-        """Raise if a wait must end: ranks made different calls, or `interrupted` raises. Called regularly in waits."""
+        """Raise if a wait must end: ranks made different calls, or `check_interrupt` raises. Called in all waits."""
         try:
             self.calls.check()
-            if self.interrupted is not None:
-                self.interrupted()
+            if self.check_interrupt is not None:
+                self.check_interrupt()
         except BaseException:
             self.broken = True
             raise
 
-    def keep(self, *pending: object) -> None:
-        """Keep buffers of pending messages alive with a communicator, because nobody waits for these messages now."""
+    def keep_alive(self, *pending: object) -> None:
+        """Keep buffers of pending messages alive with a communicator, because no rank waits for these messages now."""
         self._pending = True
         self.messages.Set_attr(MPI.Comm.Create_keyval(), pending)
 
-    def keep_with_pending(self, *tensors: torch.Tensor) -> None:
+    def keep_alive_if_pending(self, *tensors: torch.Tensor) -> None:
         """Keep tensors alive that may have pending messages, because a call on them was ended."""
         if self._pending:
-            self.keep(*tensors)
+            self.keep_alive(*tensors)
 
     @contextmanager
-    def call(self, what: Call) -> Iterator[int]:
+    def enter_call(self, call: Call) -> Iterator[int]:
         """Enter a collective call. On one node, all ranks compare it first; across nodes, the watch observes it.
 
         Yields a number that is equal on all ranks in the same call. A MismatchError is reported to all ranks.
@@ -204,62 +204,62 @@ class Group:
         if self.size == 1:
             yield 0
             return
-        self._settle(what)
-        if self._by_memory:
-            self.memory_for(what).signals.meet(what)
+        self._make_memory(call)
+        if self._shares_memory:
+            self.memory_for(call).signals.barrier(call)
             yield 0
             return
         try:
-            with self.calls.over(what.words + self.label) as number:
+            with self.calls.enter(call.words + self.label) as number:
                 yield number
         except MismatchError as error:
             self.broken = True
             if self.watch is not None:
-                self.watch.tell_all(self.calls, str(error))
+                self.watch.report_mismatch(self.calls, str(error))
             raise
 
     @contextmanager
-    def library_call(self, what: Call) -> Iterator[None]:
+    def enter_library_call(self, call: Call) -> Iterator[None]:
         """Enter a call that the MPI library carries out, once all ranks are known to be in it."""
-        with self.call(what):
-            self.agree(what)
-            with self.calls.over(what.words + self.label, in_library=True):
+        with self.enter_call(call):
+            self.check_same_call(call)
+            with self.calls.enter(call.words + self.label, in_library=True):
                 yield
 
-    def meet(self, what: Call) -> None:
-        """Wait until all ranks have entered the call `what`."""
-        with self.call(what):
-            self.agree(what)
+    def barrier(self, call: Call) -> None:
+        """Wait until all ranks have entered the call `call`."""
+        with self.enter_call(call):
+            self.check_same_call(call)
 
-    def agree(self, what: Call) -> None:
+    def check_same_call(self, call: Call) -> None:
         """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
 
-        On one node `call` has checked it. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
+        On one node `call_of` has checked it. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
         """
-        if self._by_memory or self.size == 1:
+        if self._shares_memory or self.size == 1:
             return
-        number = self._labelled(what).number
+        number = self._labelled(call).number
         mine = np.array([number, -number], np.int64)
         most = np.empty_like(mine)
-        self.finish(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
+        self.wait_for(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
         if (most != mine).any():
-            self.disagree(what)
+            self.raise_mismatch(call)
 
-    def disagree(self, what: Call) -> None:
+    def raise_mismatch(self, call: Call) -> None:
         """Raise MismatchError with two different calls, once all ranks know that they differ."""
-        mine = np.frombuffer(encode_words(self._labelled(what)), np.uint8)
+        mine = np.frombuffer(encode_words(self._labelled(call)), np.uint8)
         said = np.empty((self.size, WORDS_BYTES), np.uint8)
-        self.finish(self._talk.Iallgather(mine, said), mine, said)  # what did not match may still be under way
+        self.wait_for(self._control.Iallgather(mine, said), mine, said)  # what did not match may still be under way
         calls = [decode_words(row.tobytes()) for row in said]
         other, words = next((rank, words) for rank, words in enumerate(calls) if words != calls[self.rank])
         raise MismatchError(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], words))
 
-    def finish(self, request: MPI.Request, *buffers: object) -> None:
+    def wait_for(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for an operation of the library on these buffers."""
         try:
             wait(request, self.check)
         except BaseException:
-            self.keep(request, *buffers)
+            self.keep_alive(request, *buffers)
             raise
 
     def start(self, prepared: Start, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -267,28 +267,28 @@ class Group:
         try:
             prepared(source.data_ptr(), target.data_ptr())
         except BaseException:
-            self.keep_with_pending(source, target)
+            self.keep_alive_if_pending(source, target)
             raise
 
-    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], what: Call, number: int) -> None:
-        """Send and receive parcels of any sizes as messages, in the call `what`. `number` was yielded by `call`."""
-        piece = piece_of(self.table.network)
-        delivery = Delivery(self.messages, self.ranks, number, piece, self.check, what.words)
+    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], call: Call, number: int) -> None:
+        """Send and receive parcels of any sizes as messages, in the call `call`. `number` was yielded by `call_of`."""
+        piece = piece_bytes_of(self.table.network)
+        delivery = Delivery(self.messages, self.ranks, number, piece, self.check, call.words)
         try:
-            delivery.carry(sends, receives)
+            delivery.transfer(sends, receives)
         except BaseException:
-            self.keep(delivery)
+            self.keep_alive(delivery)
             raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor: in shared memory if all ranks share a node, else in the rank's own memory."""
         if not self.one_node or self.size == 1:
             return torch.zeros(length, dtype=dtype)
-        what = call(f"empty({length} x {name_of(dtype)})")
-        self._settle(what)
+        call = call_of(f"empty({length} x {name_of(dtype)})")
+        self._make_memory(call)
         if self._memory is None:
             return torch.zeros(length, dtype=dtype)
-        self._memory.signals.meet(what)
+        self._memory.signals.barrier(call)
         return self._memory.empty(length, dtype)
 
     def free(self) -> None:
@@ -297,7 +297,7 @@ class Group:
             self.abandon()
             return
         self._forget_calls()
-        self.ready.clear()
+        self.ready_allreduces.clear()
         self.prepared.clear()
         for mailboxes in filter(None, self._mailboxes):
             mailboxes.free()
@@ -307,7 +307,7 @@ class Group:
             self._memory = None
         self._free_watch()
         self.messages.Free()
-        self._talk.Free()
+        self._control.Free()
 
     def abandon(self) -> None:
         """Leave without the other ranks: memory and communicators stay allocated, but nothing runs here any more."""

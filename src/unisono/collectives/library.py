@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.call import Call, call
+from unisono.call import Call, call_of
+from unisono.collectives.aliasing import share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.overlap import shared
 from unisono.collectives.payload import MPI_TYPES, memory_of
 from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
@@ -30,21 +30,21 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
 from unisono.transports.fused import Start
 
-PARCELS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
+CHECKED_PAYLOAD_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
 
-BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
-"""Bits in each number of the fingerprint: sums over MOST_RANKS are exact."""
+FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
+"""Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
 
-MOST_RANKS = 1 << 14
+MAX_CHECKED_RANKS = 1 << 14
 
-FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
+FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
 """Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
 
-INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 """Integer dtypes of the same width."""
 
-ADDRESSES = 64
+MAX_ADDRESSES = 64
 """Number of addresses whose views are kept for one length."""
 
 
@@ -71,7 +71,7 @@ def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatyp
     numbers = tensor.float() if tensor.dtype in HALF_DTYPES else tensor
     if tensor.is_floating_point() and op in ("minimum", "maximum"):
         nan = math.copysign(math.nan, 1 if op == "maximum" else -1)  # greater, or less, than all others as an integer
-        numbers = _turn(torch.where(numbers.isnan(), nan, numbers).view(INTEGERS[numbers.dtype]))
+        numbers = _swap_order(torch.where(numbers.isnan(), nan, numbers).view(INTEGER_DTYPES[numbers.dtype]))
     ops = BOOL_OPS if tensor.dtype is torch.bool else OPS
     return numbers, MPI_TYPES[numbers.dtype], ops[op]
 
@@ -79,13 +79,13 @@ def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatyp
 def restore(numbers: torch.Tensor, into: torch.Tensor) -> None:
     """Convert a reduced `numbers_of(tensor)` back, into a tensor of the original dtype and the same length."""
     if into.is_floating_point() and not numbers.is_floating_point():
-        numbers = _turn(numbers)
-        numbers = numbers.view(next(dtype for dtype, integer in INTEGERS.items() if integer is numbers.dtype))
+        numbers = _swap_order(numbers)
+        numbers = numbers.view(next(dtype for dtype, integer in INTEGER_DTYPES.items() if integer is numbers.dtype))
     if numbers.data_ptr() != into.data_ptr():
         into.copy_(numbers)
 
 
-def _turn(bits: torch.Tensor) -> torch.Tensor:
+def _swap_order(bits: torch.Tensor) -> torch.Tensor:
     """Convert bits of floating-point numbers to integers of the same order, or such integers back to bits."""
     width = 8 * bits.dtype.itemsize
     return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))
@@ -98,12 +98,12 @@ def by_library(group: Group, plan: Plan) -> Start:
 
 def _allreduce(group: Group, plan: Plan) -> Start:
     if plan.op == "sum" and _carries_check(group, plan):
-        return _short_allreduce(group, plan.length, plan.dtype, plan.what)
+        return _short_allreduce(group, plan.length, plan.dtype, plan.call)
 
     def start(_: int, target: int) -> None:
         flat = _tensor_at(target, plan.length, plan.dtype)
         numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-        with group.library_call(plan.what):
+        with group.enter_library_call(plan.call):
             group.comm.Allreduce(MPI.IN_PLACE, [memory_of(numbers), numbers.numel(), kind], reduction)
         restore(numbers, flat)
 
@@ -118,9 +118,9 @@ def _reduce_scatter(group: Group, plan: Plan) -> Start:
         flat = _tensor_at(source, plan.length, plan.dtype)
         shard = _tensor_at(target, counts[group.rank], plan.dtype)
         numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-        fit = shard.dtype is numbers.dtype and not shared(shard, numbers)  # MPI takes no memory that is both
+        fit = shard.dtype is numbers.dtype and not share_memory(shard, numbers)  # MPI takes no memory that is both
         part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype)
-        with group.library_call(plan.what):
+        with group.enter_library_call(plan.call):
             group.comm.Reduce_scatter(
                 [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind], counts, reduction
             )
@@ -134,16 +134,16 @@ def _all_gather(group: Group, plan: Plan) -> Start:
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
 
     def start(_: int, target: int) -> None:
-        room = MPI.memory.fromaddress(target, plan.nbytes)
-        with group.library_call(plan.what):
-            group.comm.Allgatherv(MPI.IN_PLACE, [room, counts, starts, MPI_TYPES[plan.dtype]])
+        memory = MPI.memory.fromaddress(target, plan.nbytes)
+        with group.enter_library_call(plan.call):
+            group.comm.Allgatherv(MPI.IN_PLACE, [memory, counts, starts, MPI_TYPES[plan.dtype]])
 
     return start
 
 
 def _broadcast(group: Group, plan: Plan) -> Start:
     def start(_: int, target: int) -> None:
-        with group.library_call(plan.what):
+        with group.enter_library_call(plan.call):
             group.comm.Bcast([MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE], plan.root)
 
     return start
@@ -153,9 +153,9 @@ def _all_to_all(group: Group, plan: Plan) -> Start:
     each = plan.nbytes // group.size
 
     def start(source: int, target: int) -> None:
-        goes, comes = (MPI.memory.fromaddress(address, plan.nbytes) for address in (source, target))
-        with group.library_call(plan.what):
-            group.comm.Alltoall([goes, each, MPI.BYTE], [comes, each, MPI.BYTE])
+        outgoing, incoming = (MPI.memory.fromaddress(address, plan.nbytes) for address in (source, target))
+        with group.enter_library_call(plan.call):
+            group.comm.Alltoall([outgoing, each, MPI.BYTE], [incoming, each, MPI.BYTE])
 
     return start
 
@@ -179,36 +179,36 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _carries_check(group: Group, plan: Plan) -> bool:
     """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
-    fit = plan.dtype in FIELDS and 0 < plan.nbytes <= PARCELS[-1]
-    return fit and not group.compares_by_memory(plan.what) and group.size <= MOST_RANKS
+    fit = plan.dtype in FINGERPRINT_FIELDS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+    return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
-def _short_allreduce(group: Group, length: int, dtype: torch.dtype, what: Call) -> Start:
+def _short_allreduce(group: Group, length: int, dtype: torch.dtype, call: Call) -> Start:
     """Prepare the sum of `length` elements in place, with the check in the same message."""
     nbytes = length * dtype.itemsize
-    room = nbytes if length == 1 else next(parcel for parcel in PARCELS if parcel >= nbytes)
-    check = _check_of(what, dtype, length)
-    whole = np.zeros(len(check) + room // dtype.itemsize, check.dtype)
+    payload_bytes = nbytes if length == 1 else next(parcel for parcel in CHECKED_PAYLOAD_BYTES if parcel >= nbytes)
+    check = _check_of(call, dtype, length)
+    whole = np.zeros(len(check) + payload_bytes // dtype.itemsize, check.dtype)
     memory = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
-    head, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
+    header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
     unlabelled = check.tobytes(), (check * group.size).tobytes()
     buffer = [whole, MPI_TYPES[dtype]]
-    calls, words, interruptible = group.calls, what.words, group.interrupted is not None
+    calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
     allreduce = _allreduce_in_steps(group) if interruptible else group.comm.Allreduce
-    seen: dict[int, Any] = {}
+    cache: dict[int, Any] = {}
 
     def start(_: int, address: int) -> None:
-        payload = seen.get(address)
+        payload = cache.get(address)
         if payload is None:
-            if len(seen) == ADDRESSES:
-                seen.clear()
-            place: Any = MPI.memory.fromaddress(address, nbytes)
-            payload = seen[address] = memoryview(place)
+            if len(cache) == MAX_ADDRESSES:
+                cache.clear()
+            view: Any = MPI.memory.fromaddress(address, nbytes)
+            payload = cache[address] = memoryview(view)
         mine, expected = unlabelled
         if group.label:
-            check = _check_of(call(words + group.label), dtype, length)
+            check = _check_of(call_of(words + group.label), dtype, length)
             mine, expected = check.tobytes(), (check * group.size).tobytes()
-        head[:] = mine
+        header[:] = mine
         body[:] = payload
         outer = calls.begin(words + group.label, not interruptible)
         try:
@@ -216,32 +216,32 @@ def _short_allreduce(group: Group, length: int, dtype: torch.dtype, what: Call) 
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            head[:] = bytes(len(head))
+            header[:] = bytes(len(header))
         finally:
             calls.end(outer)
-        if head.tobytes() != expected:
-            with group.call(what):
-                group.disagree(what)
+        if header.tobytes() != expected:
+            with group.enter_call(call):
+                group.raise_mismatch(call)
         payload[:] = body
 
     return start
 
 
-def _check_of(what: Call, dtype: torch.dtype, length: int) -> Any:
+def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:
     """Return the check for a payload of that length: 60 bits of the call's number, 30 for a single element."""
-    fields = FIELDS[dtype] if length == 1 else 2 * FIELDS[dtype]
-    return np.array(fingerprint(what, fields, BITS[dtype]), NUMPY_DTYPES[dtype])
+    fields = FINGERPRINT_FIELDS[dtype] if length == 1 else 2 * FINGERPRINT_FIELDS[dtype]
+    return np.array(fingerprint(call, fields, FINGERPRINT_BITS[dtype]), NUMPY_DTYPES[dtype])
 
 
 def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
     """Return a non-blocking allreduce with our own wait, which can be ended."""
 
     def allreduce(mine: Any, buffer: Any) -> None:
-        group.finish(group.comm.Iallreduce(mine, buffer), buffer)
+        group.wait_for(group.comm.Iallreduce(mine, buffer), buffer)
 
     return allreduce
 
 
-def fingerprint(what: Call, fields: int, bits: int) -> list[int]:
+def fingerprint(call: Call, fields: int, bits: int) -> list[int]:
     """Return the lowest bits of the call's number as `fields` numbers of `bits` bits, each plus 1 so that none is 0."""
-    return [(what.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in range(fields)]
+    return [(call.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in range(fields)]

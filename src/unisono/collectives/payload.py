@@ -26,14 +26,14 @@ MPI_TYPES = {
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
 
-CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """Dtype that replaces any dtype of that many bytes when nothing is reduced."""
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Return the size of a tensor in bytes. Raises TensorError for one that is not in plain CPU memory."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
-        raise TensorError(f"cannot carry a {tensor.layout} tensor on {tensor.device}; move it to the CPU, dense, first")
+        raise TensorError(f"unsupported tensor: {tensor.layout} on {tensor.device}; convert it to a dense CPU tensor")
     return int(tensor.nbytes)
 
 
@@ -42,7 +42,7 @@ def memory_of(tensor: torch.Tensor) -> MPI.memory:
     return MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
-class _Memory:
+class _ByteArray:
     """Array interface of a tensor's memory for NumPy; an array made from it keeps the tensor alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -53,41 +53,41 @@ class _Memory:
 
 def bytes_of(tensor: torch.Tensor) -> Array:
     """Return the memory of a contiguous tensor as a flat array of bytes, which keeps the tensor alive."""
-    return np.asarray(_Memory(tensor))
+    return np.asarray(_ByteArray(tensor))
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat tensor of the elements: a view of the tensor's memory if it is plain, else a copy."""
-    return content_of(tensor).detach().view(-1)
+    return send_buffer(tensor).detach().view(-1)
 
 
-def plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is contiguous, without a pending conjugation or negation."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def content_of(tensor: torch.Tensor) -> torch.Tensor:
+def send_buffer(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor to send: itself if it is plain, else a plain copy."""
-    return tensor if plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor if is_plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def room_for(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor to receive into: itself if it is plain, else a plain one; `settle` then copies it back."""
-    return tensor if plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+def receive_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor to receive into: itself if it is plain, else a plain one; `copy_back` then copies it back."""
+    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def settle(tensors: Iterable[torch.Tensor], rooms: Iterable[torch.Tensor]) -> None:
-    """Copy each room from `room_for` into its tensor, where they differ."""
-    for tensor, room in zip(tensors, rooms, strict=True):
-        if room is not tensor:
-            tensor.detach().copy_(room)
+def copy_back(tensors: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> None:
+    """Copy each buffer from `receive_buffer` into its tensor, where they differ."""
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        if buffer is not tensor:
+            tensor.detach().copy_(buffer)
 
 
-def carrier_of(tensor: torch.Tensor) -> torch.dtype:
+def move_dtype_of(tensor: torch.Tensor) -> torch.dtype:
     """Return a dtype of the same size that every transport supports, for tensors that are only moved."""
-    if tensor.dtype.itemsize not in CARRIERS:
-        raise TensorError(f"cannot carry a tensor of {tensor.dtype}: its elements have {tensor.dtype.itemsize} bytes")
-    return CARRIERS[tensor.dtype.itemsize]
+    if tensor.dtype.itemsize not in MOVE_DTYPES:
+        raise TensorError(f"unsupported dtype: {tensor.dtype}, with elements of {tensor.dtype.itemsize} bytes")
+    return MOVE_DTYPES[tensor.dtype.itemsize]
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from unisono.call import Call, call
+from unisono.call import Call, call_of
 from unisono.choosing.priced import LIBRARY, Choice
-from unisono.choosing.table import SHARED, Table
+from unisono.choosing.schedule_table import SHARED_MEMORY_COLLECTIVES, ScheduleTable
 from unisono.collectives.payload import name_of
 from unisono.errors import UsageError
 from unisono.placement import Placement
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     op: str | None
     """Name of the reduction; None if nothing is reduced."""
     root: int
-    what: Call
+    call: Call
     """Description of the call, which ranks compare."""
 
     @property
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 class Plans:
     """Cache of the plans, schedules and programs of one rank of a group."""
 
-    def __init__(self, rank: int, placement: Placement, table: Table) -> None:
+    def __init__(self, rank: int, placement: Placement, table: ScheduleTable) -> None:
         self._rank, self._placement, self._table = rank, placement, table
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
@@ -85,7 +85,7 @@ class Plans:
         key = plan.algorithm, plan.root
         if key not in self._rotated:
             ranks = self._placement.ranks
-            self._rotated[key] = renumber(algorithm, [(place + plan.root) % ranks for place in range(ranks)])
+            self._rotated[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])
         return self._rotated[key]
 
     def program(self, algorithm: Algorithm) -> Program:
@@ -102,18 +102,18 @@ class Plans:
         wire: str | None = None,
         op: str | None = "sum",
         root: int = 0,
-        carrier: torch.dtype | None = None,
+        move_dtype: torch.dtype | None = None,
     ) -> Plan:
-        """Return the plan of a collective on a payload like `tensor`. If `op` is None, it is only moved, as `carrier`.
+        """Return the plan of a collective on a payload like `tensor`. With `op` None it is only moved, as `move_dtype`.
 
         Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
         """
         dtype, nbytes = tensor.dtype, tensor.nbytes
-        key = collective, algorithm, dtype, nbytes, wire, op, root, carrier
+        key = collective, algorithm, dtype, nbytes, wire, op, root, move_dtype
         if key not in self._plans:
             if len(self._plans) == MAX_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._make(collective, algorithm, dtype, nbytes, wire, op, root, carrier or dtype)
+            self._plans[key] = self._make(collective, algorithm, dtype, nbytes, wire, op, root, move_dtype or dtype)
         return self._plans[key]
 
     def _make(
@@ -125,23 +125,23 @@ class Plans:
         wire: str | None,
         op: str | None,
         root: int,
-        carrier: torch.dtype,
+        move_dtype: torch.dtype,
     ) -> Plan:
         narrow, length = wire_of(wire, dtype), nbytes // dtype.itemsize
         choice = self.choose(collective, algorithm, nbytes if narrow is None else narrow.nbytes(length))
-        if narrow is not None and not narrow.by_element and not self._cuts_alike(collective, choice.algorithm):
+        if narrow is not None and not narrow.elementwise and not self._cuts_alike(collective, choice.algorithm):
             if algorithm != AUTO:
                 raise UsageError(
                     f"{collective} by {algorithm!r} with the wire {wire!r}: that wire encodes blocks of numbers, and "
-                    "this schedule cuts a payload now here, now there; use 'direct' or 'ring'"
+                    "this schedule cuts the payload differently in each round; use 'direct' or 'ring'"
                 )
             choice = self.choose(collective, "direct", nbytes)
         words = [f"{length} x {name_of(dtype)}", *([f"root {root}"] if collective == "broadcast" else [])]
         words += [choice.algorithm]
         words += [f"op {op}"] if op not in ("sum", None) else []
         words += [f"wire {wire}"] if wire is not None else []
-        what = call(f"{collective}({', '.join(words)})")
-        plan = Plan(collective, *choice, nbytes // carrier.itemsize, carrier, wire, op, root, what)
+        call = call_of(f"{collective}({', '.join(words)})")
+        plan = Plan(collective, *choice, nbytes // move_dtype.itemsize, move_dtype, wire, op, root, call)
         _ = plan.arithmetic  # raises for what cannot be reduced
         return plan
 
@@ -157,7 +157,8 @@ class Plans:
         if algorithm == AUTO:
             algorithm, transport = self._table.choose(collective, self._placement, nbytes)
         else:
-            transport = "windows" if self._placement.one_node and collective in SHARED else "messages"
+            shared = self._placement.one_node and collective in SHARED_MEMORY_COLLECTIVES
+            transport = "windows" if shared else "messages"
         if algorithm == LIBRARY:
             return Choice(LIBRARY, LIBRARY)
         base, _, _ = algorithm.partition("/")

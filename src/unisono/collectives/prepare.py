@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from unisono.call import call
+from unisono.call import call_of
 from unisono.choosing.pace import Pace, pace_of
 from unisono.collectives.group import Group
 from unisono.collectives.library import by_library
@@ -24,17 +24,17 @@ from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
 from unisono.transports.delivery import Parcel
-from unisono.transports.fused import FUSED, Job, Start, bytes_at, views_in
+from unisono.transports.fused import FUSED, FusedCall, Start, bytes_at, views_in
 from unisono.transports.mailboxes import (
-    MAX_NUMBERED,
+    MAX_MESSAGES_PER_PEER,
     Mailboxes,
     MailboxTransport,
     Seats,
-    numbered_within,
+    chunks_sent_within,
+    messages_per_peer,
     plan_seats,
-    span_within,
 )
-from unisono.transports.messages import MessageTransport, until
+from unisono.transports.messages import MessageTransport, wait_until
 from unisono.transports.player import TICKET_SPREAD, play
 from unisono.transports.rounds import Rounds
 from unisono.transports.transport import Transport
@@ -60,10 +60,10 @@ def prepare(group: Group, plan: Plan) -> Start:
 
 def by_windows(group: Group, plan: Plan) -> Start:
     """Prepare a collective within one node, in its fused form if the schedule has one."""
-    memory = group.memory_for(plan.what)
-    job = Job(plan.length, plan.dtype, plan.arithmetic, plan.what)
+    memory = group.memory_for(plan.call)
+    fused_call = FusedCall(plan.length, plan.dtype, plan.arithmetic, plan.call)
     if (fused := FUSED.get((plan.collective, plan.algorithm))) is not None:
-        return fused(memory, job, group.find_shared)
+        return fused(memory, fused_call, group.find_shared)
     by_messages_ = by_messages(group, plan)
     if plan.collective != "allreduce":
         return by_messages_
@@ -75,17 +75,17 @@ def by_windows(group: Group, plan: Plan) -> Start:
         if found is None:
             by_messages_(source, target)
             return
-        where, shared = found
-        what = call(f"{plan.what.words} in {where}")
-        memory.signals.meet(what)
-        views = views_in(shared, source, job)
+        where, mapped = found
+        call = call_of(f"{plan.call.words} in {where}")
+        memory.signals.barrier(call)
+        views = views_in(mapped, source, fused_call)
         transport = WindowTransport(memory.signals, views, len(program.lanes), plan.arithmetic)
         rounds = Rounds(
             group.rank,
             views[group.rank],
             plan.arithmetic,
             [transport] * group.size,
-            partial(memory.signals.until, what=what),
+            partial(memory.signals.wait_until, call=call),
         )
         play(program, pieces, rounds, in_flight=1)
 
@@ -97,71 +97,85 @@ def by_messages(group: Group, plan: Plan) -> Start:
     program = group.program(group.schedule(plan))
     if plan.collective == "all_to_all":
         return _parcels(group, plan, program)
-    return _played(group, plan, program, _pace(group, plan, program), None)
+    return _played(group, plan, program, _pace(group, plan, program))
 
 
 def by_both(group: Group, plan: Plan) -> Start:
     """Prepare a schedule that is played by messages between nodes and through mailboxes within them."""
-    mailboxes = group.mailboxes(plan.what)
+    mailboxes = group.mailboxes(plan.call)
     schedule = group.schedule(plan)
     program = group.program(schedule)
     pace = _pace(group, plan, program, by_node=True)
     seats = None if mailboxes is None else seats_of(group, plan, schedule, mailboxes.pool, pace)
     if mailboxes is None or seats is None:
-        return _played(group, plan, program, _pace(group, plan, program), None)
-    pace = pace._replace(largest=seats.largest, at_once=seats.at_once)
+        return _played(group, plan, program, _pace(group, plan, program))
+    pace = pace._replace(chunk_length=seats.chunk_length, in_flight=seats.in_flight)
     return _played(group, plan, program, pace, (mailboxes, seats))
 
 
 def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:
     """Return the use of mailboxes by a schedule, from the programs of the largest node: the same on all ranks."""
-    near = max(group.placement.nodes, key=len)
-    programs = [schedule(rank, group.size) for rank in near[:2]]
-    if any(numbered_within(program, near) > MAX_NUMBERED for program in programs):
+    node_ranks = max(group.placement.nodes, key=len)
+    programs = [schedule(rank, group.size) for rank in node_ranks[:2]]
+    if any(messages_per_peer(program, node_ranks) > MAX_MESSAGES_PER_PEER for program in programs):
         return None
-    span = max(span_within(program, near) for program in programs)
-    return plan_seats(pool, len(programs[0].lanes), span, plan.dtype.itemsize, pace.largest, pace.at_once)
+    span = max(chunks_sent_within(program, node_ranks) for program in programs)
+    return plan_seats(pool, len(programs[0].lanes), span, plan.dtype.itemsize, pace.chunk_length, pace.in_flight)
 
 
 def _pace(group: Group, plan: Plan, program: Program, by_node: bool = False) -> Pace:
     """Return the pace of a payload in a program."""
-    flying = plan.encoding.nbytes(1 << 16) / (1 << 16) if plan.encoding is not None else None
-    return pace_of(program, group.size, plan.length, plan.dtype.itemsize, group.table.network, flying, by_node)
+    wire_itemsize = plan.encoding.nbytes(1 << 16) / (1 << 16) if plan.encoding is not None else None
+    return pace_of(program, group.size, plan.length, plan.dtype.itemsize, group.table.network, wire_itemsize, by_node)
 
 
-def _played(group: Group, plan: Plan, program: Program, pace: Pace, within: tuple[Mailboxes, Seats] | None) -> Start:
-    """Prepare to play a program by messages, and `within` nodes through mailboxes."""
+def _played(
+    group: Group,
+    plan: Plan,
+    program: Program,
+    pace: Pace,
+    within: tuple[Mailboxes, Seats] | None = None,
+) -> Start:
+    """Prepare to play a program by messages, and `within` nodes through mailboxes.
+
+    The wire is that of all messages; in a program that distinguishes nodes, of those between nodes, as for `verify`.
+    """
     whole = plan.collective not in ("reduce_scatter", "all_gather")
-    pieces = cut(plan.length, program.chunks, pace.largest, chunk_major=not whole)
-    arithmetic, itemsize, near = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
+    pieces = cut(plan.length, program.chunks, pace.chunk_length, chunk_major=not whole)
+    arithmetic, itemsize, node_ranks = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
+    wire_between_nodes = plan.encoding is not None and program.landing_remote is not None and len(node_ranks) > 1
 
-    def carry(address: int, number: int, *kept: object) -> None:
+    def play_at(address: int, number: int, *kept: object) -> None:
         memory = MPI.memory.fromaddress(address, plan.nbytes)
         messages = MessageTransport(group.messages, memory, arithmetic, plan.encoding, number)
         by_peer: list[Transport] = [messages] * group.size
+        near: Transport | None = None
         if within is not None:
-            mailboxes = MailboxTransport(within[0], near, within[1], memory, itemsize, arithmetic, number)
-            by_peer = [mailboxes if rank in near else messages for rank in range(group.size)]
-        wait = partial(until, interrupted=group.check, nap=pace.nap)
+            near = MailboxTransport(within[0], node_ranks, within[1], memory, itemsize, arithmetic, number)
+        elif wire_between_nodes:
+            near = MessageTransport(group.messages, memory, arithmetic, None, number)
+        if near is not None:
+            by_peer = [near if rank in node_ranks else messages for rank in range(group.size)]
+        wait = partial(wait_until, check_interrupt=group.check, max_sleep_seconds=pace.max_sleep_seconds)
         rounds = Rounds(group.rank, arithmetic.view(memory), arithmetic, by_peer, wait)
         try:
-            play(program, pieces, rounds, pace.at_once, TICKET_SPREAD if within is None else within[1].tickets)
+            play(program, pieces, rounds, pace.in_flight, TICKET_SPREAD if within is None else within[1].tickets)
         except BaseException:
             group.broken = True  # others may still read this rank's mailbox
-            group.keep(messages, *kept)
+            group.keep_alive(messages, *kept)
             raise
 
     begin, end = (itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
 
     def start(source: int, target: int) -> None:
-        with group.call(plan.what) as number:
+        with group.enter_call(plan.call) as number:
             if plan.collective == "broadcast":
-                group.agree(plan.what)  # nobody waits for the ranks below it in a tree: a difference might go unnoticed
+                group.check_same_call(plan.call)  # no rank waits for those below it in a tree, so would detect nothing
             if plan.collective != "reduce_scatter":
-                carry(target, number)
+                play_at(target, number)
                 return
-            scratch = np.array(bytes_at(source, plan.nbytes))  # what is not the own chunk is lost
-            carry(scratch.ctypes.data, number, scratch)
+            scratch = np.array(bytes_at(source, plan.nbytes))  # all but the own chunk is lost
+            play_at(scratch.ctypes.data, number, scratch)
             bytes_at(target, end - begin)[:] = scratch[begin:end]
 
     return start
@@ -172,15 +186,15 @@ def _parcels(group: Group, plan: Plan, program: Program) -> Start:
     shape = group.size, plan.nbytes // group.size
 
     def start(source: int, target: int) -> None:
-        goes, comes = (bytes_at(address, plan.nbytes).reshape(shape) for address in (source, target))
-        comes[group.rank] = goes[group.rank]
-        chunks = [*goes, *comes]
-        with group.call(plan.what) as number:
+        outgoing, incoming = (bytes_at(address, plan.nbytes).reshape(shape) for address in (source, target))
+        incoming[group.rank] = outgoing[group.rank]
+        chunks = [*outgoing, *incoming]
+        with group.enter_call(plan.call) as number:
             for transfers in (transfers for lane in program.lanes for transfers in lane):
                 parcels: dict[Action, list[Parcel]] = {Action.SEND: [], Action.RECEIVE: []}
                 for action, peer, chunk, _ in transfers:
                     parcels[action].append(Parcel(peer, chunks[chunk]))
-                group.deliver(parcels[Action.SEND], parcels[Action.RECEIVE], plan.what, number)
+                group.deliver(parcels[Action.SEND], parcels[Action.RECEIVE], plan.call, number)
 
     return start
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import torch
 
-from unisono.call import Call, call
-from unisono.collectives.all_to_all_v import carry
+from unisono.call import Call, call_of
+from unisono.collectives.all_to_all_v import send_and_receive
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
@@ -41,21 +41,21 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     if group.size == 1:
         return
     named = "" if op == "sum" else f", op {op}"
-    what = call(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
+    call = call_of(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
     flat = flat_of(tensor)
-    if group.compares_by_memory(what):
+    if group.uses_shared_memory(call):
         view, itemsize = arithmetic.view(memory_of(flat)), tensor.dtype.itemsize
-        group.memory_for(what).staging.reduce(view, itemsize, arithmetic, what, root)
+        group.memory_for(call).staging.reduce(view, itemsize, arithmetic, call, root)
     else:
-        _by_parts(group, flat, root, op, what)
+        _by_parts(group, flat, root, op, call)
     if group.rank == root and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def _by_parts(group: Group, flat: torch.Tensor, root: int, op: str, what: Call) -> None:
+def _by_parts(group: Group, flat: torch.Tensor, root: int, op: str, call: Call) -> None:
     ends = [bounds(len(flat), group.size, rank) for rank in range(group.size)]
     chunks = {rank: flat[start:stop] for rank, (start, stop) in enumerate(ends)} if group.rank == root else {}
-    with group.call(what):
-        group.agree(what)
+    with group.enter_call(call):
+        group.check_same_call(call)
         shard = reduce_scatter(group, flat, op=op)
-        carry(group, {root: shard}, chunks, what)
+        send_and_receive(group, {root: shard}, chunks, call)

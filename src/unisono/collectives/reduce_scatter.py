@@ -16,7 +16,7 @@ import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
 from unisono.collectives.prepare import prepare
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
@@ -43,14 +43,14 @@ def reduce_scatter(
         if out is not None:
             _check_out(group, tensor, out, start, stop)
     flat = flat_of(tensor)
-    room = torch.empty(stop - start, dtype=tensor.dtype) if out is None else room_for(out)
+    buffer = torch.empty(stop - start, dtype=tensor.dtype) if out is None else receive_buffer(out)
     if group.size == 1:
-        room.detach().view(-1).copy_(flat)
+        buffer.detach().view(-1).copy_(flat)
     else:
-        group.start(prepare(group, plan), flat, room)
+        group.start(prepare(group, plan), flat, buffer)
     if out is None:
-        return room
-    settle([out], [room])
+        return buffer
+    copy_back([out], [buffer])
     return out
 
 
@@ -58,7 +58,7 @@ def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int
     """Raise TensorError for an `out` that does not fit this rank's chunk."""
     if out.numel() != stop - start or out.dtype != tensor.dtype or not out.is_cpu:
         raise TensorError(
-            f"rank {group.rank}: out, {out.numel()} x {name_of(out.dtype)} on {out.device}, cannot take this rank's "
+            f"rank {group.rank}: out, {out.numel()} x {name_of(out.dtype)} on {out.device}, does not fit this rank's "
             f"chunk; make it {stop - start} x {name_of(tensor.dtype)}, on the CPU"
         )
     check_output(group, out, "reduce_scatter")

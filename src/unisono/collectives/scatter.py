@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.call import call
-from unisono.collectives.all_to_all_v import carry
+from unisono.call import call_of
+from unisono.collectives.all_to_all_v import send_and_receive
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import content_of, name_of, nbytes_of, room_for, settle
+from unisono.collectives.payload import copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 
 
 def scatter(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
@@ -36,8 +36,8 @@ def scatter(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | 
         if group.rank == root:
             check_parts(group, at_root, tensor.dtype, "scatter")
         check_memory(group, "scatter", [tensor], at_root, own=[(0, root)])
-    goes = {rank: content_of(part) for rank, part in enumerate(at_root)}
-    room = room_for(tensor)
-    what = call(f"scatter({name_of(tensor.dtype)}, root {root})")
-    carry(group, goes, {root: room}, what, rooted=True)
-    settle([tensor], [room])
+    outgoing = {rank: send_buffer(part) for rank, part in enumerate(at_root)}
+    buffer = receive_buffer(tensor)
+    call = call_of(f"scatter({name_of(tensor.dtype)}, root {root})")
+    send_and_receive(group, outgoing, {root: buffer}, call, rooted=True)
+    copy_back([tensor], [buffer])

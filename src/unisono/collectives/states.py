@@ -1,10 +1,10 @@
 """States that ranks report when one waits for long, and the messages made from them. Pure functions only.
 
-rank 0   waits 10 s in call 7 of world   ── where are you? ──▶  all ranks
+rank 0   waits 10 s in call 7 of world   ── query ──▶  all ranks
 rank 1   State: world is at call 6, waits in call 3 of "dup 1 of world", at train.py:12
 rank 2   no answer; its process is stopped
 
-"rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; not come: rank 1, which waits
+"rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; missing: rank 1, which waits
  in barrier(), call 3 of dup 1 of world, at train.py:12; rank 2, which is stopped ..."
 """
 
@@ -14,14 +14,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-LISTED = 8
+MAX_LISTED_RANKS = 8
 """Largest number of ranks that are described one by one."""
 
-MISMATCH = "every rank of a group must make the same calls in the same order"
+MISMATCH_REMEDY = "every rank of a group must make the same calls in the same order"
 
-ENDED = "every rank of a world must make as many calls as the others"
+ENDED_REMEDY = "every rank of a world must make as many calls as the others"
 
-LATE = "every rank must make the same calls; more time: UNISONO_TIMEOUT or unisono.init(timeout=SECONDS)"
+TIMEOUT_REMEDY = "every rank must make the same calls; more time: UNISONO_TIMEOUT or unisono.init(timeout=SECONDS)"
 
 
 class Wait(NamedTuple):
@@ -36,7 +36,7 @@ class Wait(NamedTuple):
 class State(NamedTuple):
     """State that a rank reports of itself."""
 
-    where: str
+    call_site: str
     """File and line of its main thread."""
     waits: tuple[Wait, ...] = ()
     numbers: Mapping[str, int] = {}
@@ -53,8 +53,8 @@ def encode(state: State) -> bytes:
 
 def decode(content: bytes) -> State:
     """Return the state that `encode` has encoded."""
-    where, waits, numbers, broken, ended = json.loads(content)
-    return State(where, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
+    call_site, waits, numbers, broken, ended = json.loads(content)
+    return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
 
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
@@ -65,10 +65,10 @@ Answer = State | str
 
 def difference(one: int, words: str, other: int, other_words: str) -> str:
     """Return the error message for two ranks in different calls."""
-    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH}"
+    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH_REMEDY}"
 
 
-def absent(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
+def missing_ranks(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
     """Return the ranks that have not entered a call; if all have, those that do not wait in a call of its world."""
 
     def late(answer: Answer) -> bool:
@@ -89,7 +89,7 @@ def is_hopeless(wait: Wait, answer: Answer) -> bool:
     return answer == DEAD
 
 
-def speaks(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
+def is_reporter(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
     """Return True if `rank` is to report the wait: if no lower rank has waited in that call for over half as long."""
     waiting = [
         other
@@ -101,16 +101,20 @@ def speaks(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
     return not waiting
 
 
-def report(rank: int, size: int, wait: Wait, where: str, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
+def report(
+    rank: int, size: int, wait: Wait, call_site: str, missing: Sequence[int], answers: Mapping[int, Answer]
+) -> str:
     """Return a line about a rank that waits for the `missing` ranks."""
-    waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(where)}"
-    return f"{waited}; {_not_come(wait, missing, answers)}"
+    waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(call_site)}"
+    return f"{waited}; {_describe_missing(wait, missing, answers)}"
 
 
-def failure(rank: int, size: int, wait: Wait, where: str, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
+def failure(
+    rank: int, size: int, wait: Wait, call_site: str, missing: Sequence[int], answers: Mapping[int, Answer]
+) -> str:
     """Return the error message of a rank whose wait is ended."""
     hopeless = any(is_hopeless(wait, answers.get(other, SILENT)) for other in missing)
-    return f"{report(rank, size, wait, where, missing, answers)}: {ENDED if hopeless else LATE}"
+    return f"{report(rank, size, wait, call_site, missing, answers)}: {ENDED_REMEDY if hopeless else TIMEOUT_REMEDY}"
 
 
 def describe(wait: Wait) -> str:
@@ -118,33 +122,36 @@ def describe(wait: Wait) -> str:
     return f"{wait.words}, call {wait.number} of {wait.world}"
 
 
-def _not_come(wait: Wait, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
+def _describe_missing(wait: Wait, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
     if not missing:
-        return "all ranks have come, and wait"
-    each = [f"rank {rank}, which {_doing(wait, answers.get(rank, SILENT))}" for rank in missing[:LISTED]]
-    more = [f"and {len(missing) - LISTED} more"] if len(missing) > LISTED else []
-    return "not come: " + "; ".join([*each, *more])
+        return "all ranks have entered it, and wait"
+    each = [
+        f"rank {rank}, which {_describe_activity(wait, answers.get(rank, SILENT))}"
+        for rank in missing[:MAX_LISTED_RANKS]
+    ]
+    more = [f"and {len(missing) - MAX_LISTED_RANKS} more"] if len(missing) > MAX_LISTED_RANKS else []
+    return "missing: " + "; ".join([*each, *more])
 
 
 NO_STATE = {
-    STOPPED: "is stopped (by SIGSTOP or a debugger; kill -CONT lets it go on)",
+    STOPPED: "is stopped (by SIGSTOP or a debugger; kill -CONT resumes it)",
     DEAD: "is dead",
-    SILENT: "gives no sign of life",
+    SILENT: "does not respond",
 }
 
 
-def _doing(wait: Wait, answer: Answer) -> str:
+def _describe_activity(wait: Wait, answer: Answer) -> str:
     if not isinstance(answer, State):
         return NO_STATE[answer]
     if answer.ended:
         return "has ended its program"
     if wait.world in answer.broken:
-        return f"has given up {wait.world}{_at(answer.where)}"
+        return f"has failed in {wait.world}{_at(answer.call_site)}"
     if answer.waits:
         longest = max(answer.waits, key=lambda other: (other.world == wait.world, other.seconds))
-        return f"waits in {describe(longest)}{_at(answer.where)}"
-    return f"computes{_at(answer.where)}"
+        return f"waits in {describe(longest)}{_at(answer.call_site)}"
+    return f"computes{_at(answer.call_site)}"
 
 
-def _at(where: str) -> str:
-    return f", at {where}" if where else ""
+def _at(call_site: str) -> str:
+    return f", at {call_site}" if call_site else ""

@@ -1,16 +1,16 @@
 """Watch over all calls of a process: reports the ranks missing from a call and their positions, and ends long waits.
 
     after 2 s    across nodes: neighbours in the world compare their calls; those that differ raise MismatchError
-    after 10 s   all ranks are asked where they are; one of those that wait says who has not come, once
+    after 10 s   all ranks are queried for their call sites; one of those that wait reports the missing ranks, once
                  a wait for a rank that has ended its program, or is dead, is ended
     time-out     every wait is ended: StallError
 
-A thread checks the current calls of this rank five times a second. While no rank waits for long, it sends nothing,
-writes nothing and asks nothing. The ranks of a node answer in shared memory (`board.py`), those of other nodes by
-messages (`notes.py`). A report is a pure function of the answers (`states.py`).
+A thread checks the current calls of this rank five times a second. While no rank waits for long, it sends and
+writes nothing. The ranks of a node answer in shared memory (`node_states.py`), those of other nodes by messages
+(`watch_messages.py`). A report is a pure function of the answers (`states.py`).
 
 Messages of different calls never match (`transports/messages.py`), so across nodes ranks in different calls wait for
-each other. Each rank remembers its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
+each other. Each rank keeps its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
 descriptions of calls are compared. A wait in unisono raises. A rank blocked inside the MPI library cannot raise: it
 prints the error and ends all ranks.
 """
@@ -26,38 +26,38 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono import witness
-from unisono.collectives.calls import Busy, Calls, Progress
-from unisono.collectives.notes import LISTEN, Note
-from unisono.collectives.places import is_in, where
+from unisono.collectives.call_site import call_site, is_outermost
+from unisono.collectives.calls import CallProgress, Calls, CurrentCall
+from unisono.collectives.state_queries import REPLY_TIMEOUT_SECONDS, StateQueries
 from unisono.collectives.states import (
     SILENT,
     State,
     Wait,
-    absent,
     difference,
     failure,
     is_hopeless,
+    is_reporter,
+    missing_ranks,
     report,
-    speaks,
 )
-from unisono.collectives.survey import ANSWER, Survey
+from unisono.collectives.watch_messages import POLL_SECONDS, CallNotice
 from unisono.errors import MismatchError, StallError, UnisonoError
 from unisono.mpi import MPI
 from unisono.timeouts import TIMEOUT
 
-COMPARE_AFTER = 2.0
+COMPARE_AFTER_SECONDS = 2.0
 """Seconds in one call after which a rank sends its call to its neighbours in the world."""
 
-REPORT_AFTER = 10.0
+REPORT_AFTER_SECONDS = 10.0
 """Seconds in one call after which the missing ranks are reported; half the time-out if that is less."""
 
-GRACE = 1.0
+ERROR_GRACE_SECONDS = 1.0
 """Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
 
 
-class _Entry(NamedTuple):
+class _WatchedCalls(NamedTuple):
     calls: Calls
-    progress: Progress
+    progress: CallProgress
 
 
 class Watch:
@@ -68,15 +68,15 @@ class Watch:
 
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
-        self._report_after = min(REPORT_AFTER, timeout / 2)
+        self._report_after = min(REPORT_AFTER_SECONDS, timeout / 2)
         self._comm = comm.Dup()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _WatchedCalls] = {}
         self._lock = threading.Lock()  # over the worlds that are watched, and what is made of them
-        self._pending: list[Note] = []  # of calls that this rank may not have come to
+        self._pending: list[CallNotice] = []  # of calls that this rank may not have entered
         self._ended = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
-        self._survey = Survey(self._comm, node, self._state, self._hear, self._held)
+        self._state_queries = StateQueries(self._comm, node, self._state, self._on_notice, self._is_blocked)
         self._thread.start()
         atexit.register(self._leave)
 
@@ -93,7 +93,7 @@ class Watch:
     def add(self, calls: Calls) -> None:
         """Begin to watch the calls of a world."""
         with self._lock:
-            self._entries[calls.name] = _Entry(calls, Progress())
+            self._entries[calls.name] = _WatchedCalls(calls, CallProgress())
 
     def remove(self, calls: Calls) -> None:
         """Stop watching the calls of a world, whose memory is about to be freed."""
@@ -101,22 +101,24 @@ class Watch:
             if calls.name in self._entries and self._entries[calls.name].calls is calls:
                 del self._entries[calls.name]
 
-    def tell_all(self, calls: Calls, verdict: str) -> None:
+    def report_mismatch(self, calls: Calls, verdict: str) -> None:
         """Report to every rank of a world that two of them differ."""
-        told = calls.failure is not None
+        notified = calls.failure is not None
         calls.fail(MismatchError, verdict)
-        if not told:
-            self._survey.tell(Note(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks)
+        if not notified:
+            self._state_queries.send(
+                CallNotice(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks
+            )
 
     def stop(self) -> None:
         """Leave without the other ranks. Nothing is sent afterwards."""
         self._end_thread()
-        self._survey.stop()
+        self._state_queries.stop()
 
     def free(self) -> None:
         """Free the communicator and the memory; called by all ranks together."""
         self._end_thread()
-        self._survey.free()
+        self._state_queries.free()
         self._comm.Free()
 
     def _end_thread(self) -> None:
@@ -129,20 +131,20 @@ class Watch:
         self._stop.set()
         self._thread.join()
         self._ended = True
-        self._survey.publish(self._state())
-        self._survey.leave()
+        self._state_queries.publish(self._state())
+        self._state_queries.leave()
 
     # What its threads do
 
     def _run(self) -> None:
-        while not self._stop.wait(LISTEN):
+        while not self._stop.wait(POLL_SECONDS):
             with self._lock:
-                if self._survey.asked:
-                    self._survey.publish(self._state_now())
+                if self._state_queries.queried:
+                    self._state_queries.publish(self._state_now())
                 for entry in self._entries.values():
-                    self._look(*entry)
+                    self._check(*entry)
 
-    def _look(self, calls: Calls, progress: Progress) -> None:
+    def _check(self, calls: Calls, progress: CallProgress) -> None:
         current = calls.current
         if current is None or current.number != progress.number:
             progress.begin(0 if current is None else current.number)
@@ -152,49 +154,51 @@ class Watch:
                 self._end_all(calls, current)
             return
         seconds = progress.seconds
-        if calls.signals is None and seconds > COMPARE_AFTER:
+        if calls.signals is None and seconds > COMPARE_AFTER_SECONDS:
             self._compare(calls, current, progress)
-        if progress.asked is None and seconds > (self.timeout if progress.reported else self._report_after):
+        if progress.queried is None and seconds > (self.timeout if progress.reported else self._report_after):
             if not progress.reported or calls.ends:
-                progress.asked = self._survey.ask(calls.ranks)
-        elif progress.asked is not None:
-            self._conclude(calls, current, progress, progress.asked)
+                progress.queried = self._state_queries.query(calls.ranks)
+        elif progress.queried is not None:
+            self._report(calls, current, progress, progress.queried)
 
-    def _compare(self, calls: Calls, current: Busy, progress: Progress) -> None:
+    def _compare(self, calls: Calls, current: CurrentCall, progress: CallProgress) -> None:
         """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
         if not progress.compared:
             progress.compared = True
-            self._survey.ask(self._survey.node)
-        elif not progress.told:
-            progress.told = True
-            for rank, answer in self._survey.read_node().items():
+            self._state_queries.query(self._state_queries.node)
+        elif not progress.notified:
+            progress.notified = True
+            for rank, answer in self._state_queries.read_node().items():
                 waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
                 for theirs in waits:
                     if theirs[:2] == (calls.name, current.number):
-                        self._judge(calls, Note(calls.name, calls.ranks.index(rank), current.number, theirs.words))
+                        self._check_notice(
+                            calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.words)
+                        )
             own, size = self._rank_in(calls), len(calls.ranks)
-            note = Note(calls.name, own, calls.number, calls.words(calls.number))
-            self._survey.tell(note, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
+            notice = CallNotice(calls.name, own, calls.number, calls.words(calls.number))
+            self._state_queries.send(notice, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
 
-    def _judge(self, calls: Calls, note: Note) -> None:
-        """End a world if this rank was in another call than the note says."""
-        mine = calls.words(note.number)
-        if mine and mine != note.words and calls.failure is None:
-            self.tell_all(calls, difference(note.rank, note.words, self._rank_in(calls), mine))
+    def _check_notice(self, calls: Calls, notice: CallNotice) -> None:
+        """End a world if this rank was in another call than the notice says."""
+        mine = calls.words(notice.number)
+        if mine and mine != notice.words and calls.failure is None:
+            self.report_mismatch(calls, difference(notice.rank, notice.words, self._rank_in(calls), mine))
 
-    def _conclude(self, calls: Calls, current: Busy, progress: Progress, asked: float) -> None:
+    def _report(self, calls: Calls, current: CurrentCall, progress: CallProgress, queried: float) -> None:
         """Report the missing ranks once all have answered; end a wait that is hopeless or has lasted too long."""
         others = [rank for rank in calls.ranks if rank != self.rank]
-        answers = self._survey.read(others, asked)
-        if time.monotonic() - asked < ANSWER and SILENT in answers.values():
+        answers = self._state_queries.read(others, queried)
+        if time.monotonic() - queried < REPLY_TIMEOUT_SECONDS and SILENT in answers.values():
             return
         wait = Wait(calls.name, current.number, current.words, progress.seconds)
-        missing = absent(wait, others, answers)
-        about = self.rank, self.size, wait, where(), missing, answers
-        if not progress.reported and speaks(self.rank, wait, answers):
-            _say(report(*about))
+        missing = missing_ranks(wait, others, answers)
+        about = self.rank, self.size, wait, call_site(), missing, answers
+        if not progress.reported and is_reporter(self.rank, wait, answers):
+            _print(report(*about))
         over = progress.reported or any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
-        progress.reported, progress.asked = True, None
+        progress.reported, progress.queried = True, None
         if over and calls.ends:
             calls.fail(StallError, failure(*about))
 
@@ -211,45 +215,47 @@ class Watch:
         ]
         numbers = {calls.name: calls.position for calls, _ in entries}
         broken = tuple(calls.name for calls, _ in entries if calls.failure is not None)
-        ended = self._ended or is_in(Watch._leave)  # of another watch of this process, which waits for other ranks
-        return State("" if ended else where(), () if ended else tuple(waits), numbers, broken, ended)
+        ended = self._ended or is_outermost(
+            Watch._leave
+        )  # of another watch of this process, which waits for other ranks
+        return State("" if ended else call_site(), () if ended else tuple(waits), numbers, broken, ended)
 
-    def _hear(self, note: Note) -> None:
-        """Handle a received note."""
+    def _on_notice(self, notice: CallNotice) -> None:
+        """Handle a received notice."""
         with self._lock:
-            entry = self._entries.get(note.world)
-            if note.verdict and entry is not None:
-                entry.calls.fail(MismatchError, note.verdict)
-            elif not note.verdict:
-                self._pending.append(note)
+            entry = self._entries.get(notice.world)
+            if notice.verdict and entry is not None:
+                entry.calls.fail(MismatchError, notice.verdict)
+            elif not notice.verdict:
+                self._pending.append(notice)
 
-    def _held(self) -> bool:
-        """Check the notes on calls that this rank has entered; return True if the library may be blocking a thread."""
+    def _is_blocked(self) -> bool:
+        """Check the notices on calls that this rank has entered; return True if the library may block a thread."""
         with self._lock:
-            notes, self._pending = self._pending, []
-            for note in notes:
-                entry = self._entries.get(note.world)
-                if entry is None or note.number > entry.calls.number:
-                    self._pending.append(note)
+            notices, self._pending = self._pending, []
+            for notice in notices:
+                entry = self._entries.get(notice.world)
+                if entry is None or notice.number > entry.calls.number:
+                    self._pending.append(notice)
                 else:
-                    self._judge(entry.calls, note)
+                    self._check_notice(entry.calls, notice)
             return any(
-                calls.busy and calls.in_library and progress.seconds < COMPARE_AFTER
+                calls.busy and calls.in_library and progress.seconds < COMPARE_AFTER_SECONDS
                 for calls, progress in self._entries.values()
             )
 
     def _rank_in(self, calls: Calls) -> int:
         return calls.ranks.index(self.rank)
 
-    def _end_all(self, calls: Calls, current: Busy) -> None:
+    def _end_all(self, calls: Calls, current: CurrentCall) -> None:
         """Print the error and exit; the launcher ends the others. Avoids the library, which blocks this rank."""
-        time.sleep(GRACE)
+        time.sleep(ERROR_GRACE_SECONDS)
         if calls.current != current:
             return  # the wait was ours after all, and has raised the error
         assert calls.failure is not None
         kind, words = calls.failure
-        witness.last_words(f"rank {self.rank} of {self.size}: {_name_of(kind)}: {words}\n")
-        time.sleep(GRACE)  # for the other ranks' last words
+        witness.report_abort(f"rank {self.rank} of {self.size}: {_name_of(kind)}: {words}\n")
+        time.sleep(ERROR_GRACE_SECONDS)  # for the other ranks' last words
         os._exit(1)
 
 
@@ -257,7 +263,7 @@ def _name_of(kind: type[UnisonoError]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _say(words: str) -> None:
+def _print(words: str) -> None:
     terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
     terminal.write(f"unisono: {words}\n")
     terminal.flush()

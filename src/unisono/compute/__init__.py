@@ -1,1 +1,1 @@
-"""Computation of a network on a processor: number format, cores, and the way of each convolution."""
+"""Computation of a network on a processor: number format, cores, and convolution algorithms."""

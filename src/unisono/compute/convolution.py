@@ -1,4 +1,4 @@
-"""Convolutions that follow a plan: a model's own layers, with their three passes computed by the plan's ways.
+"""Convolutions that follow a plan: a model's own layers, with their three passes computed by the plan's algorithms.
 
     nn.Conv2d  ─ plan_convolutions ─▶  the same module, parameters and names; its products go through the plan
 
@@ -19,7 +19,7 @@ from unisono.compute.geometry import Geometry, Pass
 
 
 class PlannedConvolution(nn.Conv2d):
-    """A convolution whose passes follow a plan."""
+    """Convolution whose passes follow a plan."""
 
     plan: ConvolutionPlan
 
@@ -53,7 +53,7 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.geometry, ctx.plan = geometry, plan
-        # a way may give a view of its product, and a view that is made here must not be changed by what follows (relu)
+        # an algorithm may return a view, and a view made here must not be changed in place by the next layer (relu)
         outputs = plan.compute(Pass.FORWARD, geometry, inputs, weight).detach()
         return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
 
@@ -61,11 +61,11 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        geometry, plan, wanted = ctx.geometry, ctx.plan, ctx.needs_input_grad
+        geometry, plan, needed = ctx.geometry, ctx.plan, ctx.needs_input_grad
         return (
-            plan.compute(Pass.INPUT, geometry, gradient, weight) if wanted[0] else None,
-            plan.compute(Pass.WEIGHT, geometry, inputs, gradient) if wanted[1] else None,
-            gradient.sum((0, 2, 3)) if wanted[2] else None,
+            plan.compute(Pass.GRAD_INPUT, geometry, gradient, weight) if needed[0] else None,
+            plan.compute(Pass.GRAD_WEIGHT, geometry, inputs, gradient) if needed[1] else None,
+            gradient.sum((0, 2, 3)) if needed[2] else None,
             None,
             None,
         )

@@ -1,13 +1,13 @@
-"""Choice of a way for each pass of each convolution: all are timed at first use, the best is kept (swCaffe 6.1).
+"""Choice of an algorithm for each pass of each convolution: all are timed at first use, the best is kept (swCaffe 6.1).
 
-    layer, pass                first time: each way that fits          from then on
+    layer, pass                first call: each algorithm that fits    later calls
     64-64 3x3, forward         library 41 ms, product -, ... 23 ms     winograd 4x4
-    64-64 3x3, weight          library 52 ms, ...                      library
+    64-64 3x3, grad_weight     library 52 ms, ...                      library
 
-Timings go into a file. A later run uses and extends its entries from the same processor name, thread count and PyTorch
-version. Layers of few operations are not tried: call overhead and noise would decide. Once a plan is settled, nothing
-is tried any more, so that a run continues as it began: a layer with another number of samples (the last batch, a test)
-takes the way of the nearest measured number.
+Timings are stored in a file. A later run uses and extends its entries from the same processor name, thread count and
+PyTorch version. Layers with few operations are not timed: call overhead and noise would decide. A frozen plan times
+nothing, so a run continues as it began: a layer with another number of samples (the last batch, a test) uses the
+algorithm of the nearest measured number.
 """
 
 from __future__ import annotations
@@ -26,45 +26,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
 from unisono.compute.geometry import Geometry, Pass
-from unisono.compute.ways.table import OWN, WAYS
 from unisono.errors import TableError, UsageError
 
-SMALL = 100_000_000
-"""Operations up to which a pass uses the library's way, untried."""
+MIN_AUTOTUNED_OPERATIONS = 100_000_000
+"""Operations of a pass up to which the library's algorithm is used without timing."""
 
-TRIED = 12_000_000_000
-"""Operations of a trial: about a tenth of a second on a few cores."""
+AUTOTUNE_CALL_OPERATIONS = 12_000_000_000
+"""Operations of one timed call: about a tenth of a second on a few cores."""
 
-CLEARLY = 0.95
-"""Share of the library's time that another way must stay below."""
+MAX_TIME_RATIO = 0.95
+"""Ratio to the library's time that another algorithm must stay below."""
 
-ATTEMPTS = 2
-"""Attempts that count, after a first one, which allocates memory, fills caches and makes the library's plans."""
+AUTOTUNE_REPETITIONS = 2
+"""Timed calls, after an untimed one, which allocates memory, fills caches and creates the library's plans."""
 
-HOPELESS_FIRST, HOPELESS = 10.0, 2.0
-"""Multiples of the best time so far beyond which a way is not tried again: for its first attempt; for later ones."""
+GIVE_UP_RATIO_FIRST, GIVE_UP_RATIO = 10.0, 2.0
+"""Multiples of the best time so far beyond which an algorithm is given up: in its first call; in later ones."""
 
-FORMAT = 3
+FORMAT = 4
+
+RENAMED_PASSES = {"input gradient": "grad_input", "weight gradient": "grad_weight"}
+"""Passes as files of format 3 name them, and today's names."""
 
 Times = dict[str, float]
-"""Seconds by name of a way."""
+"""Seconds by name of an algorithm."""
 
 Clock = Callable[[], float]
 
 
 def best_of(times: Mapping[str, float]) -> str:
-    """Return the way to take: the fastest, if it is clearly faster than the library's own.
+    """Return the algorithm to use: the fastest, if it is clearly faster than the library's own.
 
     >>> best_of({"library, channels last": 1.0, "product": 0.97, "unfolded": 2.0})
     'library, channels last'
     """
     fastest = min(times, key=lambda name: times[name])
-    return fastest if OWN not in times or times[fastest] < CLEARLY * times[OWN] else OWN
+    return fastest if DEFAULT not in times or times[fastest] < MAX_TIME_RATIO * times[DEFAULT] else DEFAULT
 
 
 def merge(plans: Iterable[Mapping[str, Times]]) -> dict[str, Times]:
-    """Return the timings of several ranks as one: for each way that all have tried, the slowest rank's time."""
+    """Return the timings of several ranks as one: for each algorithm that all have timed, the slowest rank's time."""
     merged: dict[str, Times] = {}
     for plan in plans:
         for key, times in plan.items():
@@ -80,69 +83,69 @@ def key_of(geometry: Geometry, which: Pass) -> str:
 
 @dataclass
 class ConvolutionPlan:
-    """Timings measured so far, and the ways chosen from them."""
+    """Timings measured so far, and the algorithms chosen from them."""
 
     measured: dict[str, Times] = field(default_factory=dict)
     clock: Clock = time.perf_counter
-    settled: bool = False
+    frozen: bool = False
     _chosen: dict[tuple[Geometry, Pass], str] = field(default_factory=dict, repr=False)
 
     def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
-        """Return a pass of a layer, computed by its best way; see `Way` for the tensors."""
+        """Return a pass of a layer, computed by its best algorithm; see `ConvolutionAlgorithm` for the tensors."""
         name = self._chosen.get((geometry, which))
         if name is None:
             key = key_of(geometry, which)
-            if geometry.operations > SMALL and key not in self.measured and not self.settled:
-                self.measured[key] = self._try(which, geometry, first, second)
-            name = self._chosen[geometry, which] = self.way(which, geometry)
-        return WAYS[name].compute(which, geometry, first, second)
+            if geometry.operations > MIN_AUTOTUNED_OPERATIONS and key not in self.measured and not self.frozen:
+                self.measured[key] = self._autotune(which, geometry, first, second)
+            name = self._chosen[geometry, which] = self.algorithm(which, geometry)
+        return ALGORITHMS[name].compute(which, geometry, first, second)
 
-    def way(self, which: Pass, geometry: Geometry) -> str:
-        """Return the name of the way for a pass, by the timings known now."""
-        if geometry.operations <= SMALL:
-            return OWN
+    def algorithm(self, which: Pass, geometry: Geometry) -> str:
+        """Return the name of the algorithm for a pass, by the timings known now."""
+        if geometry.operations <= MIN_AUTOTUNED_OPERATIONS:
+            return DEFAULT
         times = self.measured.get(key_of(geometry, which)) or self._nearest(which, geometry)
-        return best_of(times) if times else OWN
+        return best_of(times) if times else DEFAULT
 
-    def settle(self, measured: Mapping[str, Times]) -> None:
-        """Use these timings from now on, and try nothing more."""
+    def freeze(self, measured: Mapping[str, Times]) -> None:
+        """Use these timings from now on, and time nothing more."""
         self.measured = {key: dict(times) for key, times in measured.items()}
-        self.settled = True
+        self.frozen = True
         self._chosen.clear()
 
     def _nearest(self, which: Pass, geometry: Geometry) -> Times:
         """Return the timings of the same layer with the nearest number of samples; empty where there are none."""
         layer = key_of(geometry, which).partition("x")[2]
-        alike = {
+        same_layer = {
             int(key.split("x")[0]): times for key, times in self.measured.items() if key.partition("x")[2] == layer
         }
-        return alike[min(alike, key=lambda number: abs(number - geometry.samples))] if alike else {}
+        return same_layer[min(same_layer, key=lambda number: abs(number - geometry.samples))] if same_layer else {}
 
-    def _try(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
-        """Time every way that fits, on as many samples as a trial of TRIED operations needs."""
+    def _autotune(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
+        """Time every algorithm that fits, on as many samples as AUTOTUNE_CALL_OPERATIONS need."""
         times: Times = {}
-        samples = -(-TRIED * geometry.samples // geometry.operations)
+        samples = -(-AUTOTUNE_CALL_OPERATIONS * geometry.samples // geometry.operations)
         if samples < geometry.samples:
             geometry = replace(geometry, samples=samples)
-            first, second = first[:samples], second[:samples] if which is Pass.WEIGHT else second
-        for name, way in WAYS.items():
-            if not way.fits(geometry):
+            first, second = first[:samples], second[:samples] if which is Pass.GRAD_WEIGHT else second
+        for name, algorithm in ALGORITHMS.items():
+            if not algorithm.fits(geometry):
                 continue
-            for attempt in range(1 + ATTEMPTS):
-                _await(first)
+            for repetition in range(1 + AUTOTUNE_REPETITIONS):
+                _synchronize(first)
                 begun = self.clock()
-                way.compute(which, geometry, first, second)
-                _await(first)
+                algorithm.compute(which, geometry, first, second)
+                _synchronize(first)
                 seconds = self.clock() - begun
                 best = min(times.values(), default=seconds)
-                if attempt:
+                if repetition:
                     times[name] = min(seconds, times.get(name, seconds))
-                if seconds > (HOPELESS if attempt else HOPELESS_FIRST) * best:
+                if seconds > (GIVE_UP_RATIO if repetition else GIVE_UP_RATIO_FIRST) * best:
                     break
         return times
 
 
-def _await(tensor: Tensor) -> None:
+def _synchronize(tensor: Tensor) -> None:
     """Wait until the tensor's device has finished: calls on a GPU return before their work is done."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
@@ -155,7 +158,7 @@ def machine(processor: str) -> dict[str, Any]:
         "processor": processor,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "ways": list(WAYS),
+        "algorithms": list(ALGORITHMS),
     }
 
 
@@ -166,13 +169,13 @@ def read_plan(path: Path, here: Mapping[str, Any]) -> dict[str, Times]:
     """
     try:
         return {
-            key: {name: float(seconds) for name, seconds in times.items() if name in WAYS}
+            key: {name: float(seconds) for name, seconds in times.items() if name in ALGORITHMS}
             for plan in _plans(path)
             if plan["machine"] == dict(here)
             for key, times in plan["measured"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(f"{path} is no plan of convolutions ({error!r}); remove it, and it is made anew") from error
+        raise TableError(f"{path} is not a convolution plan ({error!r}); delete the file to measure again") from error
 
 
 def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times]) -> None:
@@ -184,9 +187,9 @@ def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times
     others = [plan for plan in _plans(path) if plan["machine"] != dict(here)]
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps([*others, {"machine": dict(here), "measured": known}], indent=1) + "\n"
-    with _aside(path) as aside:
-        aside.write_text(content)
-        aside.replace(path)
+    with _temporary(path) as temporary:
+        temporary.write_text(content)
+        temporary.replace(path)
 
 
 def check_plan(path: Path) -> None:
@@ -195,23 +198,33 @@ def check_plan(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with _aside(path) as aside:
-            aside.touch()
+        with _temporary(path) as temporary:
+            temporary.touch()
     except OSError as error:
         raise UsageError(f"cannot write the plan {path}: {error.strerror}") from error
 
 
 @contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that no other process on any machine uses; remove it at the end."""
-    aside = path.parent / f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp"
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` that no other process on any machine uses; remove it at the end."""
+    temporary = path.parent / f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp"
     try:
-        yield aside
+        yield temporary
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _plans(path: Path) -> list[dict[str, Any]]:
-    """Return the timings in a file, one entry for each machine."""
+    """Return the timings in a file, one entry for each machine, in today's FORMAT."""
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
-    return found
+    return [_convert(plan) if plan["machine"].get("format") == 3 else plan for plan in found]
+
+
+def _convert(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of format 3 in format 4, which renames the passes, and "ways" to "algorithms"."""
+    machine = {"algorithms" if name == "ways" else name: value for name, value in plan["machine"].items()}
+    measured = {}
+    for key, times in plan["measured"].items():
+        layer, _, name = key.partition(" ")
+        measured[f"{layer} {RENAMED_PASSES.get(name, name)}"] = times
+    return {"machine": {**machine, "format": FORMAT}, "measured": measured}

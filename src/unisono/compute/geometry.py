@@ -1,10 +1,10 @@
 """Geometry of a convolution: its sizes, its three passes, and the operations and bytes they need.
 
-    forward           outputs  =  inputs * weight
-    input gradient    gradient of the inputs  =  gradient of the outputs * weight
-    weight gradient   gradient of the weight  =  inputs * gradient of the outputs
+    forward        outputs  =  inputs * weight
+    grad_input     gradient of the inputs  =  gradient of the outputs * weight
+    grad_weight    gradient of the weight  =  inputs * gradient of the outputs
 
-Each pass makes the same number of multiplications: samples x places x channels x kernel.
+Each pass makes the same number of multiplications: samples x output pixels x in_channels x out_channels x kernel.
 
     64 channels of 56 x 56 to 64, 3x3, one sample: 2 x 56 x 56 x 64 x 64 x 9 = 231 million operations
 """
@@ -24,8 +24,8 @@ class Pass(Enum):
     """One of the three passes of a layer in a training step."""
 
     FORWARD = "forward"
-    INPUT = "input gradient"
-    WEIGHT = "weight gradient"
+    GRAD_INPUT = "grad_input"
+    GRAD_WEIGHT = "grad_weight"
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class Geometry:
     """Sizes of a convolution; pairs are (down, right)."""
 
     samples: int
-    before: int
-    """Number of channels of the inputs."""
-    after: int
-    """Number of channels of the outputs."""
+    in_channels: int
+    out_channels: int
     size: Pair
     """Height and width of the inputs."""
     kernel: Pair
@@ -47,7 +45,7 @@ class Geometry:
     dtype: torch.dtype
 
     @cached_property
-    def places(self) -> Pair:
+    def output_size(self) -> Pair:
         """Height and width of the outputs."""
         down, right = (
             (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
@@ -65,15 +63,15 @@ class Geometry:
     @property
     def operations(self) -> int:
         """Number of additions and multiplications of a pass."""
-        kernel = self.kernel[0] * self.kernel[1] * self.before // self.groups
-        return 2 * self.samples * self.places[0] * self.places[1] * self.after * kernel
+        kernel = self.kernel[0] * self.kernel[1] * self.in_channels // self.groups
+        return 2 * self.samples * self.output_size[0] * self.output_size[1] * self.out_channels * kernel
 
     @property
     def least_bytes(self) -> int:
         """Least bytes that a pass reads and writes: inputs, outputs and weight, once each."""
-        inputs = self.samples * self.before * self.size[0] * self.size[1]
-        outputs = self.samples * self.after * self.places[0] * self.places[1]
-        weight = self.after * self.before // self.groups * self.kernel[0] * self.kernel[1]
+        inputs = self.samples * self.in_channels * self.size[0] * self.size[1]
+        outputs = self.samples * self.out_channels * self.output_size[0] * self.output_size[1]
+        weight = self.out_channels * self.in_channels // self.groups * self.kernel[0] * self.kernel[1]
         return (inputs + outputs + weight) * self.dtype.itemsize
 
     @property
@@ -84,19 +82,19 @@ class Geometry:
         )
         dtype = str(self.dtype).removeprefix("torch.")
         return (
-            f"{self.samples}x{self.before}x{size}-{self.after}-kernel{kernel}-stride{stride}-padding{padding}"
+            f"{self.samples}x{self.in_channels}x{size}-{self.out_channels}-kernel{kernel}-stride{stride}-padding{padding}"
             f"-dilation{dilation}-groups{self.groups}-{dtype}"
         )
 
 
-def rows(image: torch.Tensor) -> torch.Tensor:
+def to_nhwc(images: torch.Tensor) -> torch.Tensor:
     """Return (samples, channels, height, width) as (samples, height, width, channels), contiguous in memory."""
-    return image.permute(0, 2, 3, 1).contiguous()
+    return images.permute(0, 2, 3, 1).contiguous()
 
 
-def image(rows: torch.Tensor) -> torch.Tensor:
+def to_nchw(images: torch.Tensor) -> torch.Tensor:
     """Return (samples, height, width, channels) as (samples, channels, height, width), in channels-last memory."""
-    return rows.permute(0, 3, 1, 2)
+    return images.permute(0, 3, 1, 2)
 
 
 def padded(inputs: torch.Tensor, padding: Pair, least: Pair = (0, 0)) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Prepares a model for the fastest known computation; its parameters and names stay as they are.
+"""Preparation of a model for the fastest known computation; its parameters and names do not change.
 
 convolutions               follow a plan
 local response norms       channels last
-parameters                 stay contiguous, as gradients meet in memory of that order
+parameters                 stay contiguous, as gradient buckets need that order
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.compute.response_norm import use_response_norms
 
 
 def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:
-    """Make the layers of `model` compute so, convolutions by `plan`. Return the model; feed it channels-last inputs."""
+    """Change the layers of `model` as listed above, convolutions by `plan`. Return it; use channels-last inputs."""
     plan_convolutions(model, plan)
     use_response_norms(model)
     return model

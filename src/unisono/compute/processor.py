@@ -1,4 +1,4 @@
-"""Properties of the processor, read from /proc/cpuinfo on Linux; elsewhere those that every processor has."""
+"""Properties of the processor, read from /proc/cpuinfo on Linux; elsewhere only its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-TILES, SHORT = "amx_bf16", ("avx512_bf16", "bf16")
+TILES_FLAG, VECTORS_FLAGS = "amx_bf16", ("avx512_bf16", "bf16")
 """Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
 
 
@@ -37,11 +37,11 @@ def parse(cpuinfo: str) -> Processor:
     >>> parse("model name : Xeon\\nflags : avx2 amx_bf16\\n")
     Processor(name='Xeon', tiles=True, vectors=False)
     """
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            said.setdefault(key.strip(), value.strip())
-    flags = (said.get("flags") or said.get("Features") or "").split()
-    name = said.get("model name") or platform.machine()
-    return Processor(name, TILES in flags, any(flag in flags for flag in SHORT))
+            fields.setdefault(key.strip(), value.strip())
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    name = fields.get("model name") or platform.machine()
+    return Processor(name, TILES_FLAG in flags, any(flag in flags for flag in VECTORS_FLAGS))

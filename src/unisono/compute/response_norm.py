@@ -4,13 +4,13 @@
 
     gradient of x  =  g s^-beta  -  2 alpha beta / n  x  sum over the channels around of  g y / s
 
-PyTorch takes a mean over a fifth dimension, forward and backward. Here rows lie in one line with zeros between them;
-the line is added to itself, shifted; a few pixels at a time, so that they stay in the cache:
+PyTorch takes a mean over a fifth dimension, forward and backward. Here the pixels lie one after the other in a vector,
+with zeros between them. The vector is added to itself, shifted; a few pixels at a time, which fit the cache:
 
-    squares            0 0 a b c 0 0  0 0 d e f 0 0           3 channels of 2 places, n = 5
-    pairs of them      of the line and the line shifted by 1
-    fours of them      of the pairs and the pairs shifted by 2
-    sums of five       of the line and the fours shifted by 1: 3 additions for all, where one by one they are 4
+    squares            0 0 a b c 0 0  0 0 d e f 0 0           3 channels of 2 pixels, n = 5
+    sums of two        of the vector and the vector shifted by 1
+    sums of four       of the sums of two and these shifted by 2
+    sums of five       of the vector and the sums of four shifted by 1: 3 additions, where one by one they are 4
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unisono.compute.geometry import image, rows
+from unisono.compute.geometry import to_nchw, to_nhwc
 
-AT_ONCE = 1 << 18
-"""Number of elements processed at a time."""
+ELEMENTS_PER_BLOCK = 1 << 18
+"""Number of elements processed together."""
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,34 @@ class ResponseNorm(nn.LocalResponseNorm):
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, constants: Constants) -> Tensor:
-        source = rows(inputs)
+        source = to_nhwc(inputs)
         ctx.save_for_backward(source)
         ctx.constants = constants
         out = torch.empty_like(source)
-        around = _Around(source, constants.size, constants.size // 2)
+        windows = _ChannelWindows(source, constants.size, constants.size // 2)
         for part, to in _parts(source, out):
-            sums = _sums(around, part, constants)
-            torch.mul(part, around.lines(_power(sums, constants.beta)), out=to)
-        return image(out)
+            sums = _sums(windows, part, constants)
+            torch.mul(part, windows.pixels(_power(sums, constants.beta)), out=to)
+        return to_nchw(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (source,) = ctx.saved_tensors
         constants: Constants = ctx.constants
-        slope = rows(gradient)
+        slope = to_nhwc(gradient)
         out = torch.empty_like(source)
         factor = -2 * constants.alpha * constants.beta / constants.size
         before = constants.size // 2
-        around, turned = (_Around(source, constants.size, one) for one in (before, constants.size - 1 - before))
+        windows, mirrored = (
+            _ChannelWindows(source, constants.size, one) for one in (before, constants.size - 1 - before)
+        )
         for part, given, to in _parts(source, slope, out):
-            sums = _sums(around, part, constants)
-            scaled = around.lines(_power(sums, constants.beta)) * given
-            shares = turned.of_product(scaled / around.lines(sums), part)
-            torch.addcmul(scaled, part, turned.lines(shares), value=factor, out=to)
-        return image(out), None
+            sums = _sums(windows, part, constants)
+            scaled = windows.pixels(_power(sums, constants.beta)) * given
+            shares = mirrored.of_product(scaled / windows.pixels(sums), part)
+            torch.addcmul(scaled, part, mirrored.pixels(shares), value=factor, out=to)
+        return to_nchw(out), None
 
 
 def use_response_norms(model: nn.Module) -> int:
@@ -90,36 +92,36 @@ def use_response_norms(model: nn.Module) -> int:
     return len(layers)
 
 
-class _Around:
-    """Sums over the `size` channels around each channel, `before` of them before it, for a few pixels at a time."""
+class _ChannelWindows:
+    """Sums over a window of `size` channels around each channel, `before` of them before it, a few pixels at a time."""
 
     def __init__(self, like: Tensor, size: int, before: int) -> None:
         self._size, self._before, self._channels = size, before, like.shape[-1]
-        self._wide = like.new_zeros(_at_once(like), self._channels + size - 1)
+        self._wide = like.new_zeros(_block_pixels(like), self._channels + size - 1)
 
     def of_product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the sums of `left` times `right`, (places, channels), in one line with others between them."""
+        """Return the sums of `left` times `right`, (pixels, channels), as a vector with more sums between pixels."""
         wide = self._wide[: len(left)]
         torch.mul(left, right, out=wide[:, self._before : self._before + self._channels])
-        line = wide.view(-1)
-        count, found, start = len(line) - self._size + 1, list[Tensor](), 0
+        vector = wide.view(-1)
+        count, found, start = len(vector) - self._size + 1, list[Tensor](), 0
         for width in (1 << bit for bit in range(self._size.bit_length())):
             if width > 1:
-                line = line[: -(width // 2)] + line[width // 2 :]
+                vector = vector[: -(width // 2)] + vector[width // 2 :]
             if self._size & width:
-                found.append(line[start : start + count])
+                found.append(vector[start : start + count])
                 start += width
         return reduce(torch.add, found)
 
-    def lines(self, line: Tensor) -> Tensor:
-        """Return a line without the sums in between: (places, channels)."""
+    def pixels(self, vector: Tensor) -> Tensor:
+        """Return a vector without the sums between the pixels: (pixels, channels)."""
         step = self._wide.shape[1]
-        return line.as_strided(((len(line) + self._size - 1) // step, self._channels), (step, 1))
+        return vector.as_strided(((len(vector) + self._size - 1) // step, self._channels), (step, 1))
 
 
-def _sums(around: _Around, part: Tensor, constants: Constants) -> Tensor:
-    """Return s for each element, in one line."""
-    squares = around.of_product(part, part)
+def _sums(windows: _ChannelWindows, part: Tensor, constants: Constants) -> Tensor:
+    """Return s for each element, as a vector."""
+    squares = windows.of_product(part, part)
     return torch.add(squares.new_tensor(constants.k), squares, alpha=constants.alpha / constants.size)
 
 
@@ -132,13 +134,13 @@ def _power(sums: Tensor, beta: float) -> Tensor:
 
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same few pixels of all tensors, one pixel a row."""
+    """Yield the same few pixels of all tensors, one pixel per row."""
     flat = [tensor.view(-1, tensor.shape[-1]) for tensor in tensors]
-    each = _at_once(tensors[0])
+    each = _block_pixels(tensors[0])
     for first in range(0, len(flat[0]), each):
         yield tuple(one[first : first + each] for one in flat)
 
 
-def _at_once(tensor: Tensor) -> int:
+def _block_pixels(tensor: Tensor) -> int:
     """Return the number of pixels processed at a time."""
-    return max(1, min(AT_ONCE, tensor.numel()) // tensor.shape[-1])
+    return max(1, min(ELEMENTS_PER_BLOCK, tensor.numel()) // tensor.shape[-1])

@@ -26,11 +26,11 @@ def load() -> Dataset:
     rows = _rows()
     inputs = torch.from_numpy((rows[:, :-1] / WHITE).astype(np.float32)).view(-1, 1, 8, 8)
     targets = torch.from_numpy(rows[:, -1].astype(np.int64))
-    held_out = torch.arange(len(targets)) % 5 == 0
-    assert int(held_out.sum()) == TEST, "the file has 1,797 rows"
+    in_test = torch.arange(len(targets)) % 5 == 0
+    assert int(in_test.sum()) == TEST, "the file has 1,797 rows"
     return Dataset(
-        train=Samples(inputs[~held_out], targets[~held_out]),
-        test=Samples(inputs[held_out], targets[held_out]),
+        train=Samples(inputs[~in_test], targets[~in_test]),
+        test=Samples(inputs[in_test], targets[in_test]),
         classes=10,
     )
 

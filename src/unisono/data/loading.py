@@ -1,11 +1,11 @@
 """Parallel loading: the next batches are prepared while the network trains (Theano-MPI 3.3, Algorithm 1).
 
-    training   step 0 ───── step 1 ───── step 2 ───── ...        a step finds its batch there, unless loading is
-    loading    batch 0, 1, 2 │ batch 3 ── │ batch 4 ── │          slower; the time it waits is told
+    training   step 0 ───── step 1 ───── step 2 ───── ...        the batch of a step is ready, unless loading is
+    loading    batch 0, 1, 2 │ batch 3 ── │ batch 4 ── │          slower; the waiting time is recorded
 
-AHEAD batches are prepared in advance, each by all threads together. The loader uses threads, not processes: Unisono
-never forks after MPI has started, and decoding releases the GIL. Modes: train (with random changes), validate
-(without), stop.
+PREFETCHED_BATCHES batches are prepared in advance, each by all threads together. The loader uses threads, not
+processes: Unisono never forks after MPI has started, and decoding releases the GIL. Modes: train (with random changes),
+validate (without), stop.
 
 The random numbers of a sample depend on the seed, the epoch and its number alone, so they are the same on any number
 of ranks and after any resume.
@@ -18,24 +18,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from unisono.data.dice import DRAWS, Throws, dice
-from unisono.data.pack.index import Index
-from unisono.errors import PictureError
+from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
 
-AHEAD = 2
+if TYPE_CHECKING:
+    from unisono.data.pack.index import Index
+
+PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
 
 Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs, laid out by `Showing.batch`, and labels, int64.
+"""Inputs, in the layout of `SampleTransform.batch`, and labels, int64.
 
 Images are (samples, channels, size, size) in channels-last memory, recordings (samples, windows, numbers).
 """
@@ -48,7 +50,7 @@ class Mode(Enum):
     VALIDATE = "validate"
 
 
-class Memory(Protocol):
+class SampleStorage(Protocol):
     """Storage of samples."""
 
     def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
@@ -56,16 +58,16 @@ class Memory(Protocol):
         ...
 
 
-class Showing(Protocol):
-    """Converter of the bytes of samples to network inputs, used by one thread."""
+class SampleTransform(Protocol):
+    """Transform from the bytes of samples to network inputs, used by one thread."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
         ...
 
-    def into(self, out: torch.Tensor, file: memoryview, random: Throws | None) -> None:
-        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises PictureError."""
+    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
+        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
         ...
 
     def batch(self, memory: torch.Tensor) -> torch.Tensor:
@@ -79,15 +81,15 @@ class Loader:
     def __init__(
         self,
         index: Index,
-        memory: Memory,
-        showing: Callable[[], Showing],
+        storage: SampleStorage,
+        transform: Callable[[], SampleTransform],
         threads: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Start the loader. `showing` makes the converter of each thread; `dtype` is float32 or bfloat16."""
+        """Start the loader. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16."""
         self._labels = torch.from_numpy(index.label.astype(np.int64))
-        self._index, self._memory, self._showing, self._dtype = index, memory, showing, dtype
-        first = showing()  # which finds libraries here, once, not in all threads at once
+        self._index, self._storage, self._make_transform, self._dtype = index, storage, transform, dtype
+        first = transform()  # loads libraries once here, not in all threads at once
         self.shape, self._batch = first.shape, first.batch
         self._threads, self._own = threads, threading.local()
         self._pool = ThreadPoolExecutor(threads, "loading", self._begin)
@@ -96,35 +98,35 @@ class Loader:
     def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
         """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
 
-        Raises PictureError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
+        Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
         """
-        coming: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
+        queue: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
         source = iter(wanted)
-        shown: torch.Tensor | None = None
+        current: torch.Tensor | None = None
         try:
             while True:
-                while len(coming) <= AHEAD and (numbers := next(source, None)) is not None:
-                    coming.append(self._start(numbers, mode, seed, epoch))
-                if not coming:
+                while len(queue) <= PREFETCHED_BATCHES and (numbers := next(source, None)) is not None:
+                    queue.append(self._start(numbers, mode, seed, epoch))
+                if not queue:
                     return
-                memory, numbers, works = coming[0]
-                for work in works:
-                    work.result()
-                coming.popleft()
-                if shown is not None:
-                    self._spare.append(shown)
-                shown = memory
+                memory, numbers, futures = queue[0]
+                for future in futures:
+                    future.result()
+                queue.popleft()
+                if current is not None:
+                    self._spare.append(current)
+                current = memory
                 yield self._batch(memory[: len(numbers)]), self._labels[numbers]
         finally:
-            for memory, _, works in coming:
-                for work in works:
-                    work.cancel()
-                for work in works:
-                    if not work.cancelled():
-                        work.exception()
+            for memory, _, futures in queue:
+                for future in futures:
+                    future.cancel()
+                for future in futures:
+                    if not future.cancelled():
+                        future.exception()
                 self._spare.append(memory)
-            if shown is not None:
-                self._spare.append(shown)
+            if current is not None:
+                self._spare.append(current)
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
@@ -138,34 +140,35 @@ class Loader:
         self, numbers: Numbers, mode: Mode, seed: int, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
         """Submit a batch to the threads, a stretch of samples to each; return its memory, numbers and futures."""
-        memory = self._room(len(numbers))
-        samples = self._memory.samples(numbers)
+        memory = self._buffer(len(numbers))
+        samples = self._storage.samples(numbers)
 
-        def make(first: int, last: int) -> None:
+        def transform(first: int, last: int) -> None:
             own = numbers[first:last]
-            draws = dice(seed, epoch, own, DRAWS).tolist() if mode is Mode.TRAIN else [None] * len(own)
-            for place, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
-                self._show(memory[place], samples[place], None if drawn is None else Throws(drawn), number)
+            training = mode is Mode.TRAIN
+            draws = uniform_numbers(seed, epoch, own, DRAWS_PER_SAMPLE).tolist() if training else [None] * len(own)
+            for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
+                self._transform_one(memory[row], samples[row], None if drawn is None else CounterRNG(drawn), number)
 
         cuts = [bounds(len(numbers), self._threads, thread) for thread in range(self._threads)]
-        return memory, numbers, [self._pool.submit(make, first, last) for first, last in cuts if first < last]
+        return memory, numbers, [self._pool.submit(transform, first, last) for first, last in cuts if first < last]
 
-    def _show(self, out: torch.Tensor, sample: NDArray[np.uint8], throws: Throws | None, number: int) -> None:
+    def _transform_one(self, out: torch.Tensor, sample: NDArray[np.uint8], rng: CounterRNG | None, number: int) -> None:
         try:
-            self._own.show.into(out, sample.data, throws)
-        except PictureError as error:
-            raise PictureError(f"sample {number} of {self._index.folder}: {error}") from error
+            self._own.transform.into(out, sample.data, rng)
+        except DecodeError as error:
+            raise DecodeError(f"sample {number} of {self._index.folder}: {error}") from error
 
-    def _room(self, samples: int) -> torch.Tensor:
+    def _buffer(self, samples: int) -> torch.Tensor:
         """Return memory for a batch: that of a finished batch if it is large enough, else new memory."""
-        for place, spare in enumerate(self._spare):
+        for row, spare in enumerate(self._spare):
             if len(spare) >= samples:
-                return self._spare.pop(place)
+                return self._spare.pop(row)
         self._spare.clear()
         return torch.empty((samples, *self.shape), dtype=self._dtype)
 
     def _begin(self) -> None:
-        """Initialise a thread: one OpenMP thread each, and a converter of its own."""
-        torch.get_num_threads()  # PyTorch sets a new thread's number when it is first asked
+        """Initialise a thread: one OpenMP thread, and a transform of its own."""
+        torch.get_num_threads()  # PyTorch sets a new thread's number on the first call
         threadpool_limits(1, user_api="openmp")
-        self._own.show = self._showing()
+        self._own.transform = self._make_transform()

@@ -23,6 +23,31 @@ def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(samples)
 
 
+def worker_order(numbers: NDArray[np.int64], seed: int, worker: int, epoch: int) -> NDArray[np.int64]:
+    """Return the order in which one worker visits the samples `numbers` in an epoch of its own, int64.
+
+    Workers that are out of step share no order: each draws its own.
+    """
+    chance = np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | epoch)))
+    return chance.permutation(numbers)
+
+
+def own_numbers(
+    numbers: NDArray[np.int64], seed: int, worker: int, batch: int, step: int
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield, for each step of a worker from `step` on, its epoch and the samples of its batch, without end.
+
+    An epoch of a worker ends when it has seen all `numbers` once; its last batch may be short.
+    """
+    steps = steps_of(len(numbers), batch)
+    while True:
+        epoch, done = divmod(step, steps)
+        order = worker_order(numbers, seed, worker, epoch)
+        for place in range(done, steps):
+            yield epoch, order[place * batch : (place + 1) * batch]
+        step = (epoch + 1) * steps
+
+
 def steps_of(samples: int, batch: int) -> int:
     """Return the number of steps of an epoch; the last step may be short."""
     return -(-samples // batch)
@@ -35,7 +60,7 @@ def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int
     return whole[start:stop]
 
 
-def held_out(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]:
+def test_ranges(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]:
     """Yield a rank's stretch of the test samples, in order, in batches of at most ceil(batch / ranks) samples."""
     start, stop = bounds(samples, ranks, rank)
     own = -(-batch // ranks)
@@ -44,7 +69,7 @@ def held_out(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]
 
 
 def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
-    """Return the rank that sees the sample at each place of an epoch's order, int32: the inverse of `share`."""
+    """Return the rank that sees the sample at each position of an epoch's order, int32: the inverse of `share`."""
     whole, rest = divmod(samples, batch)
     seen = np.empty(samples, np.int32)
     seen[: whole * batch].reshape(whole, batch)[:] = _ranks_of_step(batch, ranks)

@@ -1,8 +1,8 @@
 """Quality of a shuffle, as numbers to compare with those of true random permutations.
 
-class runs      neighbours in the order that have one class, as a share: high where classes stay together
-neighbours      neighbours in the order that were neighbours before it, as a share: high where stretches stay whole
-distance        how far samples moved, over how many there are: a third for a true permutation
+class runs      share of neighbours in the order with the same class: high if classes stay together
+neighbours      share of neighbours in the order that were neighbours before: high if stretches stay together
+distance        mean distance that samples moved, over their number: a third for a true permutation
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ PERMUTATIONS = 20
 
 
 class Quality(NamedTuple):
-    """Quality of an order of samples whose numbers are their places before the shuffle."""
+    """Quality of an order of samples, whose numbers are their positions before the shuffle."""
 
     class_runs: float
     neighbours: float
     distance: float
 
 
-class Beside(NamedTuple):
+class QualityComparison(NamedTuple):
     """Quality of an order, with mean and standard deviation for true random permutations of the same samples."""
 
     found: Quality
     mean: Quality
-    deviation: Quality
+    std: Quality
 
     @property
-    def off(self) -> float:
+    def max_z_score(self) -> float:
         """Largest distance of the three numbers from the mean of true permutations, in standard deviations."""
         return max(
-            abs(found - mean) / max(deviation, 1e-12)
-            for found, mean, deviation in zip(self.found, self.mean, self.deviation, strict=True)
+            abs(found - mean) / max(std, 1e-12)
+            for found, mean, std in zip(self.found, self.mean, self.std, strict=True)
         )
 
 
 def quality(order: Order, labels: NDArray[np.integer]) -> Quality:
-    """Return the quality of an order in which sample i was at place i before; `labels` has the label of each sample."""
+    """Return the quality of an order in which sample i was at position i before; `labels` has each sample's label."""
     if len(order) < 2:
         return Quality(0.0, 0.0, 0.0)
     classes = labels[order]
@@ -53,8 +53,8 @@ def quality(order: Order, labels: NDArray[np.integer]) -> Quality:
     return Quality(runs, kept, moved)
 
 
-def beside_permutations(order: Order, labels: NDArray[np.integer], seed: int = 0) -> Beside:
-    """Return the quality of an order beside that of `PERMUTATIONS` true random permutations."""
-    dice = np.random.default_rng(seed)
-    true = np.array([quality(dice.permutation(len(order)), labels) for _ in range(PERMUTATIONS)])
-    return Beside(quality(order, labels), Quality(*true.mean(axis=0)), Quality(*true.std(axis=0, ddof=1)))
+def compare_with_permutations(order: Order, labels: NDArray[np.integer], seed: int = 0) -> QualityComparison:
+    """Return the quality of an order, compared with `PERMUTATIONS` true random permutations."""
+    rng = np.random.default_rng(seed)
+    true = np.array([quality(rng.permutation(len(order)), labels) for _ in range(PERMUTATIONS)])
+    return QualityComparison(quality(order, labels), Quality(*true.mean(axis=0)), Quality(*true.std(axis=0, ddof=1)))

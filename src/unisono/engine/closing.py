@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Object that its `with` block closes on success; after an error nobody waits, as work under way may never end."""
+    """Object that its `with` block closes on success; after an error it is not closed, as work may never end."""
 
     @abstractmethod
     def close(self) -> None:

@@ -36,15 +36,15 @@ class Variable:
         self.name = name
         self.failure: Failure | None = None
         """Failure that has spoilt the variable; None while it is good."""
-        self._queue: deque[tuple[Operation, bool]] = deque()  # who waits, and whether it mutates
+        self._queue: deque[tuple[PendingOperation, bool]] = deque()  # waiting operations; True for those that mutate
         self._readers = 0
         self._mutating = False
 
-    def enter(self, operation: Operation, mutates: bool) -> None:
+    def enter(self, operation: PendingOperation, mutates: bool) -> None:
         """Append an operation to the queue."""
         self._queue.append((operation, mutates))
 
-    def leave(self, operation: Operation, mutates: bool) -> None:
+    def leave(self, operation: PendingOperation, mutates: bool) -> None:
         """Remove an admitted operation that is over."""
         if mutates:
             self._mutating = False
@@ -52,8 +52,8 @@ class Variable:
         else:
             self._readers -= 1
 
-    def let_in(self) -> Iterable[Operation]:
-        """Admit and yield the operations at the head of the queue whose turn it is."""
+    def admit(self) -> Iterable[PendingOperation]:
+        """Admit and yield the operations at the head of the queue that may run now."""
         while self._queue and not self._mutating:
             operation, mutates = self._queue[0]
             if mutates and self._readers:
@@ -66,17 +66,17 @@ class Variable:
             yield operation
 
 
-class Turn(Variable):
+class ExclusiveVariable(Variable):
     """Variable that admits one operation at a time, in order. No failure is passed on: none needs another's result."""
 
-    def leave(self, operation: Operation, mutates: bool) -> None:
+    def leave(self, operation: PendingOperation, mutates: bool) -> None:
         """Remove an admitted operation that is over."""
         super().leave(operation, mutates)
         self.failure = None
 
 
 @dataclass(eq=False)
-class Operation:
+class PendingOperation:
     """Operation to be carried out once all its variables admit it."""
 
     name: str
@@ -87,34 +87,34 @@ class Operation:
     failure: Failure | None = None
 
 
-def make(name: str, read: Iterable[Variable], mutate: Iterable[Variable]) -> Operation:
+def make_operation(name: str, read: Iterable[Variable], mutate: Iterable[Variable]) -> PendingOperation:
     """Return an operation; a variable that it both reads and mutates counts as mutated."""
     mutated = dict.fromkeys(mutate)
-    return Operation(name, tuple(one for one in dict.fromkeys(read) if one not in mutated), tuple(mutated))
+    return PendingOperation(name, tuple(one for one in dict.fromkeys(read) if one not in mutated), tuple(mutated))
 
 
-def add(operation: Operation) -> bool:
+def enqueue(operation: PendingOperation) -> bool:
     """Queue the operation up at all its variables. Return True if it is ready."""
     variables = [*((one, False) for one in operation.read), *((one, True) for one in operation.mutate)]
     operation.open = len(variables)
     for variable, mutates in variables:
         variable.enter(operation, mutates)
     for variable, _ in variables:
-        for other in variable.let_in():
-            assert other is operation, "whoever else could be let in has been"
+        for other in variable.admit():
+            assert other is operation, "all others that could be admitted have been"
             operation.open -= 1
     if not operation.open:
         _inherit(operation)
     return not operation.open
 
 
-def done(operation: Operation) -> list[Operation]:
+def complete(operation: PendingOperation) -> list[PendingOperation]:
     """End the operation. Return those that are ready now, in the order of its variables."""
-    ready: list[Operation] = []
+    ready: list[PendingOperation] = []
     for variables, mutates in ((operation.read, False), (operation.mutate, True)):
         for variable in variables:
             variable.leave(operation, mutates)
-            for other in variable.let_in():
+            for other in variable.admit():
                 other.open -= 1
                 if not other.open:
                     _inherit(other)
@@ -122,7 +122,7 @@ def done(operation: Operation) -> list[Operation]:
     return ready
 
 
-def _inherit(operation: Operation) -> None:
+def _inherit(operation: PendingOperation) -> None:
     """Take over the failure of any variable that the operation needs."""
     for variable in (*operation.read, *operation.mutate):
         operation.failure = operation.failure or variable.failure

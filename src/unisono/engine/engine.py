@@ -3,10 +3,10 @@
     weights, gradients, sums = Variable("weights"), Variable("gradients"), Variable("sums")
     engine.push(exchange, read=[gradients], mutate=[sums], kind="communication")
     engine.push(update, read=[sums], mutate=[weights], kind="update")        runs when the exchange is done
-    engine.wait(weights)                                                     raises what went wrong on the way
+    engine.wait(weights)                                                     raises the error of any of them
 
-    push ──▶ dependencies.add ── ready ──▶ pool of its kind ──▶ dependencies.done ── ready ──▶ ...
-                    └── not ready: stays in the queues of its variables ──────▲
+    push ──▶ enqueue ── ready ──▶ thread pool of its kind ──▶ complete ── ready ──▶ ...
+                └── not ready: stays in the queues of its variables ──────▲
 
 Pushing costs a few microseconds and never waits. Operations pushed by one thread have that thread's order. Pushes from
 several threads must be ordered by the caller, as each order makes another serial execution.
@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from unisono.engine.closing import Closing
-from unisono.engine.dependencies import Failure, Operation, Variable, add, done, make
-from unisono.engine.pool import Pool
+from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue, make_operation
+from unisono.engine.thread_pool import ThreadPool
 from unisono.errors import OperationError, UsageError
 
 THREADS: Mapping[str, int] = {"communication": 1, "loading": 1, "update": 1}
@@ -34,7 +34,7 @@ MAIN = "main"
 Action = Callable[[], object]
 
 
-class Span(NamedTuple):
+class OperationSpan(NamedTuple):
     """Time and thread of an operation that was carried out."""
 
     name: str
@@ -47,7 +47,7 @@ class Span(NamedTuple):
     """Description from the caller that pushed the operation: a task of a step program."""
 
 
-Observe = Callable[[Span], None]
+Observe = Callable[[OperationSpan], None]
 """Called with the span of an operation that was carried out."""
 
 
@@ -56,7 +56,7 @@ class Handle:
 
     def __init__(
         self,
-        operation: Operation,
+        operation: PendingOperation,
         action: Action | None,
         kind: str = "",
         priority: int = 0,
@@ -67,15 +67,15 @@ class Handle:
         self.observe, self.about = observe, about
         self.ready = False
         """True once its variables have admitted it."""
-        self.told = False
-        """True once nothing is left to be carried out. Changes once, under the engine's lock."""
-        self.turn = threading.Event()
+        self.ended = False
+        """True once nothing is left to be carried out. Changes once, with the engine's lock held."""
+        self.may_run = threading.Event()
         """Set when a caller outside the engine's threads may carry it out."""
         self._over = threading.Event()
 
     def finish(self) -> None:
         """Mark the operation as over."""
-        self.turn.set()
+        self.may_run.set()
         self._over.set()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -93,9 +93,9 @@ class Engine(Closing):
     """Engine with so many `threads` for each kind of work; `observe` is called with the span of each operation."""
 
     def __init__(self, threads: Mapping[str, int] = THREADS, observe: Observe | None = None) -> None:
-        self._pools = {kind: Pool(kind, number) for kind, number in threads.items()}
+        self._pools = {kind: ThreadPool(kind, number) for kind, number in threads.items()}
         self._observe = observe
-        self._handles: dict[Operation, Handle] = {}  # what is not over
+        self._handles: dict[PendingOperation, Handle] = {}  # what is not over
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
@@ -118,12 +118,12 @@ class Engine(Closing):
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
         return self._add(
-            Handle(make(name or kind, read, mutate), action, kind, priority, observe or self._observe, about)
+            Handle(make_operation(name or kind, read, mutate), action, kind, priority, observe or self._observe, about)
         )
 
     def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
         """Add an operation that the caller carries out, who then calls `end`. Operations that need it wait for that."""
-        return self._add(Handle(make(name, read, mutate), None))
+        return self._add(Handle(make_operation(name, read, mutate), None))
 
     def grow(self, kind: str, threads: int) -> None:
         """Provide at least `threads` threads for a kind of work."""
@@ -145,7 +145,7 @@ class Engine(Closing):
         handle = self.expect(mutate, name, read)
         handle.kind, handle.observe, handle.about = MAIN, observe or self._observe, about
         try:
-            handle.turn.wait()
+            handle.may_run.wait()
             if handle.operation.failure is not None:
                 handle.wait()
             begin = time.perf_counter()
@@ -153,7 +153,7 @@ class Engine(Closing):
         except BaseException as error:
             self.end(handle, error)
             raise
-        self._tell(handle, begin)
+        self._report(handle, begin)
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
@@ -162,9 +162,9 @@ class Engine(Closing):
         Do nothing if it is over already, because an operation that it needs has failed.
         """
         with self._lock:
-            if expected.told:
+            if expected.ended:
                 return
-            expected.told = True
+            expected.ended = True
             if error is not None:
                 expected.operation.failure = Failure(expected.operation.name, error)
             ready = expected.ready
@@ -176,12 +176,12 @@ class Engine(Closing):
 
         Raises OperationError when one of them, or one that they needed, has failed.
         """
-        probe = Handle(make(f"a wait for {', '.join(one.name for one in variables)}", variables, ()), None)
-        probe.told = True
+        probe = Handle(make_operation(f"a wait for {', '.join(one.name for one in variables)}", variables, ()), None)
+        probe.ended = True
         return self._add(probe).wait(seconds)
 
     def close(self) -> None:
-        """End the threads once all pushed operations are over. Failures that nobody waited for are dropped."""
+        """End the threads once all pushed operations are over. Failures that no caller waited for are dropped."""
         with self._idle:
             self._idle.wait_for(lambda: not self._handles)
         for pool in self._pools.values():
@@ -190,24 +190,24 @@ class Engine(Closing):
     def _add(self, handle: Handle) -> Handle:
         with self._lock:
             self._handles[handle.operation] = handle
-            ready = add(handle.operation)
-            over = ready and self._let_in(handle)
+            ready = enqueue(handle.operation)
+            over = ready and self._admit(handle)
         if over:
             self._finish(handle)
-        elif ready:  # as it was under the lock: from then on another thread may let it in
+        elif ready:  # as it was under the lock: from then on another thread may admit it
             self._begin(handle)
         return handle
 
-    def _let_in(self, handle: Handle) -> bool:
+    def _admit(self, handle: Handle) -> bool:
         """Mark the operation as admitted; return True if it is over with that. Called with the lock held."""
         handle.ready = True
-        handle.told = handle.told or handle.operation.failure is not None
-        return handle.told
+        handle.ended = handle.ended or handle.operation.failure is not None
+        return handle.ended
 
     def _begin(self, handle: Handle) -> None:
-        """Have it carried out, by a thread of its kind or by the caller that waits for its turn."""
+        """Run the operation, by a thread of its kind or by the caller that waits for `may_run`."""
         if handle.action is None:
-            handle.turn.set()
+            handle.may_run.set()
         else:
             self._pools[handle.kind].submit(partial(self._carry_out, handle, handle.action), handle.priority)
 
@@ -215,16 +215,16 @@ class Engine(Closing):
         begin = time.perf_counter()
         try:
             action()
-            self._tell(handle, begin)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, whoever waits for the result must hear it
+            self._report(handle, begin)
+        except BaseException as error:  # noqa: BLE001 - any error must reach whoever waits for the result
             handle.operation.failure = Failure(handle.operation.name, error)
         self._finish(handle)
 
-    def _tell(self, handle: Handle, begin: float) -> None:
+    def _report(self, handle: Handle, begin: float) -> None:
         if handle.observe is not None:
             thread = threading.current_thread().name
             now = time.perf_counter()
-            handle.observe(Span(handle.operation.name, handle.kind, thread, begin, now, handle.about))
+            handle.observe(OperationSpan(handle.operation.name, handle.kind, thread, begin, now, handle.about))
 
     def _finish(self, handle: Handle) -> None:
         """End the operation: admit others, and end those of them that have nothing to carry out."""
@@ -233,9 +233,9 @@ class Engine(Closing):
             handle = over.pop()
             begin: list[Handle] = []
             with self._idle:
-                for operation in done(handle.operation):
+                for operation in complete(handle.operation):
                     other = self._handles[operation]
-                    (over if self._let_in(other) else begin).append(other)
+                    (over if self._admit(other) else begin).append(other)
                 del self._handles[handle.operation]
                 if not self._handles:
                     self._idle.notify_all()

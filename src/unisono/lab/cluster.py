@@ -1,4 +1,4 @@
-"""Run of a command on a lab's cluster, of which nothing is left, however the command ends.
+"""Run of a command on a lab's cluster, which is removed completely, however the command ends.
 
     unisono lab ── setpriv, which becomes unshare ──┬── unisono.lab.inside ── mpiexec ── the hosts' helpers ── ranks
                                                     │
@@ -58,9 +58,9 @@ def check_machine() -> None:
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             raise LabError(f"there is no `{program}` on PATH; install {package}, or add /usr/sbin to PATH")
-    tried = subprocess.run((*ISOLATE, "true"), capture_output=True, text=True, check=False)
-    if tried.returncode:
-        reason = " ".join(tried.stderr.split()) or f"exit code {tried.returncode}"
+    probe = subprocess.run((*ISOLATE, "true"), capture_output=True, text=True, check=False)
+    if probe.returncode:
+        reason = " ".join(probe.stderr.split()) or f"exit code {probe.returncode}"
         raise LabError(f"the kernel refuses new namespaces ({reason}); in a container, it must be a privileged one")
 
 

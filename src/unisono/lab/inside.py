@@ -12,7 +12,7 @@ from types import FrameType
 
 from unisono.errors import LabError
 from unisono.lab.mpiexec import ENTER, enter_script, lab_environment, mpiexec_command
-from unisono.lab.plan import HOME, KINDS, MACHINE_TMP, OTHER_TMP, Command, Lab, commands, hosts_file
+from unisono.lab.plan import HOME, MACHINE_TMP, NAMESPACE_KINDS, OTHER_TMP, Command, Lab, commands, hosts_file
 from unisono.launch import launch_environment
 
 
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def build(lab: Lab) -> None:
     """Run the commands of the plan. Raises LabError naming the command that is refused."""
-    _play(("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", "/dev/shm"))
+    _run_checked(("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", "/dev/shm"))
     _write_files(lab)
     for command in commands(lab):
-        _play(command)
+        _run_checked(command)
 
 
 def run(lab: Lab, mpiexec: str, command: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def _write_files(lab: Lab) -> None:
     """Write the files that the plan's commands need."""
     for host in lab.members:
         Path(HOME, host.name, "shm").mkdir(parents=True)
-        for kind in KINDS:
+        for kind in NAMESPACE_KINDS:
             Path(HOME, host.name, kind).touch()
     Path(MACHINE_TMP).mkdir(parents=True)
     for path in Path("/tmp").iterdir():
@@ -64,11 +64,11 @@ def _write_files(lab: Lab) -> None:
     Path(ENTER).chmod(0o755)
 
 
-def _play(command: Command) -> None:
+def _run_checked(command: Command) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise LabError(f"the lab cannot be built here; `{' '.join(command)}` says: {reason}")
+        raise LabError(f"cannot build the lab: `{' '.join(command)}` failed: {reason}")
 
 
 def _wait_for_the_end(_number: int, _frame: FrameType | None) -> None:

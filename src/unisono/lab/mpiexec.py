@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from unisono.lab.plan import HEAD, HOME, KINDS, OTHER_TMP, Command, Lab
+from unisono.lab.plan import HEAD, HOME, NAMESPACE_KINDS, OTHER_TMP, Command, Lab
 
 ENTER = f"{HOME}/enter"
 
@@ -25,7 +25,7 @@ def enter_script() -> str:
     The first command there is the launcher's helper. Hydra's leaves a file in /tmp when it is killed, so it gets
     another /tmp.
     """
-    namespaces = " ".join(f"--{kind}={HOME}/$host/{kind}" for kind in KINDS)
+    namespaces = " ".join(f"--{kind}={HOME}/$host/{kind}" for kind in NAMESPACE_KINDS)
     mounts = f"mount --rbind {OTHER_TMP} /tmp && mount --bind {HOME}/$host/shm /dev/shm && mount -t sysfs lab /sys"
     return f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done

@@ -1,4 +1,4 @@
-"""Cluster on one machine as a value, and the commands that build it: all that is decided before anything runs.
+"""Description of a cluster on one machine, and the commands that build it.
 
                      core                    2 supernodes of 2 hosts: Lab(supernodes=2, hosts=2, ...)
              ┌────────┴────────┐             up-link: hosts × rate / oversubscribe, each way
@@ -31,7 +31,7 @@ OTHER_TMP = f"{HOME}/tmp"
 MACHINE_TMP = f"{OTHER_TMP}/.the-machine-has"
 """The machine's /tmp, the target of those links."""
 
-KINDS = ("net", "uts", "ipc")
+NAMESPACE_KINDS = ("net", "uts", "ipc")
 """Lasting namespaces of a host: network, name, System V memory. Each has a file in the host's folder."""
 
 HEAD = "labhead"
@@ -88,7 +88,7 @@ class Host:
 
     number: int
     supernode: int
-    place: int
+    index: int
     """Number of the host within its supernode."""
 
     @property
@@ -99,12 +99,12 @@ class Host:
     @property
     def address(self) -> str:
         """Address of the host, unique in the lab."""
-        return f"10.99.{self.supernode + 1}.{self.place + 1}"
+        return f"10.99.{self.supernode + 1}.{self.index + 1}"
 
     @property
     def namespaces(self) -> Command:
         """Options for its namespaces, the same for `unshare`, which creates them, and `nsenter`, which enters them."""
-        return tuple(f"--{kind}={HOME}/{self.name}/{kind}" for kind in KINDS)
+        return tuple(f"--{kind}={HOME}/{self.name}/{kind}" for kind in NAMESPACE_KINDS)
 
     def inside(self, *command: str) -> Command:
         """Return the command that runs `command` on this host."""

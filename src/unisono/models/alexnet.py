@@ -14,12 +14,12 @@ from torch import nn
 
 
 class AlexNet(nn.Module):
-    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, colors: int = 3) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(colors, 96, 11, 4, 2),
+            nn.Conv2d(channels, 96, 11, 4, 2),
             nn.ReLU(inplace=True),
             nn.LocalResponseNorm(5),
             nn.MaxPool2d(3, 2),

@@ -13,7 +13,7 @@ from torch import nn
 
 
 class _Norm(nn.BatchNorm1d):
-    """Batch norm that uses its running statistics where a rank's share is a single sample, which has no deviation."""
+    """Batch norm that uses its running statistics where a rank's share is a single sample, which has no variance."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map (samples, features) to the same shape."""
@@ -24,21 +24,23 @@ class _Norm(nn.BatchNorm1d):
         )
 
 
-def _convolution(before: int, after: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> nn.Module:
+def _convolution(
+    in_channels: int, out_channels: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1
+) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(before, after, kernel, stride, padding, groups=groups, bias=False),
-        nn.BatchNorm2d(after),
+        nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False),
+        nn.BatchNorm2d(out_channels),
         nn.ReLU(inplace=True),
     )
 
 
 class AlexNetBN(nn.Module):
-    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, colors: int = 3) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            _convolution(colors, 96, 11, 4, 2),
+            _convolution(channels, 96, 11, 4, 2),
             nn.MaxPool2d(3, 2),
             _convolution(96, 256, 5, padding=2, groups=2),
             nn.MaxPool2d(3, 2),

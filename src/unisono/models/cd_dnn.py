@@ -27,11 +27,11 @@ class CDDNN(nn.Module):
 
     def __init__(self, classes: int, inputs: int = 440) -> None:
         super().__init__()
-        layers, before = list[nn.Module](), inputs
+        layers, features = list[nn.Module](), inputs
         for _ in range(HIDDEN):
-            layers += [nn.Linear(before, WIDTH), nn.ReLU(inplace=True)]
-            before = WIDTH
-        self.layers = nn.Sequential(*layers, nn.Linear(before, classes))
+            layers += [nn.Linear(features, WIDTH), nn.ReLU(inplace=True)]
+            features = WIDTH
+        self.layers = nn.Sequential(*layers, nn.Linear(features, classes))
         for module in self.layers:
             if isinstance(module, nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")

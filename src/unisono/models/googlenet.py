@@ -11,7 +11,7 @@
 
 For 1,000 classes and 3 channels it has 13,378,280 parameters, as in Theano-MPI's table 2; 6,379,728 of them are in the
 auxiliary classifiers. An image takes 1.58 billion multiply-adds without those. In training it returns three scores; the
-loss is that of its own plus 0.3 of each other (`training/loss.py`).
+loss is that of the network plus 0.3 of each auxiliary one (`training/loss.py`).
 
 With batch norm after each convolution there is neither local response normalisation nor an auxiliary classifier:
 7,005,832 parameters. The GoogleNetBN that DIMD measures is from Torch's packages and larger (a payload of 93 MB).
@@ -33,13 +33,13 @@ MODULES = {
     "5a": (832, 256, 160, 320, 32, 128, 128),
     "5b": (832, 384, 192, 384, 48, 128, 128),
 }
-"""Channels: in, 1x1, before 3x3, 3x3, before 5x5, 5x5, after the pool."""
+"""Channels: in, 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection."""
 
 
-def convolution(before: int, after: int, kernel: int, stride: int = 1, norm: bool = False) -> nn.Sequential:
+def convolution(in_channels: int, out_channels: int, kernel: int, stride: int = 1, norm: bool = False) -> nn.Sequential:
     """Return a convolution that keeps the size, or divides it by the stride, with batch norm or a bias, and relu."""
-    layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=not norm)]
-    return nn.Sequential(*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU(inplace=True))
+    layers: list[nn.Module] = [nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=not norm)]
+    return nn.Sequential(*layers, *([nn.BatchNorm2d(out_channels)] if norm else []), nn.ReLU(inplace=True))
 
 
 class Inception(nn.Module):
@@ -47,15 +47,15 @@ class Inception(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], norm: bool) -> None:
         super().__init__()
-        before, one, before_three, three, before_five, five, pool = sizes
-        self.one = convolution(before, one, 1, norm=norm)
+        in_channels, one, reduce_three, three, reduce_five, five, pool = sizes
+        self.one = convolution(in_channels, one, 1, norm=norm)
         self.three = nn.Sequential(
-            convolution(before, before_three, 1, norm=norm), convolution(before_three, three, 3, norm=norm)
+            convolution(in_channels, reduce_three, 1, norm=norm), convolution(reduce_three, three, 3, norm=norm)
         )
         self.five = nn.Sequential(
-            convolution(before, before_five, 1, norm=norm), convolution(before_five, five, 5, norm=norm)
+            convolution(in_channels, reduce_five, 1, norm=norm), convolution(reduce_five, five, 5, norm=norm)
         )
-        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), convolution(before, pool, 1, norm=norm))
+        self.pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), convolution(in_channels, pool, 1, norm=norm))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map (samples, channels in, h, w) to (samples, channels of all branches, h, w)."""
@@ -65,11 +65,11 @@ class Inception(nn.Module):
 class Auxiliary(nn.Module):
     """Classifier in the middle of the network that gives its lower part gradients of its own in training."""
 
-    def __init__(self, before: int, classes: int) -> None:
+    def __init__(self, in_channels: int, classes: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.AvgPool2d(5, 3),
-            convolution(before, 128, 1),
+            convolution(in_channels, 128, 1),
             nn.Flatten(),
             nn.Linear(128 * 4 * 4, 1024),
             nn.ReLU(inplace=True),
@@ -84,26 +84,26 @@ class Auxiliary(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes).
+    """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes).
 
     In training, without batch norm, it returns three scores: its own and those of the auxiliary classifiers.
     """
 
-    def __init__(self, classes: int, colors: int = 3, norm: bool = False) -> None:
+    def __init__(self, classes: int, channels: int = 3, norm: bool = False) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            convolution(colors, 64, 7, 2, norm),
-            _half(),
+            convolution(channels, 64, 7, 2, norm),
+            _pool(),
             nn.Identity() if norm else nn.LocalResponseNorm(5),
             convolution(64, 64, 1, norm=norm),
             convolution(64, 192, 3, norm=norm),
             nn.Identity() if norm else nn.LocalResponseNorm(5),
-            _half(),
+            _pool(),
         )
         parts = {name: Inception(sizes, norm) for name, sizes in MODULES.items()}
-        self.third = nn.Sequential(parts["3a"], parts["3b"], _half(), parts["4a"])
+        self.third = nn.Sequential(parts["3a"], parts["3b"], _pool(), parts["4a"])
         self.fourth = nn.Sequential(parts["4b"], parts["4c"], parts["4d"])
-        self.fifth = nn.Sequential(parts["4e"], _half(), parts["5a"], parts["5b"])
+        self.fifth = nn.Sequential(parts["4e"], _pool(), parts["5a"], parts["5b"])
         self.classifier = nn.Sequential(nn.Dropout(0.4), nn.Linear(1024, classes))
         self.auxiliaries = nn.ModuleList([] if norm else [Auxiliary(512, classes), Auxiliary(528, classes)])
         for module in self.modules():
@@ -120,11 +120,11 @@ class GoogLeNet(nn.Module):
         return scores, self.auxiliaries[0](third), self.auxiliaries[1](fourth)
 
 
-def googlenet_bn(classes: int, colors: int = 3) -> GoogLeNet:
+def googlenet_bn(classes: int, channels: int = 3) -> GoogLeNet:
     """Return GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
-    return GoogLeNet(classes, colors, norm=True)
+    return GoogLeNet(classes, channels, norm=True)
 
 
-def _half() -> nn.Module:
+def _pool() -> nn.Module:
     """Return a pool that halves the size, rounded up."""
     return nn.MaxPool2d(3, 2, ceil_mode=True)

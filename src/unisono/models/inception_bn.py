@@ -7,9 +7,9 @@
                    ├─ 1x1 ─ 3x3 ─ 3x3 ────────┤
                    └─ 3x3 pool ─ 1x1 ─────────┘
 
-MXNet's 4c and 4d have 128 channels behind their pools, where the paper has 96. For 1,000 classes and 3 channels the
-network has 11,285,224 parameters (11,295,240 where convolutions have biases, which batch norm cancels), and an image
-takes 2.03 billion multiply-adds.
+The pool projections of MXNet's 4c and 4d have 128 channels, where the paper has 96. For 1,000 classes and 3 channels
+the network has 11,285,224 parameters (11,295,240 where convolutions have biases, which batch norm cancels), and an
+image takes 2.03 billion multiply-adds.
 """
 
 from __future__ import annotations
@@ -31,60 +31,63 @@ MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (
     (1056, 352, 192, 320, 160, 224, "mean", 128),
     (1024, 352, 192, 320, 192, 224, "max", 128),
 )
-"""Channels: in, 1x1, before 3x3, 3x3, before the double 3x3, double 3x3; the pool, after the pool."""
+"""Channels: in, 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3; the pool, pool projection."""
 
 
-class Module(nn.Module):
+class InceptionModule(nn.Module):
     """Inception module: three or four branches side by side."""
 
     def __init__(
         self,
-        before: int,
+        in_channels: int,
         one: int,
-        before_three: int,
+        reduce_three: int,
         three: int,
-        before_double: int,
+        reduce_double: int,
         double: int,
         pool: str,
-        after: int,
+        out_channels: int,
     ) -> None:
         super().__init__()
         stride = 2 if pool == "half" else 1
-        ways: list[nn.Module] = [convolution(before, one, 1, norm=True)] if one else []
-        ways.append(
+        branches: list[nn.Module] = [convolution(in_channels, one, 1, norm=True)] if one else []
+        branches.append(
             nn.Sequential(
-                convolution(before, before_three, 1, norm=True), convolution(before_three, three, 3, stride, norm=True)
+                convolution(in_channels, reduce_three, 1, norm=True),
+                convolution(reduce_three, three, 3, stride, norm=True),
             )
         )
-        ways.append(
+        branches.append(
             nn.Sequential(
-                convolution(before, before_double, 1, norm=True),
-                convolution(before_double, double, 3, norm=True),
+                convolution(in_channels, reduce_double, 1, norm=True),
+                convolution(reduce_double, double, 3, norm=True),
                 convolution(double, double, 3, stride, norm=True),
             )
         )
         pooling = nn.AvgPool2d(3, 1, 1) if pool == "mean" else nn.MaxPool2d(3, stride, 1)
-        ways.append(nn.Sequential(pooling, convolution(before, after, 1, norm=True)) if after else pooling)
-        self.ways = nn.ModuleList(ways)
+        branches.append(
+            nn.Sequential(pooling, convolution(in_channels, out_channels, 1, norm=True)) if out_channels else pooling
+        )
+        self.ways = nn.ModuleList(branches)  # a name in checkpoints
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map (samples, channels in, h, w) to (samples, channels of all branches, h / stride, w / stride)."""
-        return torch.cat([way(inputs) for way in self.ways], dim=1)
+        return torch.cat([branch(inputs) for branch in self.ways], dim=1)
 
 
 class InceptionBN(nn.Module):
-    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, colors: int = 3) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            convolution(colors, 64, 7, 2, norm=True),
+            convolution(channels, 64, 7, 2, norm=True),
             nn.MaxPool2d(3, 2, 1),
             convolution(64, 64, 1, norm=True),
             convolution(64, 192, 3, norm=True),
             nn.MaxPool2d(3, 2, 1),
         )
-        self.inception = nn.Sequential(*(Module(*sizes) for sizes in MODULES))
+        self.inception = nn.Sequential(*(InceptionModule(*sizes) for sizes in MODULES))
         self.classifier = nn.Linear(1024, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,12 @@ from torch import nn
 
 
 class OverFeatFast(nn.Module):
-    """Network from images of shape (samples, colors, 231, 231) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, channels, 231, 231) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, colors: int = 3) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(colors, 96, 11, 4),
+            nn.Conv2d(channels, 96, 11, 4),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
             nn.Conv2d(96, 256, 5),

@@ -6,8 +6,8 @@
                  └── (1x1, 4 w ─ norm, where sizes change) ─────────────────────┘
 
 It has 25,557,032 parameters for 1,000 classes and 3 channels. The last norm of each block begins at 0, so the network
-begins as its shortcuts alone, and the classifier's weights begin with a deviation of 0.01 (Goyal et al. 2017, section
-5.1): rates that are too high for the first steps do less harm.
+begins as its shortcuts alone. The classifier's weights begin with a standard deviation of 0.01 (Goyal et al. 2017,
+section 5.1): rates that are too high for the first steps do less harm.
 """
 
 from __future__ import annotations
@@ -22,42 +22,44 @@ EXPANSION = 4
 class Bottleneck(nn.Module):
     """Block of three convolutions beside a shortcut."""
 
-    def __init__(self, before: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        after = EXPANSION * width
-        self.convolution1 = nn.Conv2d(before, width, 1, bias=False)
+        out_channels = EXPANSION * width
+        self.convolution1 = nn.Conv2d(in_channels, width, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(width)
         self.convolution2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
-        self.convolution3 = nn.Conv2d(width, after, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(after)
+        self.convolution3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(out_channels)
         self.short: nn.Module = nn.Identity()
-        if before != after or stride != 1:
-            self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        if in_channels != out_channels or stride != 1:
+            self.short = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map (samples, before, h, w) to (samples, 4 width, h / stride, w / stride)."""
+        """Map (samples, in_channels, h, w) to (samples, 4 width, h / stride, w / stride)."""
         inner = relu_(self.norm1(self.convolution1(inputs)))
         inner = relu_(self.norm2(self.convolution2(inner)))
         return relu_(self.norm3(self.convolution3(inner)).add_(self.short(inputs)))
 
 
 class ResNet50(nn.Module):
-    """Network from images of shape (samples, colors, 224, 224), or of other sizes, to scores of shape (samples,
+    """Network from images of shape (samples, channels, 224, 224), or of other sizes, to scores of shape (samples,
     classes)."""
 
-    def __init__(self, classes: int, colors: int = 3) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(colors, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
+        self.first = nn.Sequential(nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
         self.pool = nn.MaxPool2d(3, 2, 1)
-        before, stages = 64, list[nn.Module]()
+        in_channels, stages = 64, list[nn.Module]()
         for width, blocks in STAGES:
             for number in range(blocks):
                 stride = 2 if number == 0 and width != STAGES[0][0] else 1
-                stages.append(Bottleneck(before, width, stride))
-                before = EXPANSION * width
+                stages.append(Bottleneck(in_channels, width, stride))
+                in_channels = EXPANSION * width
         self.blocks = nn.Sequential(*stages)
-        self.classifier = nn.Linear(before, classes)
+        self.classifier = nn.Linear(in_channels, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -2,8 +2,8 @@
 
     3x3, 16 ─ n blocks of 16 ─ n blocks of 32, half the size ─ n blocks of 64, half the size ─ mean ─ classes
 
-    block   x ─ 3x3 ─ norm ─ relu ─ 3x3 ─ norm ─ (+) ─ relu        where sizes change, x is taken at every second
-            └──────────────────────────────────┘                  place and filled up with zeros: no parameters
+    block   x ─ 3x3 ─ norm ─ relu ─ 3x3 ─ norm ─ (+) ─ relu        where sizes change, every second pixel of x is
+            └──────────────────────────────────┘                  used, and channels of zeros are added: no parameters
 
 n = 1, 3, 5, 7, 9 and 18 give ResNet-8, 20, 32, 44, 56 and 110. ResNet-20 has 269,722 parameters for 10 classes and 3
 channels.
@@ -18,19 +18,19 @@ from torch.nn.functional import pad
 WIDTHS = (16, 32, 64)
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """Block of two convolutions beside a shortcut."""
 
-    def __init__(self, before: int, width: int) -> None:
+    def __init__(self, in_channels: int, width: int) -> None:
         super().__init__()
-        self._more = width - before
-        self.convolution1 = nn.Conv2d(before, width, 3, 1 if width == before else 2, 1, bias=False)
+        self._more = width - in_channels
+        self.convolution1 = nn.Conv2d(in_channels, width, 3, 1 if width == in_channels else 2, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(width)
         self.convolution2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map (samples, before, h, w) to (samples, width, h or h / 2, w or w / 2)."""
+        """Map (samples, in_channels, h, w) to (samples, width, h or h / 2, w or w / 2)."""
         short = inputs
         if self._more:
             short = pad(inputs[:, :, ::2, ::2], (0, 0, 0, 0, self._more // 2, self._more - self._more // 2))
@@ -39,16 +39,16 @@ class Block(nn.Module):
 
 
 class ResNetCIFAR(nn.Module):
-    """Network from images of shape (samples, colors, size, size), about 32 x 32, to scores of shape (samples,
+    """Network from images of shape (samples, channels, size, size), about 32 x 32, to scores of shape (samples,
     classes)."""
 
-    def __init__(self, classes: int, colors: int, blocks: int) -> None:
+    def __init__(self, classes: int, channels: int, blocks: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(colors, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
-        before, stages = WIDTHS[0], list[nn.Module]()
+        self.first = nn.Sequential(nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
+        in_channels, stages = WIDTHS[0], list[nn.Module]()
         for width in WIDTHS:
-            stages += [Block(before if number == 0 else width, width) for number in range(blocks)]
-            before = width
+            stages += [BasicBlock(in_channels if number == 0 else width, width) for number in range(blocks)]
+            in_channels = width
         self.blocks = nn.Sequential(*stages)
         self.classifier = nn.Linear(WIDTHS[-1], classes)
         for module in self.modules():
@@ -62,8 +62,8 @@ class ResNetCIFAR(nn.Module):
         return scores
 
 
-def resnet_cifar(layers: int, classes: int, colors: int = 3) -> ResNetCIFAR:
+def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNetCIFAR:
     """Return the network of 6 n + 2 layers: ResNet-20 for 20, and so on."""
     blocks, more = divmod(layers - 2, 6)
     assert not more, f"{layers} layers are not 6 n + 2"
-    return ResNetCIFAR(classes, colors, blocks)
+    return ResNetCIFAR(classes, channels, blocks)

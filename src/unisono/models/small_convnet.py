@@ -12,12 +12,12 @@ from torch import nn
 
 
 class SmallConvnet(nn.Module):
-    """Network from images of shape (samples, colors, 8, 8) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, channels, 8, 8) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, colors: int = 1) -> None:
+    def __init__(self, classes: int, channels: int = 1) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(colors, 32, 3, padding=1),
+            nn.Conv2d(channels, 32, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3, padding=1),
             nn.ReLU(),

@@ -14,20 +14,20 @@ import torch
 from torch import nn
 
 WIDTHS = (64, 128, 256, 512, 512)
-A, SIXTEEN, NINETEEN = (1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)
+DEPTHS_A, DEPTHS_16, DEPTHS_19 = (1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)
 """Numbers of convolutions between two pools."""
 
 
 class VGG(nn.Module):
-    """Network from images of shape (samples, colors, 224, 224) to scores of shape (samples, classes)."""
+    """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, colors: int, depths: tuple[int, ...]) -> None:
+    def __init__(self, classes: int, channels: int, depths: tuple[int, ...]) -> None:
         super().__init__()
-        before, layers = colors, list[nn.Module]()
+        in_channels, layers = channels, list[nn.Module]()
         for width, depth in zip(WIDTHS, depths, strict=True):
             for _ in range(depth):
-                layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
-                before = width
+                layers += [nn.Conv2d(in_channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+                in_channels = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
@@ -51,16 +51,16 @@ class VGG(nn.Module):
         return scores
 
 
-def vgg_a(classes: int, colors: int = 3) -> VGG:
+def vgg_a(classes: int, channels: int = 3) -> VGG:
     """Return VGG-A."""
-    return VGG(classes, colors, A)
+    return VGG(classes, channels, DEPTHS_A)
 
 
-def vgg16(classes: int, colors: int = 3) -> VGG:
+def vgg16(classes: int, channels: int = 3) -> VGG:
     """Return VGG-16."""
-    return VGG(classes, colors, SIXTEEN)
+    return VGG(classes, channels, DEPTHS_16)
 
 
-def vgg19(classes: int, colors: int = 3) -> VGG:
+def vgg19(classes: int, channels: int = 3) -> VGG:
     """Return VGG-19."""
-    return VGG(classes, colors, NINETEEN)
+    return VGG(classes, channels, DEPTHS_19)

@@ -1,6 +1,6 @@
 """Cheap estimate of the time of a collective in many pieces: the time of the first piece, then the busiest link.
 
-    piece 0  ├──── chain: who waits for whom ────┤
+    piece 0  ├──── chain of waiting ranks ───────┤
     piece 1       ├─ the busiest link takes one piece after another ─ ...        at most `in_flight` at once
     piece 2            ├─ ...
 
@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from unisono.network.links import Amount, Network
-from unisono.network.price import LOOKED_AT, Load, dearest, latency, link_seconds, loads, spread, total
+from unisono.network.price import MAX_EXAMINED_RANKS, Load, latency, link_seconds, loads, most_expensive, spread, total
 from unisono.placement import Placement
 from unisono.schedules.schedule import Action, Algorithm, Program
 
@@ -50,7 +50,7 @@ def estimate(
     Above 256 ranks, only the nodes of 256 ranks are examined. The chain is then the largest of their prices, which
     misses chains through many ranks (`pipeline`), and all supernodes are assumed to be equally busy.
     """
-    everyone = placement.ranks <= LOOKED_AT
+    everyone = placement.ranks <= MAX_EXAMINED_RANKS
     nodes = sorted({placement.node_of(rank) for rank in spread(placement.ranks)})
     programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
     chunks = programs[placement.nodes[0][0]].chunks
@@ -61,7 +61,7 @@ def estimate(
         chain = _chain(programs, placement, shared, nbytes / (pieces * chunks), busy.crossing * busy.mates)
     else:
         crossing = dict.fromkeys(placement.supernodes or (0,), busy.crossing)
-        chain = dearest(programs.__getitem__, programs, placement, network, nbytes / pieces, crossing)
+        chain = most_expensive(programs.__getitem__, programs, placement, network, nbytes / pieces, crossing)
     pace = max(busy.seconds, chain / min(in_flight, pieces))
     return max(chain, busy.seconds) + (pieces - 1) * pace
 
@@ -84,9 +84,9 @@ def _busy(programs: Mapping[int, Program], placement: Placement, network: Networ
         max(max(load.within_out, load.within_in) for load in of_rank.values()) * network.within_beta,
     )
     alone = max(max(load.node_out, load.node_in) for load in of_rank.values())
-    talking = max(load.messages for load in of_rank.values()) * network.overhead
+    message_seconds = max(load.messages for load in of_rank.values()) * network.overhead
     return _Busy(
-        max(max(seconds_a_byte) * chunk, talking), crossing, Fraction(link, alone or 1) if link else Fraction(1)
+        max(max(seconds_a_byte) * chunk, message_seconds), crossing, Fraction(link, alone or 1) if link else Fraction(1)
     )
 
 
@@ -101,8 +101,8 @@ def _uplink(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
         into[placement.supernodes[node]] += load.uplink_in
     if len(of_node) == len(placement.nodes):
         return Fraction(max(*out.values(), *into.values()))
-    looked_at = Fraction(len(of_node), len(placement.nodes)) * len(set(placement.supernodes))
-    return max(sum(out.values()), sum(into.values())) / looked_at
+    examined = Fraction(len(of_node), len(placement.nodes)) * len(set(placement.supernodes))
+    return max(sum(out.values()), sum(into.values())) / examined
 
 
 def _chain(
@@ -116,14 +116,16 @@ def _chain(
     sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     received: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank, program in programs.items():
-        for lane, (turns, of_turns) in enumerate(zip(program.lanes, loads(program, rank, placement), strict=True)):
-            for number, (turn, load) in enumerate(zip(turns, of_turns, strict=True), 1):
-                for action, peer, _, _ in turn:
+        for lane, (lane_rounds, lane_loads) in enumerate(
+            zip(program.lanes, loads(program, rank, placement), strict=True)
+        ):
+            for number, (transfers, load) in enumerate(zip(lane_rounds, lane_loads, strict=True), 1):
+                for action, peer, _, _ in transfers:
                     ends = sent[rank, peer, lane] if action is Action.SEND else received[peer, rank, lane]
                     ends.append(len(rounds))
                 passing = latency(load, network) + link_seconds(load, load, network, crossing, chunk)
                 own = load.added * network.gamma * chunk + load.messages * network.overhead
-                rounds.append(_Round(passing, own, number == 1, number == len(turns)))
+                rounds.append(_Round(passing, own, number == 1, number == len(lane_rounds)))
     partners: list[list[int]] = [[] for _ in rounds]
     for between, senders in sent.items():
         for one, other in zip(senders, received[between], strict=False):
@@ -144,13 +146,13 @@ class _Round(NamedTuple):
 def _last_end(rounds: Sequence[_Round], partners: Sequence[Sequence[int]]) -> Amount:
     latest: Amount = 0
     began: dict[int, Amount] = {number: 0 for number, one in enumerate(rounds) if one.first}
-    awaited = [1 + len(others) for others in partners]
+    awaiting = [1 + len(others) for others in partners]
     just_begun = deque(began)
     while just_begun:
-        beginner = just_begun.popleft()
-        for number in (beginner, *partners[beginner]):
-            awaited[number] -= 1
-            if awaited[number]:
+        starting = just_begun.popleft()
+        for number in (starting, *partners[starting]):
+            awaiting[number] -= 1
+            if awaiting[number]:
                 continue
             involved = (number, *partners[number])
             end = max(began[one] for one in involved) + max(rounds[one].passing for one in involved)

@@ -1,4 +1,4 @@
-"""Speed of a cluster's links, as a value. The places of the ranks are in `placement.Placement`.
+"""Speed of a cluster's links, as a value. The location of the ranks is in `placement.Placement`.
 
     rank ══ within ══ rank          node ──link──┐
      └────── node ─────┘            node ──link──┤ switch ──uplink── the other supernodes
@@ -48,9 +48,9 @@ class Network:
         """Raise NetworkError for values that no network can have."""
         for name, value in vars(self).items():
             if value is not None and not 0 <= value < float("inf"):
-                raise NetworkError(f"{name} is {value}; it has to be 0 or more")
+                raise NetworkError(f"{name} is {value}; it must be 0 or more and finite")
         if not self.beta:
-            raise NetworkError("beta is 0; a link needs some time for a byte")
+            raise NetworkError("beta is 0; it must be above 0")
 
     @property
     def oversubscribed(self) -> bool:
@@ -92,7 +92,7 @@ def shaped(
     True
     """
     if rate_bits_per_second <= 0 or hosts_per_supernode < 1:
-        raise NetworkError(f"{hosts_per_supernode} hosts at {rate_bits_per_second} bits a second are no network")
+        raise NetworkError(f"{hosts_per_supernode} hosts at {rate_bits_per_second} bit/s; both must be positive")
     beta = 8 / rate_bits_per_second
     uplink_beta = oversubscription * beta / hosts_per_supernode if oversubscription else None
     return Network(alpha, beta, gamma, uplink_beta, within_alpha, within_beta)

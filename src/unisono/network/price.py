@@ -19,7 +19,7 @@ from unisono.network.links import Amount, Network, NetworkError
 from unisono.placement import Placement
 from unisono.schedules.schedule import Action, Algorithm, Program, Round
 
-LOOKED_AT = 256
+MAX_EXAMINED_RANKS = 256
 """Largest number of ranks that are examined by default."""
 
 
@@ -67,12 +67,12 @@ def price(
     the last. Other programs are made only for ranks on the same nodes. Nothing is rounded: with fractions in `network`
     and `nbytes` the price is exact. Raises NetworkError for ranks that do not exist.
     """
-    looked_at = spread(placement.ranks) if ranks is None else sorted(set(ranks))
-    if not looked_at or not 0 <= looked_at[0] <= looked_at[-1] < placement.ranks:
-        raise NetworkError(f"ranks {looked_at[:4]} cannot be looked at: there are {placement.ranks}")
-    return dearest(
+    examined = spread(placement.ranks) if ranks is None else sorted(set(ranks))
+    if not examined or not 0 <= examined[0] <= examined[-1] < placement.ranks:
+        raise NetworkError(f"ranks {examined[:4]} cannot be examined: there are {placement.ranks}")
+    return most_expensive(
         lambda rank: algorithm(rank, placement.ranks),
-        looked_at,
+        examined,
         placement,
         network,
         nbytes,
@@ -80,9 +80,9 @@ def price(
     )
 
 
-def dearest(
+def most_expensive(
     program_of: Callable[[int], Program],
-    looked_at: Iterable[int],
+    examined: Iterable[int],
     placement: Placement,
     network: Network,
     nbytes: Amount,
@@ -99,15 +99,15 @@ def dearest(
     def of_node(node: int) -> Lanes:
         return together([of_rank(rank)[1] for rank in placement.nodes[node]])
 
-    def dear(rank: int) -> Amount:
+    def price_of_rank(rank: int) -> Amount:
         chunks, mine = of_rank(rank)
         mates = of_node(placement.node_of(rank))
         return _rank_price(mine, mates, network, crossing[placement.supernode_of(rank)], nbytes / chunks)
 
-    return max(map(dear, looked_at))
+    return max(map(price_of_rank, examined))
 
 
-def spread(ranks: int, most: int = LOOKED_AT) -> list[int]:
+def spread(ranks: int, most: int = MAX_EXAMINED_RANKS) -> list[int]:
     """Return up to `most` evenly spread ranks, including the first and the last.
 
     >>> spread(100, 4)
@@ -125,7 +125,7 @@ def crossing_betas(placement: Placement, network: Network) -> dict[int, Amount]:
 def loads(program: Program, rank: int, placement: Placement) -> Lanes:
     """Return the loads of the rounds of one rank's program on links."""
     node, supernode = placement.node_of(rank), placement.supernode_of(rank)
-    many = bool(placement.supernodes)
+    has_supernodes = bool(placement.supernodes)
 
     def load(transfers: Round) -> Load:
         within_out = within_in = node_out = node_in = uplink_out = uplink_in = added = 0
@@ -137,7 +137,7 @@ def loads(program: Program, rank: int, placement: Placement) -> Lanes:
                 within_out, within_in = within_out + out, within_in + into
                 continue
             node_out, node_in = node_out + out, node_in + into
-            if many and placement.supernode_of(peer) != supernode:
+            if has_supernodes and placement.supernode_of(peer) != supernode:
                 uplink_out, uplink_in = uplink_out + out, uplink_in + into
         return Load(within_out, within_in, node_out, node_in, uplink_out, uplink_in, added, len(transfers))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT = 1e-12
+SHARE_TOLERANCE = 1e-12
 """Relative difference below which shares are equal: sums of the same numbers in another order."""
 
 
@@ -29,15 +29,15 @@ def fair_rates(routes: NDArray[np.int64], capacities: NDArray[np.float64]) -> ND
         users = np.bincount(route.ravel(), minlength=len(left))
         share = np.divide(left, users, out=np.full(len(left), np.inf), where=users > 0)
         offered = share[route].min(axis=1)
-        if offered.min() >= offered.max() * (1 - EXACT):
+        if offered.min() >= offered.max() * (1 - SHARE_TOLERANCE):
             rates[waiting] = offered
             break
         least_offered = np.full(len(left), np.inf)
         np.minimum.at(least_offered, route.ravel(), np.repeat(offered, route.shape[1]))
-        full = (least_offered >= share * (1 - EXACT)) & (users > 0)
-        settled = full[route].any(axis=1)
-        rates[waiting[settled]] = offered[settled]
-        taken = np.repeat(offered[settled], route.shape[1])
-        left = np.maximum(left - np.bincount(route[settled].ravel(), taken, minlength=len(left)), 0)
-        waiting = waiting[~settled]
+        full = (least_offered >= share * (1 - SHARE_TOLERANCE)) & (users > 0)
+        limited = full[route].any(axis=1)
+        rates[waiting[limited]] = offered[limited]
+        taken = np.repeat(offered[limited], route.shape[1])
+        left = np.maximum(left - np.bincount(route[limited].ravel(), taken, minlength=len(left)), 0)
+        waiting = waiting[~limited]
     return rates

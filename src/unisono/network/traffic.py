@@ -2,9 +2,9 @@
 
     rank   0            1            2 ...
     lane   0     1      0     1
-    round  0 1 2 3 4 5  6 7 ...              numbered through; a message is a pair of rounds: (sent in, taken in)
+    round  0 1 2 3 4 5  6 7 ...              numbered through; a message is a pair of rounds: (sent in, received in)
 
-Programs are made one after another and dropped; only a few numbers per message are kept.
+Programs are made one after another and discarded; only a few numbers per message are kept.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from unisono.schedules.schedule import Action, Algorithm, Program
 Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
-MOST = 20_000_000
+MAX_MESSAGES = 20_000_000
 """Largest number of messages; more would take gigabytes and minutes."""
 
-ITEM = 4
+ELEMENT_BYTES = 4
 """Bytes of an element; payloads are cut at multiples of it."""
 
 
@@ -46,7 +46,7 @@ class Traffic:
     thread: Numbers
     """Rank x lanes + lane, for each round."""
     sent_in: Numbers
-    taken_in: Numbers
+    received_in: Numbers
     """Round of the receiver of each message; `sent_in` is that of the sender."""
     nbytes: Seconds
     """Bytes of each message."""
@@ -64,9 +64,9 @@ class Traffic:
         return self.thread[self.sent_in] // self.lanes
 
     @property
-    def taker(self) -> Numbers:
+    def receiver(self) -> Numbers:
         """Rank that receives each message."""
-        return self.thread[self.taken_in] // self.lanes
+        return self.thread[self.received_in] // self.lanes
 
 
 def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Traffic:
@@ -77,29 +77,29 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> 
     """
     whole = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
     ends = _ends(algorithm(rank, ranks) for rank in range(ranks))
-    sends, takes = np.flatnonzero(ends.action == 0), np.flatnonzero(ends.action)
+    sends, receives = np.flatnonzero(ends.action == 0), np.flatnonzero(ends.action)
     nbytes_of = _sizes(whole, nbytes, ends.chunk, ends.span)
-    first_round = np.concatenate([[0], np.cumsum(ends.turns)])
-    thread = np.repeat(np.arange(len(ends.turns)), ends.turns)
+    first_round = np.concatenate([[0], np.cumsum(ends.rounds)])
+    thread = np.repeat(np.arange(len(ends.rounds)), ends.rounds)
     round_of = np.repeat(np.arange(len(thread)), ends.transfers)
     lane, rank = thread[round_of] % ends.lanes, thread[round_of] // ends.lanes
     sent = np.argsort((lane * ranks + rank)[sends] * ranks + ends.peer[sends], kind="stable")
-    taken = np.argsort((lane * ranks + ends.peer)[takes] * ranks + rank[takes], kind="stable")
+    taken = np.argsort((lane * ranks + ends.peer)[receives] * ranks + rank[receives], kind="stable")
     if (
         len(sent) != len(taken)
         or (
-            (ends.span[sends[sent]] != ends.span[takes[taken]])
-            | (rank[sends[sent]] != ends.peer[takes[taken]])
-            | (ends.peer[sends[sent]] != rank[takes[taken]])
+            (ends.span[sends[sent]] != ends.span[receives[taken]])
+            | (rank[sends[sent]] != ends.peer[receives[taken]])
+            | (ends.peer[sends[sent]] != rank[receives[taken]])
         ).any()
     ):
         raise ScheduleError(
-            f"{len(sends)} messages are sent on {ranks} ranks that are not those taken; `verify` says more"
+            f"{len(sends)} messages are sent on {ranks} ranks that do not match the received ones; `verify` says more"
         )
-    taken_in = np.empty(len(sends), np.int64)
-    taken_in[sent] = round_of[takes[taken]]
+    received_in = np.empty(len(sends), np.int64)
+    received_in[sent] = round_of[receives[taken]]
     some = nbytes_of[sends] > 0
-    sums = takes[ends.action[takes] == 2]
+    sums = receives[ends.action[receives] == 2]
     return Traffic(
         ranks=ranks,
         lanes=ends.lanes,
@@ -107,7 +107,7 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> 
         first_round=first_round,
         thread=thread,
         sent_in=round_of[sends][some],
-        taken_in=taken_in[some],
+        received_in=received_in[some],
         nbytes=nbytes_of[sends][some],
         added=np.bincount(round_of[sums], nbytes_of[sums], minlength=len(thread)).astype(np.float64),
     )
@@ -121,13 +121,13 @@ def _cut_if_few(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int)
     sends = 0
     for rank in some:
         program = algorithm(rank, ranks)
-        sends += sum(transfer.action is Action.SEND for lane in program.lanes for turn in lane for transfer in turn)
-    whole = cut(-(-nbytes // ITEM), program.chunks, piece_bytes // ITEM)
+        sends += sum(t.action is Action.SEND for lane in program.lanes for transfers in lane for t in transfers)
+    whole = cut(-(-nbytes // ELEMENT_BYTES), program.chunks, piece_bytes // ELEMENT_BYTES)
     messages = sends * ranks // len(some) * whole.pieces
-    if messages > MOST:
+    if messages > MAX_MESSAGES:
         raise NetworkError(
-            f"about {messages:,} messages of {ranks:,} ranks, in {whole.pieces:,} pieces, are too many to simulate: "
-            f"at most {MOST:,} are. `price` and `estimate` look at some of the ranks; larger pieces make fewer messages"
+            f"about {messages:,} messages of {ranks:,} ranks, in {whole.pieces:,} pieces, are too many to simulate; "
+            f"the limit is {MAX_MESSAGES:,}. Use larger pieces; or `price` or `estimate`, which examine some ranks only"
         )
     return whole
 
@@ -141,11 +141,11 @@ def _sizes(whole: Cut, nbytes: int, chunk: Numbers, span: Numbers) -> Seconds:
     return counts.astype(np.float64) * (nbytes / max(1, whole.length))
 
 
-class _Ends(NamedTuple):
+class _TransferEnds(NamedTuple):
     """Ends of all messages, both of each, in the order of the programs."""
 
     lanes: int
-    turns: Numbers
+    rounds: Numbers
     """Number of rounds of each rank and lane."""
     transfers: Numbers
     """Number of transfers of each round."""
@@ -156,20 +156,20 @@ class _Ends(NamedTuple):
     span: Numbers
 
 
-def _ends(programs: Iterable[Program]) -> _Ends:
-    turns, transfers, action, peer, chunk, span = (array("i") for _ in range(6))
+def _ends(programs: Iterable[Program]) -> _TransferEnds:
+    rounds, transfers, action, peer, chunk, span = (array("i") for _ in range(6))
     lanes = 0
     for program in programs:
         if lanes and len(program.lanes) != lanes:
             raise ScheduleError(f"a rank has {len(program.lanes)} lanes where rank 0 has {lanes}")
         lanes = len(program.lanes)
         for lane in program.lanes:
-            turns.append(len(lane))
+            rounds.append(len(lane))
             transfers.extend(map(len, lane))
             flat = list(chain.from_iterable(lane))
             action.extend([0 if t[0] is Action.SEND else 1 if t[0] is Action.RECEIVE else 2 for t in flat])
             peer.extend([t[1] for t in flat])
             chunk.extend([t[2] for t in flat])
             span.extend([t[3] for t in flat])
-    columns = (np.array(column, np.int64) for column in (turns, transfers, action, peer, chunk, span))
-    return _Ends(lanes, *columns)
+    columns = (np.array(column, np.int64) for column in (rounds, transfers, action, peer, chunk, span))
+    return _TransferEnds(lanes, *columns)

@@ -5,7 +5,7 @@ Each optimizer has one file, and one row here.
 
 from typing import TYPE_CHECKING
 
-from unisono.registry import Registry, lazily
+from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
     from unisono.optimizers.groups import by_decay
@@ -24,7 +24,7 @@ OPTIMIZERS = Registry(
 )
 """Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, and a momentum."""
 
-__getattr__ = lazily(
+__getattr__ = lazy_attributes(
     __name__,
     {
         "LAMB": "unisono.optimizers.lamb",

@@ -13,19 +13,19 @@ from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
 
-SIZES = tuple(1 << power for power in range(19, 28))
+BUCKET_SIZES = tuple(1 << power for power in range(19, 28))
 """Bucket sizes to choose from, in bytes at most: 512 KiB to 128 MiB."""
 
 OUTSTANDING = (2, 4)
 """Numbers of collectives at once to choose from, where the overlap has several."""
 
-WITHIN = 1.01
+TIE_RATIO = 1.01
 """Ratio to the best prediction up to which another counts as equal: larger buckets and simpler overlaps then win."""
 
-FINER = 4
+FINER_BUCKET_RATIO = 4
 """Ratio of a candidate's bucket size to that of its finer variant."""
 
-SIMPLEST = ("none", "chain", "funnel", "concurrent")
+OVERLAPS_BY_SIMPLICITY = ("none", "chain", "funnel", "concurrent")
 
 Buckets = Callable[[int], Sequence[Bucket]]
 """Function (bytes of the largest bucket) -> the buckets, in the order in which they fill."""
@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
     prediction: Prediction
 
 
-class Question(NamedTuple):
+class PredictionInputs(NamedTuple):
     """Inputs of a prediction besides the setting."""
 
     rule: BaseRule
@@ -61,9 +61,9 @@ class Question(NamedTuple):
 
 
 def candidates(
-    question: Question,
+    inputs: PredictionInputs,
     overlaps: Iterable[str] = tuple(OVERLAPS),
-    sizes: Iterable[int] = SIZES,
+    sizes: Iterable[int] = BUCKET_SIZES,
     outstandings: Iterable[int] = OUTSTANDING,
 ) -> list[Candidate]:
     """Return the best setting of each overlap: its bucket size and its number of collectives at once. The fastest
@@ -72,42 +72,42 @@ def candidates(
     found = [
         _best(
             [
-                predicted(question, size, name, outstanding)
+                predicted(inputs, size, name, outstanding)
                 for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
                 for size in sizes
             ]
         )
-        for name in sorted(overlaps, key=SIMPLEST.index)
+        for name in sorted(overlaps, key=OVERLAPS_BY_SIMPLICITY.index)
     ]
     best = min(one.prediction.step for one in found)
-    return sorted(found, key=lambda one: max(one.prediction.step, best * WITHIN))
+    return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))
 
 
-def finer(candidate: Candidate, question: Question, sizes: Iterable[int] = SIZES) -> Candidate | None:
+def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES) -> Candidate | None:
     """Return the same overlap with buckets a quarter as large; None where `sizes` lacks that, or buckets stay the same.
 
     Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
     """
     largest = candidate.setting.bucket_bytes
-    size = largest // FINER
-    if size not in sizes or len(question.buckets(size)) == len(question.buckets(largest)):
+    size = largest // FINER_BUCKET_RATIO
+    if size not in sizes or len(inputs.buckets(size)) == len(inputs.buckets(largest)):
         return None
-    return predicted(question, size, candidate.setting.overlap, candidate.setting.outstanding)
+    return predicted(inputs, size, candidate.setting.overlap, candidate.setting.outstanding)
 
 
-def predicted(question: Question, size: int, overlap: str, outstanding: int) -> Candidate:
+def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: int) -> Candidate:
     """Return a setting with its predicted times.
 
     Only `chain` with a deferred wait gains from another order than that in which buckets fill.
     """
-    computing, buckets = question.computing, question.buckets(size)
-    own_order = question.deferred and overlap == "chain"
-    order = sequence(computing, buckets, question.cost) if own_order else ()
+    computing, buckets = inputs.computing, inputs.buckets(size)
+    own_order = inputs.deferred and overlap == "chain"
+    order = sequence(computing, buckets, inputs.cost) if own_order else ()
     sent = [buckets[number] for number in order] or buckets
-    layout = layout_of(computing, sent, question.deferred)
-    rule = replace(question.rule, overlap=overlap, outstanding=outstanding)
+    layout = layout_of(computing, sent, inputs.deferred)
+    rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding)
-    return Candidate(setting, predict(rule, Costs(layout, computing, question.cost)))
+    return Candidate(setting, predict(rule, Costs(layout, computing, inputs.cost)))
 
 
 def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool) -> Layout:
@@ -121,6 +121,6 @@ def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool) -> L
 def _best(candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate with the largest buckets among those that are about the fastest; of two such, the first."""
     best = min(one.prediction.step for one in candidates)
-    near = [one for one in candidates if one.prediction.step <= best * WITHIN]
+    near = [one for one in candidates if one.prediction.step <= best * TIE_RATIO]
     largest = max(one.setting.bucket_bytes for one in near)
     return next(one for one in near if one.setting.bucket_bytes == largest)

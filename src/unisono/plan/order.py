@@ -3,7 +3,7 @@
 Among the buckets that are ready, the one that the next forward pass needs first goes first. All ranks have to use the
 same order, so it is planned, once, from measurements:
 
-    there from    fc8 |  fc7  |  fc6 a b c d         | conv2 | conv1           (backward: the last layer comes first)
+    ready from    fc8 |  fc7  |  fc6 a b c d         | conv2 | conv1           (backward: the last layer comes first)
     exchanged     fc8 fc7 fc6a fc6b           conv2  conv1 fc6c fc6d ...
     next forward                                           conv1 conv2 ... fc6 fc7 fc8
 
@@ -48,7 +48,7 @@ def bound(computing: Computing, sizes: Sequence[int], cost: Cost) -> float:
     They are the computing time plus the smallest possible delay of the latest weights in the next forward pass. At
     least the first layer is delayed: its gradient comes when all is computed, and its weights are needed at once.
     """
-    work = [size * cost.a_byte for size in sizes]
+    work = [size * cost.per_byte for size in sizes]
     coming = sorted(range(len(sizes)), key=lambda number: computing.ready[number])
     waiting: list[tuple[float, int]] = []
     now, late, seen = 0.0, 0.0, 0

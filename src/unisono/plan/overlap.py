@@ -56,7 +56,7 @@ def efficiency(layers: Sequence[Layer], machine: Machine) -> float:
     return computing / (computing + max(0.0, *bubbles(layers, machine)))
 
 
-def most_nodes(layers: Sequence[Layer], machine: Machine, batch: int) -> float:
+def max_nodes(layers: Sequence[Layer], machine: Machine, batch: int) -> float:
     """Return the number of nodes up to which the last layer has no bubble. `layers` cost one sample; `batch` is global.
 
     The computing of a node shrinks with its share of the batch; its communication does not.

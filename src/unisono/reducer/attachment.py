@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
 
-ATTACHED = "_unisono"
+ATTRIBUTE = "_unisono"
 """Attribute of a model that holds its Attachment."""
 
 
@@ -24,15 +24,15 @@ class Attachment:
         self.reducer = reducer
 
     def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Look for new parameters, and show the forward pass's first input to the reducer, for a warning only.
+        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only.
 
         Nothing is done in compiled code, in a recomputation, or where gradients are disabled.
         """
         if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() == -1:
-            self.reducer.check(model)
-            self.reducer.see(_first_tensor((*inputs, *named.values())))
+            self.reducer.check_parameters(model)
+            self.reducer.on_forward(_first_tensor((*inputs, *named.values())))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return Attachment(None)
@@ -45,19 +45,19 @@ def attach(model: torch.nn.Module, reducer: Reducer) -> None:
     """Attach a reducer to its model."""
     attachment = Attachment(reducer)
     attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
-    setattr(model, ATTACHED, attachment)
+    setattr(model, ATTRIBUTE, attachment)
 
 
 def detach(model: torch.nn.Module) -> None:
     """Detach a model from its reducer."""
-    attachment: Attachment = getattr(model, ATTACHED)
+    attachment: Attachment = getattr(model, ATTRIBUTE)
     attachment.handle.remove()
-    delattr(model, ATTACHED)
+    delattr(model, ATTRIBUTE)
 
 
 def reducer_of(model: torch.nn.Module) -> Reducer | None:
     """Return the Reducer of a model that was made parallel; None for any other model."""
-    attachment: Attachment | None = getattr(model, ATTACHED, None)
+    attachment: Attachment | None = getattr(model, ATTRIBUTE, None)
     return None if attachment is None else attachment.reducer
 
 

@@ -9,12 +9,13 @@ from typing import Protocol
 import torch
 
 from unisono.errors import UsageError
+from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreed, Word, decode, encode
-from unisono.reducer.memory import Memory
+from unisono.reducer.control import ControlMessage, ControlResult, decode, encode
 from unisono.step.layout import Layout
-from unisono.step.operations import PACK, UPDATE_ALONE
+from unisono.step.operations import PACK, PACK_SUM, UPDATE_LOCAL
 from unisono.step.program import Task
+from unisono.step.rule_memory import RuleMemory
 from unisono.world import World
 
 
@@ -32,153 +33,175 @@ class BackwardPass:
     """
 
     def __init__(
-        self, memory: Memory, buffers: Buffers, layout: Layout, word: Word, optimizer: OptimizerStep | None = None
+        self,
+        memory: BucketMemory,
+        buffers: Buffers,
+        layout: Layout,
+        control_message: ControlMessage,
+        optimizer: OptimizerStep | None = None,
+        kept: RuleMemory | None = None,
     ) -> None:
         self.memory, self.layout = memory, layout
+        self.kept = RuleMemory() if kept is None else kept
+        """Tensors that the rule keeps between steps."""
         self._buffers, self._optimizer = buffers, optimizer
-        self.word = word
-        """Control word of this rank."""
-        self.agreed: Agreed | None = None
-        """Sum of all ranks' control words; None until it is known."""
+        self.control_message = control_message
+        """Control message of this rank."""
+        self.control_result: ControlResult | None = None
+        """Sum of all ranks' control messages; None until it is known."""
         self.weight = 1.0
         """Factor of the gradients before they are summed; known once all ranks' samples are."""
-        self.void = False
-        """True once the pass has failed and may have no further effect."""
-        self.buffers_come = False
-        """True while rank 0's buffers are on their way, or have come and were not taken."""
+        self.discarded = False
+        """True once the pass has failed: it has no further effect."""
+        self.buffers_pending = False
+        """True while rank 0's buffers are being sent, or have arrived and were not copied to the model."""
         self.lock = Lock()
-        """Lock held while the pass is made void, and while gradients are set unless it is void."""
+        """Lock held while the pass is discarded, and while gradients are set."""
         self.ended = False
         """True once the backward pass has ended."""
-        self.fresh: dict[int, torch.Tensor | None] = {}
+        self.gradients: dict[int, torch.Tensor | None] = {}
         """Gradient of each parameter that is ready; None where there is none."""
         self.order: list[int] = []
-        """Parameters in the order in which their gradients came."""
-        self._open = [0, *(len(one.parameters) for one in layout.buckets)]
-        self._parts = [len(keys) for keys in layout.keys_of]
-        self._unsettled = list(self._parts)
-        self._there: dict[int, bool] = {}
-        self._left: set[int] = set()  # keys of buckets that are on their way
+        """Parameters in the order in which their gradients became ready."""
+        self._missing_gradients = [0, *(len(one.parameters) for one in layout.buckets)]
+        self._unpacked_parts = [len(keys) for keys in layout.keys_of]
+        self._unset_parts = list(self._unpacked_parts)
+        self._has_gradient: dict[int, bool] = {}
+        self._submitted: set[int] = set()  # keys of buckets that were submitted
 
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
         """Add a parameter's gradient. A second one (of another part of the backward pass) is added to the first.
 
-        Raises UsageError when the first is already on its way.
+        Raises UsageError when the first was already submitted.
         """
         keys = self.layout.keys_of[number]
-        if number in self.fresh:
-            before = self.fresh[number]
-            if not self._left.isdisjoint(keys):
+        if number in self.gradients:
+            before = self.gradients[number]
+            if not self._submitted.isdisjoint(keys):
                 raise UsageError(
-                    f"parameter {number} has got a gradient twice in one backward pass, and the first was on its way: "
+                    f"parameter {number} got a gradient twice in one backward pass, the first is already submitted: "
                     "activation checkpointing needs use_reentrant=False"
                 )
-            self.fresh[number] = gradient if before is None or gradient is None else before + gradient
+            self.gradients[number] = gradient if before is None or gradient is None else before + gradient
             return
-        self.fresh[number] = gradient
+        self.gradients[number] = gradient
         self.order.append(number)
         for key in keys:
-            self._open[key] -= 1
+            self._missing_gradients[key] -= 1
 
-    def full(self, key: int) -> bool:
+    def is_full(self, key: int) -> bool:
         """Return True where all gradients of a bucket are ready."""
-        return not self._open[key]
+        return not self._missing_gradients[key]
 
-    def note(self, task: Task) -> None:
-        """Note that a task is about to run: a bucket that is packed, or applied, is on its way."""
-        if task.operation is PACK:
-            self._left.add(task.key)
-        elif task.operation is UPDATE_ALONE:
-            self._left.update(key for number in task.parameters for key in self.layout.keys_of[number])
+    def mark_submitted(self, task: Task) -> None:
+        """Record that a task is about to run: a bucket that is packed, or applied, counts as submitted."""
+        if task.operation in (PACK, PACK_SUM):
+            self._submitted.add(task.key)
+        elif task.operation is UPDATE_LOCAL:
+            self._submitted.update(key for number in task.parameters for key in self.layout.keys_of[number])
 
-    def drop(self) -> None:
-        """Make the pass void: running tasks set no gradient from here on."""
+    def discard(self) -> None:
+        """Discard the pass: running tasks set no gradient from here on."""
         with self.lock:
-            self.void = True
+            self.discarded = True
 
-    # What tasks do
+    # Operations of tasks
 
     def agree(self, world: World) -> None:
-        """Sum the control words of all ranks. The pass becomes void where that shows an error."""
-        total = torch.tensor(encode(self.word, world.rank, world.size), dtype=torch.float64)
+        """Sum the control messages of all ranks. The pass is discarded where that shows an error."""
+        total = torch.tensor(encode(self.control_message, world.rank, world.size), dtype=torch.float64)
         world.allreduce(total)
-        agreed = decode(total.tolist())
-        self.weight = agreed.weight_of(self.word)
-        if agreed.error() is not None:
-            self.drop()
-        self.agreed = agreed
+        control_result = decode(total.tolist())
+        self.weight = control_result.weight_of(self.control_message)
+        if control_result.error() is not None:
+            self.discard()
+        self.control_result = control_result
 
-    def pack(self, key: int) -> None:
-        """Write gradients, times this rank's weight, into a bucket; release those of which all parts are packed."""
-        stretch = self.memory.stretch(key)
-        self.memory.pack(stretch, self.fresh, self.weight)
-        for number in stretch.parameters:
-            self._parts[number] -= 1
-            if not self._parts[number]:
-                self.fresh[number] = None
+    def pack(self, key: int, scaled: bool = True) -> None:
+        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
+        packed."""
+        bucket_slice = self.memory.bucket_slice(key)
+        weight = self.weight if scaled else float(self.control_message.contributes)
+        self.memory.pack(bucket_slice, self.gradients, weight)
+        for number in bucket_slice.parameters:
+            self._unpacked_parts[number] -= 1
+            if not self._unpacked_parts[number]:
+                self.gradients[number] = None
 
     def bucket(self, key: int) -> torch.Tensor:
         """Return the elements of a bucket that are sent, as a flat tensor."""
-        return self.memory.part(self.memory.stretch(key))
+        return self.memory.elements(self.memory.bucket_slice(key))
 
     def sums(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds gradients, without the flags behind it."""
-        stretch = self.memory.stretch(key)
-        return self.bucket(key)[: stretch.flags - stretch.start]
+        bucket_slice = self.memory.bucket_slice(key)
+        return self.bucket(key)[: bucket_slice.flags - bucket_slice.start]
 
     def flags(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
-        stretch = self.memory.stretch(key)
-        return self.bucket(key)[stretch.flags - stretch.start :]
+        bucket_slice = self.memory.bucket_slice(key)
+        return self.bucket(key)[bucket_slice.flags - bucket_slice.start :]
 
-    def settle(self, key: int) -> None:
+    def set_grads(self, key: int) -> None:
         """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
 
-        A parameter that is cut gets its gradient with its last part: on several communicators any may come last.
+        A parameter that is split gets its gradient with its last part; on several communicators that is any of them.
         """
-        stretch = self.memory.stretch(key)
-        flags = self.memory.flags(stretch)
+        bucket_slice = self.memory.bucket_slice(key)
+        flags = self.memory.flags(bucket_slice)
         with self.lock:
-            self._there.update(zip(stretch.ends, flags, strict=True))
-            for number in stretch.parameters:
-                self._unsettled[number] -= 1
-                if not self._unsettled[number] and not self.void:
-                    view = self.memory.views[number] if self._there[number] else None
+            self._has_gradient.update(zip(bucket_slice.ends, flags, strict=True))
+            for number in bucket_slice.parameters:
+                self._unset_parts[number] -= 1
+                if not self._unset_parts[number] and not self.discarded:
+                    view = self.memory.views[number] if self._has_gradient[number] else None
                     self.memory.parameters[number].grad = view
 
     def clip(self) -> None:
         """Scale all gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
 
-    def clip_alone(self) -> None:
+    def clip_local(self) -> None:
         """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
-        self._clip([one for one in self.fresh.values() if one is not None])
+        self._clip([one for one in self.gradients.values() if one is not None])
 
     def update(self, parameters: Sequence[int]) -> None:
         """Apply the optimizer's step to these parameters."""
-        assert self._optimizer is not None, "the program has updates where there is an optimizer"
+        assert self._optimizer is not None, "a program with updates has an optimizer"
         self._optimizer.update(parameters)
 
-    def update_alone(self, parameters: Sequence[int]) -> None:
+    def update_local(self, parameters: Sequence[int]) -> None:
         """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         with self.lock:
-            if not self.void:
+            if not self.discarded:
                 for number in parameters:
-                    self.memory.parameters[number].grad = self.fresh[number]
-                    self.fresh[number] = None
+                    self.memory.parameters[number].grad = self.gradients[number]
+                    self.gradients[number] = None
         self.update(parameters)
 
     def pack_weights(self, key: int) -> None:
         """Write weights, divided by the number of ranks, into a bucket."""
-        self.memory.pack_weights(self.memory.stretch(key), self.layout.ranks)
+        self.memory.pack_weights(self.memory.bucket_slice(key), self.layout.ranks)
 
     def unpack_weights(self, key: int) -> None:
         """Copy the contents of a bucket to the weights of its parameters."""
-        self.memory.unpack_weights(self.memory.stretch(key))
+        self.memory.unpack_weights(self.memory.bucket_slice(key))
+
+    def read_weights(self, key: int) -> torch.Tensor:
+        """Return a copy of the weights of a bucket, flat, with as many elements as the bucket."""
+        return self.memory.read_weights(self.memory.bucket_slice(key))
+
+    def write_weights(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a tensor like that of `read_weights` to the weights of a bucket."""
+        self.memory.write_weights(self.memory.bucket_slice(key), flat)
+
+    def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a tensor like that of `read_weights` into a bucket."""
+        self.bucket(key).copy_(flat)
 
     def pack_buffers(self) -> None:
         """Copy the model's present buffers to the memory they are sent from. All ranks will take rank 0's."""
-        self.buffers_come = True
+        self.buffers_pending = True
         self._buffers.pack()
 
     def buffers(self) -> torch.Tensor:
@@ -186,13 +209,13 @@ class BackwardPass:
         return self._buffers.flat
 
     def _clip(self, gradients: list[torch.Tensor]) -> None:
-        assert self.layout.clip is not None, "the program clips where it is asked to"
+        assert self.layout.clip is not None, "a program without clip has no clip task"
         norm = torch.nn.utils.get_total_norm(gradients)
         for gradient in gradients:
             gradient.mul_(torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0))
 
 
-class End:
+class BackwardEndCallback:
     """Callback for autograd at the end of a backward pass. Autograd drops it when the pass fails; `failed` is then
     called, before the program sees the failure."""
 

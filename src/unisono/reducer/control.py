@@ -1,7 +1,7 @@
-"""Control word of a step: ranks share samples and requests in one small sum, before their gradients are averaged.
+"""Control message of a step: ranks share samples and requests in one small sum, before their gradients are averaged.
 
-    rank 0   said 8 samples            ─▶ [8, 1, 0, ..., 0, 0]  ┐
-    rank 1   said 5 samples, "save"    ─▶ [5, 1, 0, ..., 1, 0]  ┼ sum ─▶ 13 samples, 2 ranks said; {"save"}
+    rank 0   8 samples                 ─▶ [8, 1, 0, ..., 0, 0]  ┐
+    rank 1   5 samples, request "save" ─▶ [5, 1, 0, ..., 1, 0]  ┼ sum ─▶ 13 samples, given by 2 ranks; {"save"}
     rank 2   has no batch: absent      ─▶ [0, 0, 0, ..., 0, 0]  ┘        weights 8/13, 5/13, 0
 
 Every rank decodes the same sum, so all find the same weights, the same error and the same requests. Each rank is named
@@ -13,36 +13,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unisono.errors import UsageError
 
-KINDS = ("save", "stop")
+REQUEST_KINDS = ("save", "stop", "join")
 """Kinds of requests that a rank can make of all ranks."""
 
-FIELDS = 5 + 2 * len(KINDS)
-"""Number of fields before those that name ranks."""
+FIXED_FIELDS = 5 + 2 * len(REQUEST_KINDS)
+"""Number of fields before the bits of ranks."""
 
-BITS = 48
-"""Ranks that one number names: a float64 holds integers up to 2**53 exactly."""
+RANKS_PER_NUMBER = 48
+"""Ranks whose bits one number holds: a float64 holds integers up to 2**53 exactly."""
 
-EXACT = 2.0**53
+MAX_EXACT_INTEGER = 2.0**53
 
 
 @dataclass(frozen=True)
-class Word:
-    """Part of the control word that one rank contributes."""
+class ControlMessage:
+    """Part of the control message that one rank contributes."""
 
     samples: float | None = None
     """Samples that its loss is a mean of, as given by the program; None where none were given."""
     absent: bool = False
     """True where the rank has no gradients in this step and gave no samples: its weight is 0."""
-    first: int | None = None
+    first_dimension: int | None = None
     """First dimension of its last input, where one was seen. Used for a warning only."""
     requests: frozenset[str] = frozenset()
 
     @property
-    def said(self) -> bool:
+    def samples_given(self) -> bool:
         """True where the program has given the number of samples."""
         return self.samples is not None
 
@@ -53,110 +53,116 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """Control word of a step, as all ranks have it."""
+class ControlResult:
+    """Control message of a step, as all ranks have it."""
 
     samples: float
     """Number of samples of all ranks."""
-    said: int
+    samples_given: int
     """Number of ranks that gave their samples."""
-    unsaid: tuple[int, ...]
+    without_samples: tuple[int, ...]
     """Ranks that have gradients but gave no samples."""
     uneven: bool
     """True where the inputs' first dimensions are known to differ."""
     requests: Mapping[str, str]
     """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Number of ranks that made each of these requests."""
 
-    def weight_of(self, word: Word) -> float:
+    def weight_of(self, message: ControlMessage) -> float:
         """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where no rank gave
         any."""
-        if not word.contributes:
+        if not message.contributes:
             return 0.0
-        if word.samples is None:
-            return 1.0 / len(self.unsaid)
-        return word.samples / self.samples
+        if message.samples is None:
+            return 1.0 / len(self.without_samples)
+        return message.samples / self.samples
 
     def error(self) -> UsageError | None:
         """Return the error of all ranks where only some have given their samples; else None."""
-        if not self.said or not self.unsaid:
+        if not self.samples_given or not self.without_samples:
             return None
-        one = len(self.unsaid) == 1
+        one = len(self.without_samples) == 1
         return UsageError(
-            f"{_names(self.unsaid)} {'has' if one else 'have'} not said how many samples the loss is a mean of, "
-            f"{self.said} other rank{'s' if self.said > 1 else ''} {'have' if self.said > 1 else 'has'}: call "
-            "unisono.add_samples(model, n) before backward() on every rank, or on none"
+            f"{_names(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
+            f"but {self.samples_given} other rank{'s' if self.samples_given > 1 else ''} "
+            f"{'have' if self.samples_given > 1 else 'has'}: call unisono.add_samples(model, n) before backward() on "
+            "every rank, or on none"
         )
 
 
 def check_samples(samples: float) -> float:
     """Return a number of samples. Raises UsageError for one that is negative or not finite."""
     if not math.isfinite(samples) or samples < 0:
-        raise UsageError(f"unisono.add_samples(model, {samples}): a number of samples is finite, and 0 or more")
+        raise UsageError(f"unisono.add_samples(model, {samples}): the number of samples must be finite, and 0 or more")
     return float(samples)
 
 
 def check_request(kind: str) -> str:
     """Return a kind of request. Raises UsageError for an unknown one."""
-    if kind not in KINDS:
-        raise UsageError(f"there is no request {kind!r}; there are {', '.join(KINDS)}")
+    if kind not in REQUEST_KINDS:
+        raise UsageError(f"there is no request {kind!r}; there are {', '.join(REQUEST_KINDS)}")
     return kind
 
 
-def encode(word: Word, rank: int, size: int) -> list[float]:
+def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
     """Return a rank's word as numbers, to be summed over all `size` ranks."""
-    unsaid = not word.said and not word.absent
-    first = float(word.first) if unsaid and word.first is not None else None
-    names = [0.0] * -(-size // BITS)
-    if unsaid:
-        names[rank // BITS] = 2.0 ** (rank % BITS)
+    without_samples = not message.samples_given and not message.absent
+    first_dimension = (
+        float(message.first_dimension) if without_samples and message.first_dimension is not None else None
+    )
+    names = [0.0] * -(-size // RANKS_PER_NUMBER)
+    if without_samples:
+        names[rank // RANKS_PER_NUMBER] = 2.0 ** (rank % RANKS_PER_NUMBER)
     return [
-        word.samples or 0.0,
-        float(word.said),
-        float(first is not None),
-        first or 0.0,
-        (first or 0.0) ** 2,
-        *(float(kind in word.requests) for kind in KINDS),
-        *(float(kind in word.requests) * rank for kind in KINDS),
+        message.samples or 0.0,
+        float(message.samples_given),
+        float(first_dimension is not None),
+        first_dimension or 0.0,
+        (first_dimension or 0.0) ** 2,
+        *(float(kind in message.requests) for kind in REQUEST_KINDS),
+        *(float(kind in message.requests) * rank for kind in REQUEST_KINDS),
         *names,
     ]
 
 
-def decode(sums: Sequence[float]) -> Agreed:
+def decode(sums: Sequence[float]) -> ControlResult:
     """Return the words of all ranks, decoded from the sums of their numbers."""
-    samples, said, known, total, squares = sums[:5]
-    unsaid = [
-        place * BITS + bit
-        for place, names in enumerate(map(int, sums[FIELDS:]))
+    samples, samples_given, known, total, squares = sums[:5]
+    without_samples = [
+        place * RANKS_PER_NUMBER + bit
+        for place, names in enumerate(map(int, sums[FIXED_FIELDS:]))
         if names
-        for bit in range(BITS)
+        for bit in range(RANKS_PER_NUMBER)
         if names >> bit & 1
     ]
-    uneven = known * squares < EXACT and known * squares != total * total
-    counts, ranks = sums[5 : 5 + len(KINDS)], sums[5 + len(KINDS) : FIELDS]
-    asked = zip(KINDS, counts, ranks, strict=True)
-    requests = {kind: asked_by(count, total_rank) for kind, count, total_rank in asked if count}
-    return Agreed(samples, int(said), tuple(unsaid), uneven, requests)
+    uneven = known * squares < MAX_EXACT_INTEGER and known * squares != total * total
+    counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : FIXED_FIELDS]
+    asked = zip(REQUEST_KINDS, counts, ranks, strict=True)
+    requests = {kind: requested_by(count, total_rank) for kind, count, total_rank in asked if count}
+    by_kind = {kind: int(count) for kind, count in zip(REQUEST_KINDS, counts, strict=True) if count}
+    return ControlResult(samples, int(samples_given), tuple(without_samples), uneven, requests, by_kind)
 
 
-def asked_by(count: float, ranks: float) -> str:
+def requested_by(count: float, ranks: float) -> str:
     """Return the origin of a request in words: `count` ranks made it, and their numbers have the sum `ranks`."""
     return f"rank {ranks:.0f}" if count == 1 else f"{count:.0f} ranks"
 
 
-def warning_of(agreed: Agreed, before: bool) -> str | None:
+def warning_of(result: ControlResult, before: bool) -> str | None:
     """Return the warning where no rank gave its samples although they seem to differ; else None.
 
     `before`: True where ranks gave samples for an earlier average.
     """
-    if agreed.said or len(agreed.unsaid) < 2 or not (agreed.uneven or before):
+    if result.samples_given or len(result.without_samples) < 2 or not (result.uneven or before):
         return None
     reason = (
         "the first dimensions of the ranks' inputs differ"
-        if agreed.uneven
-        else "samples were said for an earlier average, and count for that one alone"
+        if result.uneven
+        else "samples were given for an earlier average, and count for that one alone"
     )
     return (
-        f"{reason}, but no rank has said how many samples its loss is a mean of, so that all ranks weigh the same: "
+        f"{reason}, but no rank has given the number of samples of its loss, so all ranks have the same weight: "
         "call unisono.add_samples(model, n) before each backward(), on every rank"
     )
 

@@ -21,16 +21,16 @@ from unisono.errors import UsageError
 from unisono.reducer.reducer import Reducer
 from unisono.step.layout import Updates
 
-BY_PARAMETER = ("torch.optim.", "unisono.optimizers.")
+PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
 """Module prefixes of the optimizers that update each parameter independently."""
 
 
-class PartedStep:
+class SplitStep:
     """Step of an optimizer, with the options (learning rate) it had when it began. Later changes have no effect."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        self.updates = Updates.PARTS if _may_be_parted(optimizer) else Updates.WHOLE
+        self.updates = Updates.PARTS if _can_be_split(optimizer) else Updates.WHOLE
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
         self._groups = [
             {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
@@ -50,7 +50,7 @@ class PartedStep:
         part.step()
 
 
-class Optimizing:
+class BucketedOptimizer:
     """Application of `optimizer` to the gradients of `reducer`, which waits for it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
@@ -62,9 +62,9 @@ class Optimizing:
         self._optimizer, self._parameters = optimizer, reducer.parameters
         self._known = {id(parameter) for parameter in reducer.parameters}
         for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
-            setattr(optimizer, name, _Waiting(optimizer, name, reducer))
+            setattr(optimizer, name, _WaitingMethod(optimizer, name, reducer))
 
-    def begin(self) -> PartedStep:
+    def begin(self) -> SplitStep:
         """Return the step that begins.
 
         Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
@@ -77,17 +77,17 @@ class Optimizing:
                         f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
                         "was frozen when the model was made parallel: its gradients would differ from rank to rank"
                     )
-        return PartedStep(self._optimizer, self._parameters)
+        return SplitStep(self._optimizer, self._parameters)
 
 
-def _may_be_parted(optimizer: torch.optim.Optimizer) -> bool:
-    everybodys = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or everybodys
+def _can_be_split(optimizer: torch.optim.Optimizer) -> bool:
+    global_hooks = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or global_hooks
     changed = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-    return type(optimizer).__module__.startswith(BY_PARAMETER) and not changed and not hooks
+    return type(optimizer).__module__.startswith(PER_PARAMETER_MODULES) and not changed and not hooks
 
 
-class _Waiting:
+class _WaitingMethod:
     """Method of an optimizer that first waits until all updates are finished: it needs final gradients and state.
 
     It keeps neither optimizer nor reducer alive, since the optimizer holds it.
@@ -96,7 +96,7 @@ class _Waiting:
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, reducer: Reducer) -> None:
         self._optimizer, self._reducer = weakref.ref(optimizer), weakref.ref(reducer)
         self._function, patched = getattr(type(optimizer), name), vars(optimizer).get(name)
-        self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _Waiting) else patched
+        self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _WaitingMethod) else patched
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if (reducer := self._reducer()) is not None:

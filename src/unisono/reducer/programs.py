@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unisono.engine import Span
-from unisono.engine.exchanges import Exchanges
+from unisono.engine import OperationSpan
+from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.plan.choose import Setting
-from unisono.reducer.memory import Memory
-from unisono.reducer.talk import Talk
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.model_collectives import ModelCollectives
 from unisono.rules import BaseRule
 from unisono.step.layout import Bucket, Layout, Updates
-from unisono.step.play import Player, Prepared
+from unisono.step.play import LinkOf, Player, Prepared
 from unisono.step.program import Step, StepProgram
 from unisono.step.verify import check_groups, check_threads
 
@@ -22,21 +22,25 @@ class Programs:
 
     def __init__(
         self,
-        memory: Memory,
-        exchanges: Exchanges,
+        memory: BucketMemory,
+        pool: CommunicatorPool,
         rule: BaseRule,
-        talk: Talk,
+        collectives: ModelCollectives,
         user: str,
-        observe: Callable[[Span], None],
+        observe: Callable[[OperationSpan], None],
         buffers: bool,
+        link: LinkOf | None = None,
     ) -> None:
-        """Store the inputs of the programs. `buffers`: True where rank 0's buffers are sent with the gradients."""
-        self._memory, self._exchanges, self._rule, self._talk = memory, exchanges, rule, talk
+        """Store the inputs of the programs. `buffers`: True where buffers are sent, `link` that of `Player`."""
+        self._link = link
+        self._memory, self._pool, self._rule, self._collectives = memory, pool, rule, collectives
         self._user, self._observe, self._has_buffers = user, observe, buffers
         self._player: Player | None = None
         self._communicators = 0
         self.number = 0
         """Number of the next step that synchronizes."""
+        self.first = 0
+        """Number of the step with which the first period begins."""
         self._buckets: tuple[Bucket, ...] = ()
         self._filled: tuple[int, ...] = ()
         self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
@@ -50,6 +54,11 @@ class Programs:
         return self._player
 
     @property
+    def communicators(self) -> int:
+        """Number of communicators of the programs."""
+        return self._communicators
+
+    @property
     def by_main(self) -> bool:
         """True where the main thread runs collectives."""
         return self._rule.found_overlap.by_main
@@ -60,21 +69,28 @@ class Programs:
         for parameter, view in zip(memory.parameters, memory.views, strict=False):
             if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
                 parameter.grad = parameter.grad.clone()  # what accumulates there
-        stretches = memory.lay_out(order, setting.bucket_bytes, setting.sequence).stretches
-        places = setting.sequence or range(len(stretches))
-        keys = {number: key for key, number in enumerate(places, 1)}
-        self._buckets = tuple(Bucket(stretches[number].nbytes, stretches[number].parameters) for number in places)
-        self._filled = tuple(keys[number] for number in range(len(stretches)))
+        buckets = memory.lay_out(order, setting.bucket_bytes, setting.sequence).buckets
+        sequence = setting.sequence or range(len(buckets))
+        keys = {number: key for key, number in enumerate(sequence, 1)}
+        self._buckets = tuple(Bucket(buckets[number].nbytes, buckets[number].parameters) for number in sequence)
+        self._filled = tuple(keys[number] for number in range(len(buckets)))
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
         self._made.clear()
         self._prepared.clear()
         if self._player is None or self._communicators != self._rule.communicators:
             self._communicators = self._rule.communicators
-            self._player = Player(self._exchanges, self._communicators, self._user, self._observe)
+            self._player = Player(self._pool, self._communicators, self._user, self._observe, self._link)
+
+    def set_rule(self, rule: BaseRule) -> None:
+        """Adopt a rule with another period, which begins with the next step. No program may be running."""
+        self._rule = replace(rule, overlap=self._rule.overlap, outstanding=self._rule.outstanding)
+        self.first = self.number
+        self._made.clear()
+        self._prepared.clear()
 
     def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
-        number = self.number % self._rule.period
+        number = (self.number - self.first) % self._rule.period
         self.number += 1
         made = self._made.get((updates, deferred, clip, number))
         if made is None:
@@ -82,14 +98,17 @@ class Programs:
             self._made[updates, deferred, clip, number] = made
         return made
 
-    def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
+    def layout(self) -> Layout:
+        """Return the layout of the buckets that were adopted last."""
         count = len(self._memory.parameters)
-        layout = Layout(self._talk.size, count, self._buckets, self._filled)
-        layout = replace(layout, updates=updates, deferred=deferred, clip=clip, buffers=self._has_buffers)
-        program = self._rule(Step(number), self._talk.rank, layout)
+        return Layout(self._collectives.size, count, self._buckets, self._filled, buffers=self._has_buffers)
+
+    def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
+        layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)
+        program = self._rule(Step(number), self._collectives.rank, layout)
         found = self._prepared.get((updates, deferred, clip, program))
         if found is None:
-            check_groups(self._talk.rank, program)
-            check_threads(self._talk.rank, program, self._rule.threads())
+            check_groups(self._collectives.rank, program)
+            check_threads(self._collectives.rank, program, self._rule.threads())
             found = self._prepared[updates, deferred, clip, program] = layout, self.player.prepare(program)
         return found

@@ -3,10 +3,10 @@
     backward      w3       w2       w1       w0
     hooks         mark_ready 3, 2   │ mark_ready 1, 0 │
     program       backward 1 ended ─┘  backward 2 ────┴ ended
-    engine        pack 1, allreduce 1, settle 1, update 1 ...      what follows each of them (`step/play.py`)
+    engine        pack 1, allreduce 1, set_grads 1, update 1 ...   the tasks that follow (`step/play.py`)
 
 A Setting, the same on all ranks, fixes the buckets, the order in which they are sent and the place of communication in
-the step; `tuning.py` finds it. The weight of each rank's gradients is known once the control words of all ranks
+the step; `tuning.py` finds it. The weight of each rank's gradients is known once the control messages of all ranks
 (`control.py`) are summed. They are sent with the first gradient.
 """
 
@@ -25,25 +25,32 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from unisono.engine import Span
-from unisono.engine.exchanges import Exchanges
+from unisono.asynchronous.exchange import WorkerExchange
+from unisono.engine import OperationSpan
+from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.errors import OperationError, UsageError
 from unisono.plan.choose import Setting
 from unisono.reducer.attachment import attach, detach, reducer_of
-from unisono.reducer.backward_pass import BackwardPass, End, OptimizerStep
+from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
+from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Word, check_request, check_samples, warning_of
-from unisono.reducer.measured import Measured
-from unisono.reducer.memory import Memory
+from unisono.reducer.control import ControlMessage, check_request, check_samples, warning_of
+from unisono.reducer.exchanging_pass import ExchangingPass, centre_in, flats_of
+from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
+from unisono.reducer.rule_state import RuleState, without_changes
+from unisono.reducer.server_links import ServerLinks
+from unisono.reducer.step_times import StepTimes
 from unisono.reducer.structure import Structure
-from unisono.reducer.talk import Talk
 from unisono.reducer.tuning import Tuning
 from unisono.rules import BaseRule
+from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import operations as op
-from unisono.step.build import BUFFERS, WORD
+from unisono.step.build import BUFFERS, CONTROL
 from unisono.step.costs import Prediction
-from unisono.step.layout import Updates
+from unisono.step.elastic import header
+from unisono.step.layout import Layout, Updates
 from unisono.step.play import Cursor
 from unisono.step.program import Task, weights
 from unisono.weak import weakly
@@ -59,69 +66,82 @@ class Reducer:
         self._checked = False  # whether the parameters have been looked at since the last backward pass
         self.parameters = self._structure.parameters
         self.rule = rule
-        self.measured = Measured(len(self.parameters))
-        self.observe: Callable[[Span], None] = lambda _: None
+        self.times = StepTimes(len(self.parameters))
+        self.observe: Callable[[OperationSpan], None] = lambda _: None
         """Called with the Span of each operation that the engine runs."""
         self.samples: float | None = None
         """Samples that the next average's loss is a mean of, as given by the program; None where none were given."""
-        self._first: int | None = None  # first dimension of the last input since the last average
-        self._requests: set[str] = set()  # of this rank, that have not been told
-        self._last: BackwardPass | None = None  # whose control word is the last one
-        self._heard = True  # whether its error or warning has been told
-        self._said = self._warned = False  # whether samples have ever been said, and a warning given
+        self._first_dimension: int | None = None  # first dimension of the last input since the last average
+        self._requests: set[str] = set()  # of this rank, not yet sent
+        self._last_pass: BackwardPass | None = None  # the pass of the last control message
+        self._control_checked = True  # whether its error or warning was reported
+        self._samples_ever_given = self._warned = False  # whether samples were ever given, and a warning issued
         self._buffers = Buffers(model)
-        exchanges = world.resource(Exchanges)
-        name = f"model {exchanges.enter(self)}"
-        self._talk = Talk(exchanges, name)
-        self.memory = self._talk.call(lambda world: Memory(self.parameters, world))
+        pool = world.resource(CommunicatorPool)
+        name = f"model {pool.register(self)}"
+        self._collectives = ModelCollectives(pool, name)
+        self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world))
         has_buffers = bool(self._buffers.slots) and world.size > 1
-        self._programs = Programs(self.memory, exchanges, rule, self._talk, name, weakly(self._observe), has_buffers)
-        self._tuning = Tuning(self.memory, self._talk, self.measured, rule)
+        self.exchange: WorkerExchange | None = None
+        """This worker's end of its exchanges, where the rule is asynchronous."""
+        self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
+        """Links to the servers of an asynchronous rule."""
+        self._programs = Programs(
+            self.memory, pool, rule, self._collectives, name, weakly(self._observe), has_buffers, self.links
+        )
+        self._tuning = Tuning(self.memory, self._collectives, self.times, rule)
         weakref.finalize(self, self._tuning.close).atexit = False
         self._pass: BackwardPass | None = None
         self._cursor: Cursor | None = None  # of the last pass, also when it has ended
-        self._deferred = False  # whether the backward pass that goes on will not wait for its exchanges
+        self._deferred = False  # whether the running backward pass does not wait for its exchanges
         self._optimizer: OptimizerStep | None = None
         self._updates = Updates.OUTSIDE
         self.clip: float | None = None
         """Largest norm of all gradients together, where the optimizer's updates are in the program."""
-        self._arrivals: SimpleQueue[bool] | None = None  # tells the main thread that a gradient is there
+        self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
         self._sync = True
         self._accumulated = False  # whether some gradients have not been averaged
         self._prepared = False  # whether the setting of the coming backward pass has been asked for
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self._rule_state = RuleState(self.memory, world.rank, world.size)
+        self._period = PeriodSearch(rule, self.memory, self._collectives) if rule.measures_period else None
         self._programs.adopt(self.setting, self._tuning.order)
-        self._left: list[int] = []
-        """Parameters whose gradients are ready, but are taken only once the program's own hooks have seen them."""
+        self._postponed: list[int] = []
+        """Parameters whose gradients are ready, but are added only after the program's own hooks have run."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(self.parameters)
         ]
         attach(model, self)
 
-    # What the program calls
+    # Called by the program
 
     def add_samples(self, samples: float) -> None:
         """Add to the number of samples that the next average's loss is a mean of."""
         self.samples = (self.samples or 0.0) + check_samples(samples)
 
-    def see(self, first: torch.Tensor | None) -> None:
-        """Note a forward pass. The first dimension of its first input is compared where no samples are given."""
-        if self._first is None:
-            self.measured.begin()
-        self._first = first.shape[0] if first is not None and first.dim() else 1
+    def on_forward(self, first: torch.Tensor | None) -> None:
+        """Record a forward pass. The first dimension of its first input is compared where no samples are given."""
+        if self._first_dimension is None:
+            self.times.begin()
+        self._first_dimension = first.shape[0] if first is not None and first.dim() else 1
 
     def request(self, kind: str) -> None:
-        """Request "save" or "stop" of all ranks, with the next control word. A signal handler may call it."""
+        """Request "save", "stop" or "join" of all ranks with the next control message; a signal handler may call it."""
         self._requests.add(check_request(kind))
 
     def requests(self) -> Mapping[str, str]:
-        """Return the requests of the last control word, each with its origin; wait for that word alone."""
-        if self._last is None:
+        """Return the requests of the last control message, each with its origin; wait for that message alone."""
+        if self._last_pass is None:
             return {}
-        if self._last.agreed is None:
-            self._programs.player.wait(WORD)
-        return {} if self._last.agreed is None else self._last.agreed.requests
+        if self._last_pass.control_result is None:
+            self._programs.player.wait(CONTROL)
+        return {} if self._last_pass.control_result is None else self._last_pass.control_result.requests
+
+    def requested_by_all(self, kind: str) -> bool:
+        """Return True where all ranks have made a request with the last control message."""
+        result = None if self._last_pass is None else self._last_pass.control_result
+        return result is not None and result.counts.get(kind) == self._collectives.size
 
     def backward(self, backward: Callable[[], Any], optimizer: OptimizerStep, updates: Updates) -> None:
         """Run a backward pass whose gradients `optimizer` applies. A step in parts returns before all are applied: wait
@@ -130,14 +150,14 @@ class Reducer:
         try:
             self.prepare_for_backward()
             if self._programs.by_main:
-                self._beside(backward)
+                self._run_beside_main(backward)
             else:
                 backward()
                 self._finalize_if_open()
             if updates is Updates.WHOLE:
                 self.wait()
         except BaseException:
-            self._drop(self._pass)
+            self._discard(self._pass)
             raise
         finally:
             self._deferred, self._optimizer, self._updates = False, None, Updates.OUTSIDE
@@ -157,7 +177,7 @@ class Reducer:
         try:
             self.finalize()
         except BaseException:
-            self._drop(begun)
+            self._discard(begun)
             raise
 
     @contextmanager
@@ -175,12 +195,13 @@ class Reducer:
         return self._accumulated or not self._sync
 
     def wait(self) -> None:
-        """Wait until everything that was begun is finished. Raises OperationError when any of it has failed."""
+        """Wait until everything that was begun is finished, except exchanges that run beside later steps. Raises
+        OperationError when any of it has failed."""
         began = time.perf_counter()
         self._programs.player.wait()
-        self.measured.wait(began)
+        self.times.add_waiting(began)
         self.wait_for_buffers()
-        self._hear()
+        self._check_control()
 
     def wait_for(self, parameter: torch.Tensor) -> None:
         """Wait until a parameter is up to date, before its module's forward pass reads it."""
@@ -189,37 +210,64 @@ class Reducer:
             return
         began = time.perf_counter()
         if self._programs.player.wait_for(weights(number)):
-            self.measured.wait(began)
-        self.measured.need(number)
+            self.times.add_waiting(began)
+        self.times.record_read(number)
+
+    def wait_for_replies(self) -> None:
+        """Wait until all servers have replied to this step's exchange; their centre may still be on its way."""
+        self._programs.player.wait(*map(header, range(self._programs.communicators)))
+
+    def layout(self) -> Layout:
+        """Return the layout of the model's buckets, for the programs of a server."""
+        return self._programs.layout()
+
+    def flats(self) -> dict[int, torch.Tensor]:
+        """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
+        self.wait()
+        return flats_of(self.memory, range(1, len(self._programs.layout().buckets) + 1))
+
+    def buffers(self) -> Buffers:
+        """Return the model's buffers and the memory they are sent in."""
+        return self._buffers
+
+    @contextmanager
+    def centre(
+        self, centre: Mapping[int, torch.Tensor], buffers: torch.Tensor | None, wait: bool = True
+    ) -> Iterator[None]:
+        """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
+        if wait:
+            self.wait()
+        with torch.no_grad(), centre_in(self.memory, self._buffers, centre, buffers):
+            yield
 
     def wait_for_buffers(self, _: object = None) -> None:
-        """Wait until rank 0's buffers have come, and copy them to this rank's, before it reads or updates one."""
-        last = self._last
-        if last is None or not last.buffers_come or self._pass is not None:
+        """Wait until rank 0's buffers have arrived, and copy them to this rank's, before it reads or updates one."""
+        last = self._last_pass
+        if last is None or not last.buffers_pending or self._pass is not None:
             return
-        last.buffers_come, began = False, time.perf_counter()
+        last.buffers_pending, began = False, time.perf_counter()
         self._programs.player.wait(BUFFERS)
-        self.measured.wait(began)
-        if not last.void and self._talk.rank:
+        self.times.add_waiting(began)
+        if not last.discarded and self._collectives.rank:
             self._buffers.unpack()
 
-    def drop(self) -> None:
+    def zero_grad(self) -> None:
         """Wait for pending work and clear all gradients: the next backward pass makes new ones."""
         self.wait()
         for parameter in self.parameters:
             parameter.grad = None
 
-    def check(self, model: torch.nn.Module) -> None:
+    def check_parameters(self, model: torch.nn.Module) -> None:
         """Raise UsageError when a parameter is trained that was not when the model was made parallel."""
         self._checked = True
         if (name := self._structure.added(model)) is not None:
             raise UsageError(
-                f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so that nothing "
-                "would average its gradient: call unisono.parallel(model, world) again, on all ranks, and make a new "
+                f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so its gradient "
+                "would not be averaged: call unisono.parallel(model, world) again, on all ranks, and make a new "
                 "Trainer if one trains the model"
             )
 
-    def differs(self, model: torch.nn.Module) -> bool:
+    def parameters_changed(self, model: torch.nn.Module) -> bool:
         """Return True where other parameters of the model are trained now than when it was made parallel."""
         return self._structure.differs(model)
 
@@ -227,6 +275,7 @@ class Reducer:
         """Wait for pending work before the program ends or memory is freed; print an error of it to stderr."""
         try:
             self.wait()
+            self._programs.player.wait_over_steps()
         except (OperationError, UsageError) as error:
             print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
 
@@ -240,7 +289,7 @@ class Reducer:
         if model is not None and reducer_of(model) is self:
             detach(model)
 
-    # What goes on
+    # While a backward pass runs
 
     @property
     def setting(self) -> Setting:
@@ -252,12 +301,12 @@ class Reducer:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
         return self._tuning.predicted
 
-    def _observe(self, span: Span) -> None:
-        self.measured.observe(span)
+    def _observe(self, span: OperationSpan) -> None:
+        self.times.observe(span)
         self.observe(span)
 
     def mark_ready(self, number: int) -> None:
-        """Take a parameter's complete gradient. Raises UsageError for a sparse one."""
+        """Add a parameter's complete gradient. Raises UsageError for a sparse one."""
         parameter = self.parameters[number]
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UsageError(
@@ -270,108 +319,128 @@ class Reducer:
         if self._pass is None:
             begun = self._begin()
             if not self._deferred:
-                Variable._execution_engine.queue_callback(End(self.finalize, partial(self._drop, begun)))
-        self._take_left()
+                Variable._execution_engine.queue_callback(
+                    BackwardEndCallback(self.finalize, partial(self._discard, begun))
+                )
+        self._add_postponed()
         hooks = parameter._post_accumulate_grad_hooks
         if next(reversed(hooks)) == self._hooks[number].id:
             self._add(number)
         else:
-            self._left.append(number)
+            self._postponed.append(number)
 
-    def _take_left(self) -> None:
-        """Take the gradients that waited for the program's own hooks, which have been called by now."""
-        for number in self._left:
+    def _add_postponed(self) -> None:
+        """Add the gradients that waited for the program's own hooks, which have run by now."""
+        for number in self._postponed:
             self._add(number)
-        self._left.clear()
+        self._postponed.clear()
 
     def prepare_for_backward(self) -> None:
         """Adopt a new setting, if there is one. A backward pass is about to begin, or has just begun."""
         self.wait()
         if self._tuning.next_step(self._deferred):
-            self._programs.adopt(self.setting, self._tuning.order)
+            self._adopt_setting()
+        if self._period is not None and (found := self._period.next_step()) is not None:
+            self._set_rule(found[0])
+            if self._collectives.rank == 0:
+                self._tuning.log(found[1])
+        self._rule_state.lay_out(self.rule.keeps_anchor)
         self._prepared = True
 
+    def _adopt_setting(self) -> None:
+        self._rule_state.gather()
+        self._programs.adopt(self.setting, self._tuning.order)
+
+    def _set_rule(self, rule: BaseRule) -> None:
+        self.rule, self._period = rule, None
+        self._programs.set_rule(rule)
+
     def _begin(self, absent: bool = False) -> BackwardPass:
-        """Begin a pass, when its first gradient is ready or will never come."""
+        """Begin a pass, when its first gradient is ready, or when the rank has none."""
         if not self._checked and (model := self._model()) is not None:
-            self.check(model)
+            self.check_parameters(model)
         self._checked = False
         if not self._prepared:
             self.prepare_for_backward()
-        self._prepared = self._accumulated = self._heard = False
-        self.finish_step()  # where the program has left the optimizer's step out: the others average, too
-        if self._last is not None and self._last.agreed is None:  # its step had no control word
-            self._requests |= self._last.word.requests
-        word = Word(self.samples, absent, self._first, frozenset(self._requests))
-        self._requests -= word.requests
+        self._prepared = self._accumulated = self._control_checked = False
+        self.finish_step()  # if the program has left out the optimizer's step, as the other ranks average
+        if self._last_pass is not None and self._last_pass.control_result is None:  # its step had no control message
+            self._requests |= self._last_pass.control_message.requests
+        control_message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests))
+        self._requests -= control_message.requests
         layout, program = self._programs.next(self._updates, self._deferred, self.clip)
-        self._pass = self._last = BackwardPass(self.memory, self._buffers, layout, word, self._optimizer)
+        parts = (self.memory, self._buffers, layout, control_message, self._optimizer)
+        if self.exchange is None:
+            self._pass = BackwardPass(*parts, self._rule_state.kept)
+        else:
+            self._pass = ExchangingPass(*parts, self.exchange)
+        self._last_pass = self._pass
         self._cursor = Cursor(program, self._programs.player, self._pass)
         return self._pass
 
-    def _drop(self, begun: BackwardPass | None) -> None:
+    def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed: nothing of it that is still running may set a gradient."""
         if begun is None or begun is self._pass:
-            self._pass = self._last = self.samples = self._first = self._cursor = None
-            self._left.clear()
+            self._pass = self._last_pass = self.samples = self._first_dimension = self._cursor = None
+            self._postponed.clear()
         if begun is not None:
-            begun.drop()
-            self._requests |= begun.word.requests
+            begun.discard()
+            self._requests |= begun.control_message.requests
 
-    def _hear(self) -> None:
-        """Raise the error, or issue the warning, of the last control word."""
-        if self._heard or self._last is None or self._last.agreed is None:
+    def _check_control(self) -> None:
+        """Raise the error, or issue the warning, of the last control message."""
+        if self._control_checked or self._last_pass is None or self._last_pass.control_result is None:
             return
-        self._heard, agreed = True, self._last.agreed
-        if (error := agreed.error()) is not None:
+        self._control_checked, control_result = True, self._last_pass.control_result
+        if (error := control_result.error()) is not None:
             raise error
-        warning = warning_of(agreed, self._said)
-        self._said = self._said or bool(agreed.said)
-        if warning is not None and not self._warned and self._talk.rank == 0:
+        warning = warning_of(control_result, self._samples_ever_given)
+        self._samples_ever_given = self._samples_ever_given or bool(control_result.samples_given)
+        if warning is not None and not self._warned and self._collectives.rank == 0:
             self._warned = True
             warnings.warn(warning, stacklevel=2)
 
     def _add(self, number: int, there: bool = True) -> None:
         begun, parameter = self._pass, self.parameters[number]
-        assert begun is not None, "a pass goes on"
+        assert begun is not None, "a pass has begun"
         if there:
-            self.measured.come(number)
+            self.times.record_ready(number)
         gradient = parameter.grad
         if not (self.rule.differs and begun.layout.updates is Updates.OUTSIDE):
-            parameter.grad = None  # before it is told: an update may set another at once
-        begun.add(number, gradient if begun.word.contributes or self.rule.differs else None)
-        self._advance()
+            parameter.grad = None  # before it is added: an update may set another at once
+        begun.add(number, gradient if begun.control_message.contributes or self.rule.differs else None)
+        self._on_progress()
 
-    def _advance(self) -> None:
+    def _on_progress(self) -> None:
         """Advance the program. The main thread does so where it has to run collectives itself."""
         if self._arrivals is not None:
             self._arrivals.put(True)
         else:
             began = time.perf_counter()
-            self._follow()
+            self._advance_program()
             if self._programs.by_main:
-                self.measured.wait(began)
+                self.times.add_waiting(began)
 
-    def _follow(self) -> None:
+    def _advance_program(self) -> None:
         """End each finished task of the outside program, which starts the tasks that follow it."""
         begun, cursor = self._pass, self._cursor
-        assert begun is not None and cursor is not None, "a pass goes on"
+        assert begun is not None and cursor is not None, "a pass has begun"
         while (task := cursor.outside) is not None and _has_ended(task, begun):
-            cursor.end(begun.note)
+            cursor.end(begun.mark_submitted)
 
     def finalize(self) -> None:
-        """End the backward pass: missing gradients will not come."""
+        """End the backward pass: parameters without a gradient get none."""
         begun = self._pass
-        assert begun is not None, "a pass goes on"
-        self._take_left()
+        assert begun is not None, "a pass has begun"
+        self._add_postponed()
         for number in range(len(self.parameters)):
-            if number not in begun.fresh:
+            if number not in begun.gradients:
                 self._add(number, there=False)
         begun.ended = True
-        self._advance()
-        self._tuning.came(begun.order)
-        self.measured.begin()
-        self.samples = self._first = None
+        self._on_progress()
+        self._tuning.record_order(begun.order)
+        self.times.begin()
+        self.samples = self._first_dimension = None
         if self._arrivals is None:
             self._pass = None
             if not self._deferred:
@@ -380,17 +449,17 @@ class Reducer:
     def finish_step(self) -> None:
         """Average the weights if the rule does so after this step: the user's optimizer has made its own step."""
         cursor = self._cursor
-        if cursor is None or cursor.outside is None or cursor.outside.operation is not op.STEP_ALONE:
+        if cursor is None or cursor.outside is None or cursor.outside.operation is not op.STEP_LOCAL:
             return
         cursor.end(lambda _: None)
         self.wait()
 
     def _finalize_if_open(self) -> None:
-        """End a deferred backward pass that has returned, whatever autograd did within it."""
+        """End a deferred backward pass that has returned, unless autograd has ended it."""
         if self._pass is not None and not self._pass.ended:
             self.finalize()
 
-    def _beside(self, backward: Callable[[], Any]) -> None:
+    def _run_beside_main(self, backward: Callable[[], Any]) -> None:
         """Run a backward pass in another thread, while this one runs its own tasks."""
         arrivals = self._arrivals = SimpleQueue()
         ended: list[float] = []
@@ -408,9 +477,9 @@ class Reducer:
                 carry_out, (), (), "computing", "backward", observe=self._observe
             )
             while arrivals.get():
-                self._follow()
+                self._advance_program()
             handle.wait()
-            self.measured.wait(ended[0])
+            self.times.add_waiting(ended[0])
             self._pass = None
         finally:
             self._arrivals = None
@@ -422,16 +491,35 @@ class Reducer:
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of the run that is resumed, if it had as many ranks and the same options."""
         if state is not None and self._tuning.restore(state):
-            self._programs.adopt(self.setting, self._tuning.order)
+            self._adopt_setting()
 
-    def resume(self, step: int) -> None:
-        """Continue after `step` steps: a rule's program may depend on the number of the step."""
+    def rule_state(self) -> dict[str, Any]:
+        """Return the rule's memory of this rank and the place in its period, for a checkpoint; wait for exchanges."""
+        self.wait()
+        self._programs.player.wait_over_steps()
+        kept, period = self._rule_state.segments(), None if self.rule.measures_period else self.rule.period
+        return {"period": period, "cycle": list(self.rule.cycle), "first": self._programs.first, "kept": kept}
+
+    def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
+        """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
+
+        Without a state, or where the rule has another period now, a period begins; then no change is in flight.
+        """
         self._programs.number = step
+        if rule_state is None:
+            self._programs.first = step if self.rule.keeps_anchor else 0
+            return
+        if self.rule.measures_period and rule_state["period"] is not None:
+            self._set_rule(self.rule.with_period(rule_state["period"]))
+        same = list(self.rule.cycle) == rule_state["cycle"]
+        self._programs.first = rule_state["first"] if same else step
+        if self.rule.keeps_anchor:
+            self._rule_state.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model the mean of all ranks' weights and buffers within the block, where they differ: for an
-        evaluation."""
+        """Give the model, for an evaluation, the weights that all ranks have in common within the block, where theirs
+        differ: the rule's anchor, or else their mean. Buffers are the mean of all ranks'."""
         self.wait()
         if not self.rule.differs:
             yield
@@ -440,23 +528,27 @@ class Reducer:
         buffers = () if model is None else model.buffers()
         averaged = [one.data for one in (*self.parameters, *buffers) if one.is_floating_point() or one.is_complex()]
         own = [one.clone() for one in averaged]
-        for one in averaged:
-            one.copy_(self._talk.allreduce(one.div(self._talk.size)))
+        has_anchor = self.rule.evaluates_anchor and self._rule_state.write_anchor()
+        for one in averaged[len(self.parameters) if has_anchor else 0 :]:
+            one.copy_(self._collectives.allreduce(one.div(self._collectives.size)))
         try:
             yield
         finally:
             for one, before in zip(averaged, own, strict=True):
                 one.copy_(before)
 
-    def say(self, say: Callable[[str], None]) -> None:
-        """Report the choices of the first steps through `say`, on rank 0."""
-        self._tuning.say = say
+    def log_with(self, log: Callable[[str], None]) -> None:
+        """Report the choices of the first steps with `log`, on rank 0."""
+        self._tuning.log = log
+        buckets, wanted = len(self.memory.layout.buckets), self.rule.least_buckets
+        if buckets < wanted and self._collectives.rank == 0:
+            log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
 
 def _has_ended(task: Task, begun: BackwardPass) -> bool:
     """Return True where a task of the outside program has ended in a pass that has begun."""
     if task.operation is op.BACKWARD:
-        return begun.full(task.key)  # key 0: a pass begins with its first gradient
+        return begun.is_full(task.key)  # key 0: a pass begins with its first gradient
     if task.operation is op.END:
         return begun.ended
     return task.operation in (op.BEGIN, op.FORWARD)

@@ -1,7 +1,7 @@
 """Record of a model's parameters when it was made parallel. It finds those that were added since.
 
     known       body.weight  body.bias                  their gradients are averaged
-    now         body.weight  body.bias  head.weight     head.weight is trained, and nobody would average its gradient
+    now         body.weight  body.bias  head.weight     head.weight is trained, but its gradient would not be averaged
 
 Parameters are compared by identity, module by module, without their names: about 20 us for a ResNet-50.
 """

@@ -1,11 +1,11 @@
 """Search, in the first steps, for the fastest way to exchange gradients. The choice is reported.
 
-    step 0      buckets as the parameters are declared            the order in which gradients come: rank 0's, for all
-    steps 1-4   in small and in large buckets, as a chain         what computing, exchanges and updates take
+    step 0      buckets as the parameters are declared            the order in which gradients become ready: rank 0's
+    steps 1-4   in small and in large buckets, as a chain         the times of computing, exchanges and updates
                 predict every overlap and bucket size            plan/choose.py
-    then        the best of each overlap, if   they are near,     five steps each, the last four are measured
+    then        the best of each overlap within 15% of the best   five steps each, the last four are measured
                 and the very best in buckets a quarter as large
-    from then on the one predicted to be best, unless another was faster beyond doubt
+    from then on the one predicted to be best, unless another was clearly faster
 
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
 """
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from unisono.errors import UsageError
-from unisono.plan.choose import OUTSTANDING, SIZES, Candidate, Question, Setting, candidates, finer
-from unisono.reducer.measured import Measured
-from unisono.reducer.memory import Memory
-from unisono.reducer.talk import Talk
+from unisono.plan.choose import BUCKET_SIZES, OUTSTANDING, Candidate, PredictionInputs, Setting, candidates, finer
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.step_times import StepTimes
 from unisono.rules import BaseRule
 from unisono.rules.base import AUTO
 from unisono.step.costs import Computing, Cost, Prediction, fit
@@ -34,46 +34,52 @@ from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
 
-FIRST = 8 << 20
+INITIAL_BUCKET_BYTES = 8 << 20
 """Bucket size in bytes before anything was measured."""
 
-SMALL, LARGE = 1 << 19, 8 << 20
+SMALLEST_BUCKET_BYTES = 1 << 10
+"""Bucket size in bytes below which none is cut further, for a rule that needs many."""
+
+SMALL_BUCKET_BYTES, LARGE_BUCKET_BYTES = 1 << 19, 8 << 20
 """Bucket sizes in bytes whose exchange is measured."""
 
-NEAR = 1.15
+TRIAL_RATIO = 1.15
 """Ratio to the best prediction up to which a setting is worth a trial."""
 
-TRIALS = 4
+STEPS_PER_TRIAL = 4
 """Number of steps over which a setting is measured."""
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Tuning:
     """Choice of the setting of the next step. Every rank asks at each step, all together."""
 
-    def __init__(self, memory: Memory, world: Talk | World, measured: Measured, rule: BaseRule) -> None:
+    def __init__(self, memory: BucketMemory, world: ModelCollectives | World, times: StepTimes, rule: BaseRule) -> None:
         """Keep the rule's overlap and bucket size, or search them where they are "auto" and None. Raises UsageError for
         an unknown overlap."""
         overlap, bucket_bytes = rule.overlap, rule.exchange.bucket_bytes
         if overlap != AUTO and overlap not in OVERLAPS:
             raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
-        self._memory, self._world, self._measured, self._rule = memory, world, measured, rule
+        self._memory, self._world, self._times, self._rule = memory, world, times, rule
         self._overlaps = tuple(OVERLAPS) if overlap == AUTO else (overlap,)
         self._outstandings = OUTSTANDING if rule.outstanding is None else (rule.outstanding,)
-        self._sizes = SIZES if bucket_bytes is None else (bucket_bytes,)
+        self._sizes = BUCKET_SIZES if bucket_bytes is None else (bucket_bytes,)
         self.order = list(reversed(range(len(memory.parameters))))
         """Parameters in the order in which their gradients become ready."""
         first = ("none" if world.size == 1 else "chain") if overlap == AUTO else overlap
-        self.setting = Setting(first, bucket_bytes or FIRST, (), self._outstandings[0])
-        self.say: Say = logging.getLogger("unisono").info
+        largest = bucket_bytes or self._largest_of(rule.least_buckets)
+        self.setting = Setting(first, largest, (), self._outstandings[0])
+        self.log: Log = logging.getLogger("unisono").info
         """Function that rank 0 reports the choice with."""
         self.predicted: Prediction | None = None
         """Prediction for the chosen setting; None where nothing had to be predicted."""
-        self._came: Sequence[int] = self.order
+        self._recorded_order: Sequence[int] = self.order
         self._begins: list[float] = []
-        self._settled = world.size == 1 or not memory.parameters or rule.period > 1  # else steps are not alike
-        self._course = iter(()) if self._settled else self._find()
+        # steps of a period are not alike, and workers of an asynchronous rule are out of step
+        searched = rule.period == 1 and not rule.measures_period and not rule.asynchronous
+        self._finished = world.size == 1 or not memory.parameters or not searched
+        self._search = iter(()) if self._finished else self._search_steps()
         self._deferred = False
 
     def next_step(self, deferred: bool) -> bool:
@@ -81,28 +87,28 @@ class Tuning:
 
         `deferred`: True where parameters are waited for when they are needed.
         """
-        if self._settled:
+        if self._finished:
             return False
         self._deferred = deferred
         self._begins.append(time.perf_counter())
-        return next(self._course, False)
+        return next(self._search, False)
 
     def close(self) -> None:
         """End the search; its generator keeps this object alive."""
-        self._course = iter(())
+        self._search = iter(())
 
-    def came(self, order: Sequence[int]) -> None:
+    def record_order(self, order: Sequence[int]) -> None:
         """Record the order in which the gradients of a step became ready; missing ones are at its end."""
-        self._came = order
+        self._recorded_order = order
 
     def state(self) -> dict[str, Any] | None:
         """Return the result of the search, for a run that resumes; None while it is running."""
-        if not self._settled:
+        if not self._finished:
             return None
         return {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Adopt the result of an earlier run. Return False where it does not apply: it must come from as many ranks."""
+        """Adopt the result of an earlier run. Return False if it does not apply, as with another number of ranks."""
         overlap, bucket_bytes, sequence, *more = state["setting"]
         outstanding = more[0] if more else OUTSTANDING[0]
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
@@ -113,49 +119,56 @@ class Tuning:
             return False
         self.order = list(state["order"])
         self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding)
-        self._settled = True
+        self._finished = True
         return True
 
-    def _find(self) -> Iterator[bool]:
+    def _largest_of(self, buckets: int) -> int:
+        """Return the largest bucket size in bytes, at most the initial one, with so many buckets where that can be."""
+        largest = INITIAL_BUCKET_BYTES
+        while largest > SMALLEST_BUCKET_BYTES and len(self._buckets(largest)) < buckets:
+            largest //= 2
+        return largest
+
+    def _search_steps(self) -> Iterator[bool]:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
         yield False
-        self.order = self._world.broadcast(torch.tensor(self._came, dtype=torch.int64)).tolist()
+        self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
         if len(self._overlaps) > 1 or len(self._sizes) > 1 or (self._deferred and self._overlaps == ("chain",)):
             sizes, seconds = list[float](), list[float]()
-            for size in (SMALL, LARGE) if len(self._sizes) > 1 else self._sizes:
+            for size in (SMALL_BUCKET_BYTES, LARGE_BUCKET_BYTES) if len(self._sizes) > 1 else self._sizes:
                 self.setting = Setting("chain", size)
                 yield True
                 yield False  # the first exchange of each length makes plans for it
                 buckets = self._buckets(size)
-                took = self._measured.exchanges(self._world, range(1, len(buckets) + 1))
+                took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
                 sizes.append(mean(one.nbytes for one in buckets))
-                seconds.append(mean(took))  # what counts is all of them together
-            computing = self._measured.computing(self._world, sum(one.nbytes for one in buckets))
+                seconds.append(mean(took))  # the mean over buckets
+            computing = self._times.computing(self._world, sum(one.nbytes for one in buckets))
             yield from self._try(computing, fit(sizes, seconds))
         else:
-            self._settled = True
+            self._finished = True
             yield True
 
     def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
-        question = Question(self._rule, computing, self._buckets, cost, self._deferred)
-        found = candidates(question, self._overlaps, self._sizes, self._outstandings)
-        small = finer(found[0], question, self._sizes)
+        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred)
+        found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
+        small = finer(found[0], inputs, self._sizes)
         worth = [found[0], *([] if small is None else [small]), *found[1:]]
-        near = [one for one in worth if one.prediction.step <= found[0].prediction.step * NEAR]
+        near = [one for one in worth if one.prediction.step <= found[0].prediction.step * TRIAL_RATIO]
         measured: list[tuple[list[float], Candidate]] = []
         for one in near:
             self.setting = one.setting
             yield True
-            for _ in range(TRIALS):
+            for _ in range(STEPS_PER_TRIAL):
                 yield False
-            took = [after - before for before, after in pairwise(self._begins[-TRIALS - 1 :])]
+            took = [after - before for before, after in pairwise(self._begins[-STEPS_PER_TRIAL - 1 :])]
             slowest = self._world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
             measured.append((slowest.tolist(), one))
         steps, chosen = reduce(_better, measured)
-        self._settled, self.predicted = True, chosen.prediction
+        self._finished, self.predicted = True, chosen.prediction
         if self._world.rank == 0:
             for line in _report(computing, cost, median(steps), chosen, measured, worth):
-                self.say(line)
+                self.log(line)
         if chosen.setting != self.setting:
             self.setting = chosen.setting
             yield True
@@ -183,14 +196,14 @@ def _report(
     """Yield a few lines: the choice, and the reasons for it."""
     setting, prediction = chosen
     off = seconds / prediction.step - 1
-    rate = f"{1e-6 / cost.a_byte:,.0f} MB/s" if cost.a_byte else "any speed"
+    rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
         f"overlap {_name(chosen)}, buckets of at most {_mib(chosen)}: "
         f"{_ms(seconds)} a step (predicted {_ms(prediction.step)}, {off:+.0%}); "
         f"computing {_ms(computing.whole)}, communicating {_ms(prediction.communicating)} at {rate}"
     )
     took = {one.setting: median(steps) for steps, one in measured}
-    told = [
+    others = [
         _name(one)
         + (f" of {_mib(one)}" if one.setting.overlap == setting.overlap else "")
         + f" {_ms(one.prediction.step)}"
@@ -198,8 +211,8 @@ def _report(
         for one in found
         if one is not chosen
     ]
-    if told:
-        yield f"the others as predicted: {', '.join(told)}"
+    if others:
+        yield f"the others as predicted: {', '.join(others)}"
 
 
 def _name(candidate: Candidate) -> str:

@@ -2,30 +2,39 @@
 
 from typing import TYPE_CHECKING
 
-from unisono.registry import Registry, lazily
+from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
     from unisono.rules.base import BaseRule
     from unisono.rules.bsp import BSP
+    from unisono.rules.diloco import DiLoCo
+    from unisono.rules.easgd import EASGD
     from unisono.rules.exchange import Exchange
     from unisono.rules.local_sgd import LocalSGD
 
-__all__ = ["BSP", "RULES", "BaseRule", "Exchange", "LocalSGD", "find_rule"]
+__all__ = ["ASYNCHRONOUS_RULES", "BSP", "EASGD", "RULES", "BaseRule", "DiLoCo", "Exchange", "LocalSGD", "find_rule"]
 
 RULES = Registry(
     "rule",
     {
         "bsp": "unisono.rules.bsp:BSP",
+        "easgd": "unisono.rules.easgd:EASGD",
         "local_sgd": "unisono.rules.local_sgd:LocalSGD",
+        "diloco": "unisono.rules.diloco:DiLoCo",
     },
 )
 """Rules by name. Each is a class that inherits from `BaseRule`."""
 
-__getattr__ = lazily(
+ASYNCHRONOUS_RULES = ("easgd",)
+"""Names of the rules whose other ranks can go on after one has died."""
+
+__getattr__ = lazy_attributes(
     __name__,
     {
         "BSP": "unisono.rules.bsp",
+        "EASGD": "unisono.rules.easgd",
         "BaseRule": "unisono.rules.base",
+        "DiLoCo": "unisono.rules.diloco",
         "Exchange": "unisono.rules.exchange",
         "LocalSGD": "unisono.rules.local_sgd",
     },

@@ -1,4 +1,4 @@
-"""Base of all rules: the algorithm of their collectives, their overlap, and the promise that most of them make.
+"""Base of all rules: the algorithm of their collectives, their overlap, and the guarantee that most of them give.
 
 A custom rule is a frozen dataclass that inherits from `BaseRule` and returns a program for each event (`docs/rules.md`
 has one of 20 lines).
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from unisono.rules.exchange import Exchange
 from unisono.step import build
@@ -16,7 +17,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
 from unisono.step.overlaps import Overlap, find_overlap
 from unisono.step.program import COMMUNICATION, Operation, Step, StepProgram
-from unisono.step.rule import ONE_THREAD, Promise, Whose
+from unisono.step.rule import ONE_THREAD, GradientSource, Guarantee
 
 AUTO = "auto"
 
@@ -26,7 +27,7 @@ OUTSTANDING = 2
 
 @dataclass(frozen=True)
 class BaseRule(ABC):
-    """Rule by which all ranks have the same weights after each step that synchronizes, unless it promises otherwise."""
+    """Rule by which all ranks have the same weights after each step that synchronizes, unless its guarantee differs."""
 
     exchange: Exchange = field(default_factory=Exchange)
     overlap: str = AUTO
@@ -39,9 +40,9 @@ class BaseRule(ABC):
     def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
         """Return the tasks of an event on one rank."""
 
-    def promise(self, event: Step) -> Promise:
-        """Return the promise of an event: all ranks' gradients are applied in each step that synchronizes."""
-        return Promise(Whose.ALL if event.synchronize else None)
+    def guarantee(self, event: Step) -> Guarantee:
+        """Return the guarantee of an event: all ranks' gradients are applied in each step that synchronizes."""
+        return Guarantee(GradientSource.ALL if event.synchronize else None)
 
     @property
     def period(self) -> int:
@@ -49,8 +50,53 @@ class BaseRule(ABC):
         return 1
 
     @property
+    def measures_period(self) -> bool:
+        """True where the period is to be measured in the first steps."""
+        return False
+
+    def smallest_period(self, computing: float, exchange: float) -> int:  # noqa: ARG002  the base has none to choose
+        """Return the smallest period, in steps, of which the exchange hides, from seconds of a step and of the exchange
+        of all weights."""
+        return self.period
+
+    def with_period(self, steps: int) -> Self:  # noqa: ARG002  the base has none to choose
+        """Return the rule with a period of so many steps."""
+        return self
+
+    @property
+    def exchange_operation(self) -> Operation:
+        """Operation that sums a bucket over the ranks."""
+        return self.allreduce()
+
+    @property
+    def cycle(self) -> tuple[int, ...]:
+        """Numbers that the steps of a period depend on. A run that resumes with others begins a new period."""
+        return (self.period,)
+
+    @property
+    def least_buckets(self) -> int:
+        """Number of buckets that the rule needs. The largest bucket is chosen so that there are as many."""
+        return 1
+
+    @property
+    def keeps_anchor(self) -> bool:
+        """True where each rank keeps an anchor: weights that all ranks have in common."""
+        return False
+
+    @property
+    def evaluates_anchor(self) -> bool:
+        """True where evaluations and checkpoints use the anchor. Otherwise they use the mean of the ranks' weights,
+        where these differ."""
+        return False
+
+    @property
     def differs(self) -> bool:
         """False: all ranks have the same weights, so a checkpoint holds rank 0's."""
+        return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """False: all ranks take part in the rule's collectives. True for the rules of `asynchronous.py`."""
         return False
 
     def threads(self) -> Mapping[str, int]:
@@ -67,9 +113,9 @@ class BaseRule(ABC):
         """Number of communicators that the programs use."""
         return self.found_overlap.communicators(self.outstanding or OUTSTANDING)
 
-    def collectives(self, layout: Layout) -> build.Collectives:
+    def collectives(self, layout: Layout) -> build.CollectiveTasks:
         """Return the builder that places a step's collectives."""
-        return build.Collectives(layout, self.found_overlap, self.outstanding or OUTSTANDING)
+        return build.CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING)
 
     def allreduce(self) -> Operation:
         """Return the operation that sums a bucket, with the algorithm and wire format of `exchange`."""

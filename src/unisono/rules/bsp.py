@@ -1,11 +1,11 @@
-"""BSP, bulk synchronous parallel: gradients are averaged at every step (Theano-MPI section 3.1: SUBGD, here the mean).
+"""BSP, bulk synchronous parallel: gradients are averaged, or summed, at every step (Theano-MPI section 4: SUBGD).
 
 rank 0   forward  backward ─┐                  ┌─ update   forward ...
 rank 1   forward  backward ─┴── sum of each ───┴─ update   forward ...
                                  bucket
 
 main            backward 1   backward 2 ...                    4 ranks, 2 buckets: a bucket of n bytes sends and
-update                  pack 1      pack 2  settle 1 update 1     receives 2 n (p - 1) / p = 1.5 n bytes on each rank
+update                  pack 1      pack 2  set_grads 1 ...       receives 2 n (p - 1) / p = 1.5 n bytes on each rank
 communication   agree          allreduce 1  allreduce 2
 """
 
@@ -13,16 +13,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unisono.errors import UsageError
 from unisono.rules.base import BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout
-from unisono.step.operations import AGREE, PACK, SETTLE
+from unisono.step.operations import AGREE, PACK, PACK_SUM, SET_GRADS
 from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradient
+
+SCALES = {"mean": PACK, "sum": PACK_SUM}
+"""Operations that pack a bucket, by the combination of the gradients that they give."""
 
 
 @dataclass(frozen=True)
 class BSP(BaseRule):
-    """Rule by which every rank has the same weights before each step, and applies the same averaged gradients in it."""
+    """Rule by which every rank has the same weights before each step, and applies the same combined gradients in it."""
+
+    scale: str = "mean"
+    """Combination of the gradients: "mean" over all samples; "sum" over ranks, each the mean over its own samples.
+
+    With p equal shares of a batch the sum is p times the mean, so that a learning rate tuned for one rank's share is
+    not raised with p. Weight decay is not part of either: it counts once."""
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise UsageError(f"BSP(scale={self.scale!r}): there are {', '.join(map(repr, SCALES))}")
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
@@ -32,20 +46,20 @@ class BSP(BaseRule):
             return (*build.forward(layout), *passing)
         sends = self.collectives(layout)
         gate = build.ENDED if overlap.after else build.BEGUN
-        follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.WORD,))))]
+        follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
         for key in layout.keys:
             follow.append((key, self._bucket(layout, sends, key)))
             if layout.buffers and key == layout.filled[-1]:
                 follow.append((key, build.buffers(sends)))
         if overlap.after:
             follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
-        return (*build.forward(layout), *build.behind(passing, follow), *build.wait(layout))
+        return (*build.forward(layout), *build.merge(passing, follow), *build.wait(layout))
 
-    def _bucket(self, layout: Layout, sends: build.Collectives, key: int) -> list[Task]:
+    def _bucket(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
         own = tuple(map(gradient, layout.bucket(key).parameters))
         return [
-            Task(PACK, key, UPDATE, (build.WORD,), (bucket(key), *own)),
+            Task(SCALES[self.scale], key, UPDATE, (build.CONTROL,), (bucket(key), *own)),
             *sends.place(self.allreduce(), key, (), (bucket(key),)),
-            Task(SETTLE, key, UPDATE, (), (bucket(key),)),
+            Task(SET_GRADS, key, UPDATE, (), (bucket(key),)),
             *build.updates(layout, key),
         ]

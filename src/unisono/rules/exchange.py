@@ -12,6 +12,6 @@ class Exchange:
     algorithm: str = "auto"
     """Algorithm: "auto" (the fastest as measured, or else as modelled), "library", or the name of a schedule."""
     wire: str | None = None
-    """Number format between nodes: "float32", "float16" or "bfloat16"; None for the gradients' own."""
+    """Number format between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None for the gradients' own."""
     bucket_bytes: int | None = None
     """Largest bucket in bytes; None chooses it from the first steps."""

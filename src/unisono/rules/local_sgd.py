@@ -7,33 +7,43 @@
 With `every = 1` it is Theano-MPI's AWAGD (section 3.1): the mean of weights that were updated alone is, for SGD with
 momentum, the weights updated with the mean of the gradients. A bucket of n bytes sends and receives 2 n (p - 1) / p
 bytes on each rank, once in `every` steps; for 4 ranks and every = 4 that is 0.375 n a step.
+
+A wire would round weights, so ranks that have one exchange the change of the weights since the last average, with error
+feedback (`step/error_feedback.py`). With "int4" and every = 4, that is 0.05 n a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from unisono.errors import UsageError
-from unisono.rules.base import BaseRule
+from unisono.rules.base import AUTO, BaseRule
+from unisono.rules.period import smallest_period
 from unisono.step import build
-from unisono.step.layout import Layout, Updates
-from unisono.step.operations import AGREE, CLIP_ALONE, PACK_WEIGHTS, STEP_ALONE, UNPACK_WEIGHTS, UPDATE_ALONE
-from unisono.step.program import MAIN, UPDATE, Step, StepProgram, Task, bucket, gradient, thread, weights
-from unisono.step.rule import Promise, Whose
+from unisono.step.layout import Layout
+from unisono.step.operations import AGREE, PACK_WEIGHTS, UNPACK_WEIGHTS
+from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
+from unisono.step.program import UPDATE, Operation, Step, StepProgram, Task, bucket, weights
+from unisono.step.rule import GradientSource, Guarantee
 
 
 @dataclass(frozen=True)
 class LocalSGD(BaseRule):
     """Rule by which every rank applies its own gradients, and weights are averaged every `every` steps."""
 
-    every: int = 16
+    every: int | str = 16
+    """Steps of a period; "auto" is the smallest number of which the exchange hides, as measured in the first steps.
+    Until then, ranks exchange nothing."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UsageError(f"LocalSGD(every={self.every}): weights are averaged every 1 or more steps")
-        if self.exchange.wire is not None:
+        name, wire, algorithm = type(self).__name__, self.exchange.wire, self.exchange.algorithm
+        if self.every != AUTO and (isinstance(self.every, str) or self.every < 1):
+            raise UsageError(f'{name}(every={self.every!r}): every must be 1 or more steps, or "auto"')
+        if wire is not None and algorithm not in (AUTO, "direct"):
             raise UsageError(
-                f"LocalSGD averages weights, which a wire of {self.exchange.wire} would round: leave the wire away"
+                f"{name} with the wire {wire!r} quantizes once for the sum and once for the result, as {algorithm!r} "
+                "does not: set algorithm to 'direct' or 'auto'"
             )
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
@@ -41,59 +51,73 @@ class LocalSGD(BaseRule):
         passing = build.backward(layout, self.found_overlap.backward_lane(layout.deferred))
         if not event.synchronize:
             return (*build.forward(layout), *passing)
-        averaging = self._average(layout) if self._averages(event) else []
-        stepping = build.behind(passing, self._updates(layout))
-        return (*build.forward(layout), *stepping, *averaging, *_wait(layout))
+        stepping = build.merge(passing, build.own_updates(layout))
+        return (*build.forward(layout), *stepping, *self._exchange(event, layout), *build.wait_for_own(layout))
 
-    def _updates(self, layout: Layout) -> list[tuple[int, list[Task]]]:
-        """Return the optimizer's tasks, each with the key of the bucket that it follows."""
-        everyone = tuple(range(layout.parameters))
-        own = tuple(map(gradient, everyone))
-        if layout.updates is Updates.OUTSIDE:
-            write = (*own, *build.stepped(everyone), thread(MAIN))
-            return [(build.AT_THE_END, [Task(STEP_ALONE, 0, MAIN, (), write, parameters=everyone)])]
-        if layout.updates is Updates.WHOLE or layout.clip is not None:
-            clip = [Task(CLIP_ALONE, 0, UPDATE, (), own)] if layout.clip is not None else []
-            return [(build.AT_THE_END, [*clip, _update(0, everyone)])]
-        return [(key, [_update(key, layout.ready[key])]) for key in layout.filled if layout.ready[key]]
-
-    def _average(self, layout: Layout) -> list[Task]:
-        """Return the tasks that average all weights. Those of the first layers go first, as the next forward pass needs
-        them first."""
+    def _exchange(self, event: Step, layout: Layout) -> list[Task]:
+        """Return the tasks that average all weights, where the step does. Those of the first layers go first, as the
+        next forward pass needs them first."""
+        if not self._ends_period(event):
+            return []
         sends = self.collectives(layout)
-        tasks = [*sends.place(AGREE, 0, (build.ENDED,), (build.WORD,))]
-        for key in reversed(layout.keys):
-            own = tuple(map(weights, layout.bucket(key).parameters))
-            tasks += [
-                Task(PACK_WEIGHTS, key, UPDATE, (build.WORD, *own), (bucket(key),)),
-                *sends.place(self.allreduce(), key, (), (bucket(key),)),
-                Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), own),
-            ]
-        return [*tasks, *(build.buffers(sends) if layout.buffers else ())]
+        agree = sends.place(AGREE, 0, (build.ENDED,), (build.CONTROL,))
+        keys = layout.keys[::-1]
+        if self.keeps_anchor:
+            step = outer_step(1.0, 0.0, False)
+            exchange = self.exchange_operation
+            tasks = [*begin_exchange(layout, sends, keys, exchange), *take_outer_step(layout, keys, step)]
+        else:
+            tasks = [task for key in keys for task in self._average(layout, sends, key)]
+        return [*agree, *tasks, *(build.buffers(sends) if layout.buffers else ())]
 
-    def _averages(self, event: Step) -> bool:
-        return (event.number + 1) % self.every == 0
+    def _average(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
+        own = tuple(map(weights, layout.bucket(key).parameters))
+        return [
+            Task(PACK_WEIGHTS, key, UPDATE, (build.CONTROL, *own), (bucket(key),)),
+            *sends.place(self.allreduce(), key, (), (bucket(key),)),
+            Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), own),
+        ]
 
-    def promise(self, event: Step) -> Promise:
-        """Return the promise of an event: own gradients are applied, and weights are equal where they are averaged."""
-        return Promise(Whose.OWN if event.synchronize else None, equal=self._averages(event))
+    def _ends_period(self, event: Step) -> bool:
+        return event.synchronize and not isinstance(self.every, str) and (event.number + 1) % self.every == 0
+
+    def guarantee(self, event: Step) -> Guarantee:
+        """Return the guarantee of an event: own gradients are applied; weights are equal where they are averaged."""
+        ends = self._ends_period(event)
+        source = GradientSource.OWN if event.synchronize else None
+        return Guarantee(source, equal=ends, outer=ends and self.keeps_anchor)
 
     @property
     def period(self) -> int:
         """Number of steps after which the programs repeat."""
-        return self.every
+        return 1 if isinstance(self.every, str) else self.every
+
+    @property
+    def measures_period(self) -> bool:
+        """True where the period is to be measured."""
+        return isinstance(self.every, str)
+
+    def smallest_period(self, computing: float, exchange: float) -> int:
+        """Return the smallest period, in steps, of which the exchange hides."""
+        return smallest_period(computing, exchange)
+
+    def with_period(self, steps: int) -> Self:
+        """Return the rule with a period of so many steps."""
+        return replace(self, every=steps)
+
+    @property
+    def exchange_operation(self) -> Operation:
+        """Operation that sums a bucket: of changes where there is a wire, else of weights."""
+        if self.keeps_anchor:
+            return exchange_change(self.exchange.algorithm, self.exchange.wire)
+        return self.allreduce()
+
+    @property
+    def keeps_anchor(self) -> bool:
+        """True where changes since the last average are exchanged: a wire would round the weights themselves."""
+        return self.exchange.wire is not None
 
     @property
     def differs(self) -> bool:
         """True: ranks' weights differ, unless averaged in every step, and so do the states of their optimizers."""
         return True
-
-
-def _update(key: int, parameters: tuple[int, ...]) -> Task:
-    own = tuple(map(gradient, parameters))
-    return Task(UPDATE_ALONE, key, UPDATE, (), (*own, *build.stepped(parameters)), parameters=parameters)
-
-
-def _wait(layout: Layout) -> list[Task]:
-    """Return the main thread's wait: for all weights, unless each is waited for when it is read."""
-    return build.wait_for_weights(layout) if layout.updates is Updates.OUTSIDE else build.wait(layout)

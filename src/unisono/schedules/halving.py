@@ -24,7 +24,7 @@ Source: Thakur, Rabenseifner and Gropp, 2005; swCaffe section 5.1.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.numbering import deals_evenly, renumber, round_robin
+from unisono.schedules.numbering import renumber, round_robin, suits_round_robin
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
 VARIANTS = ("round-robin",)
@@ -39,7 +39,7 @@ def family(placement: Placement, variant: str) -> Family:
 def worth(_: str, placement: Placement, variant: str) -> bool:
     """Return True for one rank per node; for round-robin, if it also keeps large messages inside supernodes."""
     alone = placement.ranks == len(placement.nodes)
-    return alone and (not variant or deals_evenly(placement, single=True))
+    return alone and (not variant or suits_round_robin(placement, single=True))
 
 
 def halving(rank: int, ranks: int) -> Program:
@@ -69,19 +69,19 @@ def _fold(rank: int, core: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
     )
 
 
-def _core(place: int, core: int, folded: int) -> tuple[Round, ...]:
-    """Return the rounds of place `place` among `core` places, a power of two."""
+def _core(position: int, core: int, folded: int) -> tuple[Round, ...]:
+    """Return the rounds of one of `core` positions, a power of two."""
 
-    def who(other: int) -> int:
+    def rank_of(other: int) -> int:
         return 2 * other if other < folded else other + folded
 
     halvings: list[Round] = []
     doublings: list[Round] = []
     distance = core // 2
     while distance:
-        partner = place ^ distance
-        mine, theirs = place & -distance, partner & -distance  # first chunk of the half that each of the two keeps
-        halvings.append((send(who(partner), theirs, distance), add(who(partner), mine, distance)))
-        doublings.insert(0, (send(who(partner), mine, distance), receive(who(partner), theirs, distance)))
+        partner = position ^ distance
+        mine, theirs = position & -distance, partner & -distance  # first chunk of the half that each of the two keeps
+        halvings.append((send(rank_of(partner), theirs, distance), add(rank_of(partner), mine, distance)))
+        doublings.insert(0, (send(rank_of(partner), mine, distance), receive(rank_of(partner), theirs, distance)))
         distance //= 2
     return (*halvings, *doublings)

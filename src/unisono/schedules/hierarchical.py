@@ -55,19 +55,19 @@ def nodes_of(placement: Placement) -> Placement:
     return Placement(tuple((node,) for node in range(len(placement.nodes))), placement.supernodes)
 
 
-def hierarchical(placement: Placement, among_nodes: Algorithm, wide: int | None = None) -> Algorithm:
-    """Return the allreduce with `among_nodes` between the nodes, in `wide` columns; by default as many as possible."""
-    wide, largest = wide or columns(placement), max(map(len, placement.nodes))
+def hierarchical(placement: Placement, among_nodes: Algorithm, width: int | None = None) -> Algorithm:
+    """Return the allreduce with `among_nodes` between the nodes, in `width` columns; by default as many as possible."""
+    width, largest = width or columns(placement), max(map(len, placement.nodes))
 
     def algorithm(rank: int, ranks: int) -> Program:
         assert ranks == placement.ranks, "a hierarchical schedule is for the placement that it was made for"
         node = placement.node_of(rank)
         inner = among_nodes(node, len(placement.nodes))
-        lanes = [_lane(placement, rank, column, lane, inner.chunks) for column in range(wide) for lane in inner.lanes]
+        lanes = [_lane(placement, rank, column, lane, inner.chunks) for column in range(width) for lane in inner.lanes]
         carried = max(sum(span for _, span in _runs(lane, inner.chunks)) for lane in inner.lanes)
         landing = max(inner.landing, (largest - 1) * carried)
         far = inner.landing if largest > 1 else None
-        return Program(wide * inner.chunks, tuple(lanes), landing, wide, far, inner.steady)
+        return Program(width * inner.chunks, tuple(lanes), landing, width, far, inner.steady)
 
     return algorithm
 
@@ -98,6 +98,8 @@ def _runs(lane: Lane, chunks: int) -> list[tuple[int, int]]:
     In any algorithm a rank must receive every chunk, so its own transfers name all chunks of the lane. On one node
     there are no transfers between nodes, and the one lane has all chunks.
     """
-    named = {chunk for turn in lane for t in turn for chunk in range(t.chunk, t.chunk + t.span)} or set(range(chunks))
+    named = {chunk for transfers in lane for t in transfers for chunk in range(t.chunk, t.chunk + t.span)} or set(
+        range(chunks)
+    )
     runs = [[chunk for _, chunk in run] for _, run in groupby(enumerate(sorted(named)), lambda pair: pair[1] - pair[0])]
     return [(run[0], len(run)) for run in runs]

@@ -31,4 +31,4 @@ BETWEEN = "tree"
 
 def family(placement: Placement, between: Family) -> Family:
     """Return the schedule for this placement, with `between` among the leaders. It cannot be renumbered."""
-    return Family(hierarchical(placement, between.allreduce, wide=1))
+    return Family(hierarchical(placement, between.allreduce, width=1))

@@ -49,7 +49,7 @@ Source: DIMD section 4.2.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Algorithm, Family, Lane, Program, Round, add, receive, send
 
 COLORS = 4
@@ -61,7 +61,7 @@ VARIANTS = ("2", "8")
 
 def family(placement: Placement, variant: str) -> Family:
     """Return the schedule with consecutive, hence near, ranks as the inner ranks of a tree (DIMD section 4.2)."""
-    return Family(renumber(multicolor(int(variant or COLORS)), neighbours(placement)))
+    return Family(renumber(multicolor(int(variant or COLORS)), locality_order(placement)))
 
 
 def worth(_: str, placement: Placement, variant: str) -> bool:
@@ -73,14 +73,14 @@ def multicolor(most: int) -> Algorithm:
     """Return the allreduce with at most `most` colors."""
 
     def algorithm(rank: int, ranks: int) -> Program:
-        colors = fitting(most, ranks)
+        colors = max_fitting_colors(most, ranks)
         lanes = tuple(_lane(rank, ranks, color, colors) for color in range(colors))
         return Program(colors, lanes, max(1, min(colors, ranks - 1)))
 
     return algorithm
 
 
-def fitting(most: int, ranks: int) -> int:
+def max_fitting_colors(most: int, ranks: int) -> int:
     """Return the largest number of colors, up to `most`, for which no rank has children in two trees."""
     return max(colors for colors in range(1, min(most, ranks) + 1) if colors * _inner(ranks, colors) <= ranks)
 
@@ -91,13 +91,13 @@ def _inner(ranks: int, colors: int) -> int:
 
 
 def _lane(rank: int, ranks: int, color: int, colors: int) -> Lane:
-    """Return one rank's rounds in one tree: place 0 is the root, ranks with children are next, then the leaves."""
+    """Return one rank's rounds in one tree: position 0 is the root, ranks with children are next, then the leaves."""
     root = color * _inner(ranks, colors)
-    place = (rank - root) % ranks
-    first = colors * place + 1
+    position = (rank - root) % ranks
+    first = colors * position + 1
     children = [(root + child) % ranks for child in range(first, min(first + colors, ranks))]
-    parent = (root + (place - 1) // colors) % ranks
+    parent = (root + (position - 1) // colors) % ranks
     collect: Lane = (tuple(add(child, color) for child in children),) if children else ()
-    climb: tuple[Round, ...] = ((send(parent, color),), (receive(parent, color),)) if place else ()
+    climb: tuple[Round, ...] = ((send(parent, color),), (receive(parent, color),)) if position else ()
     give: Lane = (tuple(send(child, color) for child in children),) if children else ()
     return collect + climb + give

@@ -1,10 +1,10 @@
-"""Assignment of ranks to the places of an algorithm: the placement depends on the network, the algorithm does not.
+"""Assignment of ranks to the positions of an algorithm: the placement depends on the network, the algorithm does not.
 
 8 ranks in 2 supernodes, ranks 0-3 and 4-7:
 
-    place                          0 1 2 3 4 5 6 7
-    ranks in their order           0 1 2 3 4 5 6 7     places far apart are in different supernodes
-    round-robin over supernodes    0 4 1 5 2 6 3 7     places far apart are in the same (swCaffe section 5.1, figure 7)
+    position                       0 1 2 3 4 5 6 7
+    ranks in their order           0 1 2 3 4 5 6 7     distant positions are in different supernodes
+    round-robin over supernodes    0 4 1 5 2 6 3 7     distant positions are in the same (swCaffe 5.1, figure 7)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm, Program, Transfer
 
 
-def neighbours(placement: Placement) -> tuple[int, ...]:
+def locality_order(placement: Placement) -> tuple[int, ...]:
     """Return the ranks by supernode, then node: a ring in this order enters and leaves each of them once."""
     return tuple(
         sorted(range(placement.ranks), key=lambda rank: (placement.supernode_of(rank), placement.node_of(rank)))
@@ -24,21 +24,21 @@ def neighbours(placement: Placement) -> tuple[int, ...]:
 
 
 def round_robin(placement: Placement) -> tuple[int, ...]:
-    """Return the ranks taken from the supernodes in turn: places far apart share a supernode (swCaffe 5.1).
+    """Return the ranks taken from the supernodes in turn: distant positions share a supernode (swCaffe 5.1).
 
     With several ranks per node, whole nodes are taken in turn: the first rank of each, then the second of each.
     """
-    turns: dict[int, int] = {}
+    counts: dict[int, int] = {}
     key: dict[int, tuple[int, int, int]] = {}
     for node, ranks in enumerate(placement.nodes):
         supernode = placement.supernode_of(ranks[0])
-        turn = turns[supernode] = turns.get(supernode, -1) + 1
-        key |= {rank: (place, turn, supernode) for place, rank in enumerate(ranks)}
+        number = counts[supernode] = counts.get(supernode, -1) + 1
+        key |= {rank: (position, number, supernode) for position, rank in enumerate(ranks)}
         assert placement.node_of(ranks[0]) == node
     return tuple(sorted(range(placement.ranks), key=key.__getitem__))
 
 
-def deals_evenly(placement: Placement, single: bool = False) -> bool:
+def suits_round_robin(placement: Placement, single: bool = False) -> bool:
     """Return True if round-robin numbering keeps the large messages of halving inside the supernodes.
 
     It does if the numbers of supernodes, of nodes in each and of ranks in each node are powers of two, and equal
@@ -53,21 +53,23 @@ def deals_evenly(placement: Placement, single: bool = False) -> bool:
 
 
 def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = False) -> Algorithm:
-    """Return the algorithm with rank `order[place]` in each place.
+    """Return the algorithm with rank `order[position]` in each position.
 
-    `chunks_too` is for reduce_scatter and all_gather: a rank owns the chunk of its own number, not of its place.
+    `chunks_too` is for reduce_scatter and all_gather: a rank owns the chunk of its own number, not of its position.
     """
     if list(order) == list(range(len(order))):
         return algorithm
-    place_of = {rank: place for place, rank in enumerate(order)}
+    position_of = {rank: position for position, rank in enumerate(order)}
 
     def renumbered(rank: int, ranks: int) -> Program:
-        program = algorithm(place_of[rank], ranks)
+        program = algorithm(position_of[rank], ranks)
 
         def moved(transfer: Transfer) -> Transfer:
             chunk = order[transfer.chunk] if chunks_too else transfer.chunk
             return Transfer(transfer.action, order[transfer.peer], chunk, transfer.span)
 
-        return program._replace(lanes=tuple(tuple(tuple(map(moved, turn)) for turn in lane) for lane in program.lanes))
+        return program._replace(
+            lanes=tuple(tuple(tuple(map(moved, transfers)) for transfers in lane) for lane in program.lanes)
+        )
 
     return renumbered

@@ -17,13 +17,13 @@ Source: DIMD section 4.2, which names it, a ring reduced to a root and broadcast
 """
 
 from unisono.placement import Placement
-from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
 
 def family(placement: Placement, _: str) -> Family:
     """Return the chain through the ranks of each node and supernode in turn: it enters and leaves each once."""
-    order = neighbours(placement)
+    order = locality_order(placement)
     return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order))
 
 
@@ -34,21 +34,21 @@ def worth(collective: str, placement: Placement, _: str) -> bool:
 
 def broadcast(rank: int, ranks: int) -> Program:
     """Return a broadcast from rank 0 along the chain. 2 rounds for a middle rank; all but the last send n bytes."""
-    return Program(1, (_back(rank, ranks),), steady=True)
+    return Program(1, (_broadcast_rounds(rank, ranks),), steady=True)
 
 
 def pipeline(rank: int, ranks: int) -> Program:
     """Return an allreduce: a reduction to the root, then `broadcast`."""
-    return Program(1, (_there(rank, ranks) + _back(rank, ranks),), steady=True)
+    return Program(1, (_reduce_rounds(rank, ranks) + _broadcast_rounds(rank, ranks),), steady=True)
 
 
-def _there(rank: int, ranks: int) -> tuple[Round, ...]:
+def _reduce_rounds(rank: int, ranks: int) -> tuple[Round, ...]:
     from_behind: tuple[Round, ...] = ((add(rank + 1, 0),),) if rank + 1 < ranks else ()
     onward: tuple[Round, ...] = ((send(rank - 1, 0),),) if rank else ()
     return from_behind + onward
 
 
-def _back(rank: int, ranks: int) -> tuple[Round, ...]:
+def _broadcast_rounds(rank: int, ranks: int) -> tuple[Round, ...]:
     from_root: tuple[Round, ...] = ((receive(rank - 1, 0),),) if rank else ()
     onward: tuple[Round, ...] = ((send(rank + 1, 0),),) if rank + 1 < ranks else ()
     return from_root + onward

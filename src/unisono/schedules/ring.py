@@ -16,13 +16,13 @@ Source: Patarasuk and Yuan, 2009; DIMD section 4.2 names it beside its trees.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
 
 def family(placement: Placement, _: str) -> Family:
     """Return the ring through the ranks of each node and supernode in turn: it enters and leaves each once."""
-    order = neighbours(placement)
+    order = locality_order(placement)
     return Family(
         renumber(ring, order),
         renumber(reduce_scatter, order, chunks_too=True),
@@ -37,24 +37,24 @@ def worth(_: str, __: Placement, ___: str) -> bool:
 
 def reduce_scatter(rank: int, ranks: int) -> Program:
     """Return a reduce-scatter: rank r ends with the sum of chunk r. p-1 rounds, n(p-1)/p bytes sent by each rank."""
-    return Program(ranks, (_sums(rank, ranks),), steady=True)
+    return Program(ranks, (_reduce_rounds(rank, ranks),), steady=True)
 
 
 def all_gather(rank: int, ranks: int) -> Program:
     """Return an all-gather of chunk r from each rank r. p-1 rounds, n(p-1)/p bytes sent by each rank."""
-    return Program(ranks, (_copies(rank, ranks),), steady=True)
+    return Program(ranks, (_gather_rounds(rank, ranks),), steady=True)
 
 
 def ring(rank: int, ranks: int) -> Program:
     """Return an allreduce: `reduce_scatter`, then `all_gather`."""
-    return Program(ranks, (_sums(rank, ranks) + _copies(rank, ranks),), steady=True)
+    return Program(ranks, (_reduce_rounds(rank, ranks) + _gather_rounds(rank, ranks),), steady=True)
 
 
-def _sums(rank: int, ranks: int) -> tuple[Round, ...]:
+def _reduce_rounds(rank: int, ranks: int) -> tuple[Round, ...]:
     ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
     return tuple((send(ahead, (rank - k - 1) % ranks), add(behind, (rank - k - 2) % ranks)) for k in range(ranks - 1))
 
 
-def _copies(rank: int, ranks: int) -> tuple[Round, ...]:
+def _gather_rounds(rank: int, ranks: int) -> tuple[Round, ...]:
     ahead, behind = (rank + 1) % ranks, (rank - 1) % ranks
     return tuple((send(ahead, (rank - k) % ranks), receive(behind, (rank - k - 1) % ranks)) for k in range(ranks - 1))

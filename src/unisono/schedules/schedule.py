@@ -14,8 +14,12 @@ All readers of schedules (`verify`, `draw`, the players) follow these rules:
 4. Between two ranks, within one lane, messages are received in the order they were sent.
 5. All ADDs of one round into one chunk, and the rank's own contribution, are summed in the order of their ranks. So one
    round of `direct` computes the sum 0 + 1 + ... + (p-1), with the same bits on any rank.
+6. A rank keeps the values that it has sent: a narrow wire rounds the sender's copy too. So a chunk has the same bits on
+   all ranks if one rank makes its sum, or all sum copies with the same bits in the same order (as recursive doubling
+   does); and if all that make a sum send it, or none.
+7. No round is empty.
 
-A rank makes its own program only, so a schedule costs a rank the same for any number of ranks.
+A rank makes its own program only, not those of the others.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ class Program(NamedTuple):
     """
     columns: int = 1
     """Number of equal groups of consecutive lanes: each rank has ADDs in the lanes of one group at most."""
-    landing_far: int | None = None
+    landing_remote: int | None = None
     """Same as `landing`, for chunks from other nodes only; None if the schedule does not distinguish nodes."""
     steady: bool = False
     """True if each rank always receives from the same one or two ranks of other nodes. Equal on all ranks, too."""
@@ -67,8 +71,8 @@ class Program(NamedTuple):
 
 def cuts_alike(program: Program) -> bool:
     """Return True if the ranges of chunks of any two transfers are equal or have no chunk in common."""
-    stretches = sorted({(t.chunk, t.chunk + t.span) for lane in program.lanes for transfers in lane for t in transfers})
-    return all(stop <= start for (_, stop), (start, _) in pairwise(stretches))
+    ranges = sorted({(t.chunk, t.chunk + t.span) for lane in program.lanes for transfers in lane for t in transfers})
+    return all(stop <= start for (_, stop), (start, _) in pairwise(ranges))
 
 
 Algorithm = Callable[[int, int], Program]

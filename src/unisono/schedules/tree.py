@@ -1,7 +1,7 @@
-"""Binomial tree: sums go up to rank 0, the result goes down; the minimum of messages, for tiny payloads.
+"""Binomial tree: sums go up to rank 0, the result goes down; the minimum of messages, for the shortest payloads.
 
-    0 ─┬─ 4 ─┬─ 6 ── 7         the parent of a place is its number without the lowest bit that is set;
-       │     └─ 5              what hangs below a place follows it without a gap
+    0 ─┬─ 4 ─┬─ 6 ── 7         the parent of a position is its number without the lowest set bit;
+       │     └─ 5              the positions below a position follow it without a gap
        ├─ 2 ─── 3
        └─ 1
 
@@ -21,13 +21,13 @@ Source: Thakur, Rabenseifner and Gropp, 2005.
 """
 
 from unisono.placement import Placement
-from unisono.schedules.numbering import neighbours, renumber
+from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
 
 def family(placement: Placement, _: str) -> Family:
     """Return the tree with near ranks below each other, so that few messages leave a node and a supernode."""
-    order = neighbours(placement)
+    order = locality_order(placement)
     return Family(renumber(tree, order), broadcast=renumber(broadcast, order))
 
 
@@ -58,12 +58,12 @@ def _down(rank: int, ranks: int) -> tuple[Round, ...]:
     return above + ((below,) if below else ())
 
 
-def _parent(place: int) -> int:
-    return place & (place - 1)
+def _parent(position: int) -> int:
+    return position & (position - 1)
 
 
-def _children(place: int, places: int) -> list[int]:
-    """Return the children of a place, those with the most places below them first."""
-    lowest = place & -place or places
-    distances = [1 << bit for bit in reversed(range(places.bit_length())) if 1 << bit < lowest]
-    return [place + distance for distance in distances if place + distance < places]
+def _children(position: int, positions: int) -> list[int]:
+    """Return the children of a position, those with the most positions below them first."""
+    lowest = position & -position or positions
+    distances = [1 << bit for bit in reversed(range(positions.bit_length())) if 1 << bit < lowest]
+    return [position + distance for distance in distances if position + distance < positions]

@@ -16,8 +16,8 @@ from unisono.step.overlaps.overlap import Overlap
 from unisono.step.program import (
     MAIN,
     UPDATE,
-    Group,
     Operation,
+    RankGroup,
     Task,
     Value,
     bucket,
@@ -27,8 +27,8 @@ from unisono.step.program import (
     weights,
 )
 
-WORD = Value("word", 0)
-"""Control word, which gives the weight of this rank's gradients."""
+CONTROL = Value("control", 0)
+"""Control message, which gives the weight of this rank's gradients."""
 
 BEGUN = Value("begun", 0)
 """Value that is written when the first gradient is ready."""
@@ -71,13 +71,13 @@ def backward(layout: Layout, lane: str) -> list[Task]:
 
 
 AT_THE_END = -1
-"""Key for tasks that come when the backward pass has ended."""
+"""Key for tasks that run when the backward pass has ended."""
 
 
-def behind(passing: Iterable[Task], follow: Iterable[tuple[int, Iterable[Task]]]) -> Iterator[Task]:
-    """Yield the tasks of a backward pass and those that follow: each (key, tasks) comes once that bucket is full."""
-    left, full = deque(passing), set[int]()
-    for key, tasks in follow:
+def merge(backward_tasks: Iterable[Task], followers: Iterable[tuple[int, Iterable[Task]]]) -> Iterator[Task]:
+    """Yield the tasks of a backward pass and those that follow; each (key, tasks) is placed once its bucket is full."""
+    left, full = deque(backward_tasks), set[int]()
+    for key, tasks in followers:
         while key not in full:
             task = left.popleft()
             full.add(AT_THE_END if task.operation is op.END else task.key)
@@ -86,11 +86,11 @@ def behind(passing: Iterable[Task], follow: Iterable[tuple[int, Iterable[Task]]]
     yield from left
 
 
-class Collectives:
+class CollectiveTasks:
     """Collectives of all ranks, placed one after another by an overlap."""
 
     def __init__(self, layout: Layout, overlap: Overlap, outstanding: int) -> None:
-        self._group = Group(tuple(range(layout.ranks)))
+        self._group = RankGroup(tuple(range(layout.ranks)))
         self._overlap, self._outstanding = overlap, outstanding
         self._before = 0
 
@@ -104,7 +104,7 @@ class Collectives:
 
 
 def updates(layout: Layout, key: int) -> list[Task]:
-    """Return the optimizer's tasks once bucket `key` is settled, after the clipping of all gradients if asked for."""
+    """Return the optimizer's tasks once the gradients of bucket `key` are set, after clipping if there is any."""
     if layout.updates is Updates.OUTSIDE:
         return []
     if layout.clip is not None or layout.updates is Updates.WHOLE:
@@ -128,7 +128,7 @@ def stepped(parameters: Iterable[int]) -> tuple[Value, ...]:
     return tuple(value for number in parameters for value in (weights(number), state(number)))
 
 
-def buffers(sends: Collectives) -> list[Task]:
+def buffers(sends: CollectiveTasks) -> list[Task]:
     """Return the tasks that send rank 0's buffers to all ranks, as they are when the main thread gets here."""
     pack = Task(op.PACK_BUFFERS, 0, MAIN, (), (BUFFERS, thread(MAIN)))
     return [pack, *sends.place(op.BROADCAST_BUFFERS, 0, (), (BUFFERS,))]
@@ -147,3 +147,27 @@ def wait(layout: Layout) -> list[Task]:
         return [Task(op.WAIT, 0, MAIN, read, (*stepped(everyone), thread(MAIN)), parameters=everyone)]
     one_by_one = layout.deferred and layout.updates is Updates.PARTS
     return [] if one_by_one else wait_for_weights(layout)
+
+
+def own_updates(layout: Layout) -> list[tuple[int, list[Task]]]:
+    """Return the optimizer's tasks with this rank's own gradients, each with the key of the bucket that it follows."""
+    everyone = tuple(range(layout.parameters))
+    own = tuple(map(gradient, everyone))
+    if layout.updates is Updates.OUTSIDE:
+        write = (*own, *stepped(everyone), thread(MAIN))
+        return [(AT_THE_END, [Task(op.STEP_LOCAL, 0, MAIN, (), write, parameters=everyone)])]
+    if layout.updates is Updates.WHOLE or layout.clip is not None:
+        clip = [Task(op.CLIP_LOCAL, 0, UPDATE, (), own)] if layout.clip is not None else []
+        return [(AT_THE_END, [*clip, own_update(0, everyone)])]
+    return [(key, [own_update(key, layout.ready[key])]) for key in layout.filled if layout.ready[key]]
+
+
+def own_update(key: int, parameters: tuple[int, ...]) -> Task:
+    """Return the optimizer's task for these parameters, with this rank's own gradients."""
+    own = tuple(map(gradient, parameters))
+    return Task(op.UPDATE_LOCAL, key, UPDATE, (), (*own, *stepped(parameters)), parameters=parameters)
+
+
+def wait_for_own(layout: Layout) -> list[Task]:
+    """Return the main thread's wait after own updates: for all weights, unless each is waited for when it is read."""
+    return wait_for_weights(layout) if layout.updates is Updates.OUTSIDE else wait(layout)

@@ -1,8 +1,8 @@
 """Clock on which step programs are played with costs in place of work: it gives the begin and end of each task.
 
     lanes       a task waits for what it touches, then for a thread of its lane
-    groups      a collective begins when all its members have come, each of which keeps its thread meanwhile
-    the link    collectives that go on at once share it: together they are no faster than one after another, but for
+    groups      a collective begins when all its members have arrived; each keeps its thread meanwhile
+    the link    concurrent collectives share it: together they are no faster than one after another, but for
                 their latency
 
 Ranks that are not played are assumed to do the same as the first one that is played, at the same time.
@@ -23,7 +23,7 @@ from unisono.step.program import Role, StepProgram, Task, graph_of
 Carry = Callable[[Sequence[Member]], None]
 
 
-class Span(NamedTuple):
+class TaskSpan(NamedTuple):
     """Begin and end of a task; `number` is its place in its rank's program."""
 
     rank: int
@@ -59,9 +59,9 @@ class Clock:
         self._begun: dict[tuple[int, int], float] = {}
         self._count = 0
 
-    def run(self) -> list[Span]:
-        """Play all tasks, and return their spans. Raises StepError where ranks wait for each other for ever."""
-        spans: list[Span] = []
+    def run(self) -> list[TaskSpan]:
+        """Play all tasks, and return their spans. Raises StepError for a deadlock of ranks."""
+        spans: list[TaskSpan] = []
         for rank, waits in self._open.items():
             for number, count in enumerate(waits):
                 if not count:
@@ -71,7 +71,7 @@ class Clock:
         while self._events:
             now, number, rank, _ = heappop(self._events)
             task = self._programs[rank][number]
-            spans.append(Span(rank, number, task, self._begun.pop((rank, number)), now))
+            spans.append(TaskSpan(rank, number, task, self._begun.pop((rank, number)), now))
             self._free[rank, task.lane] += 1
             lanes = {task.lane: None}  # in the order of the program: the same on every run
             for follower in self._after[rank][number]:
@@ -82,7 +82,7 @@ class Clock:
             self._dispatch(rank, now, lanes)
         if len(spans) < sum(map(len, self._programs.values())):
             waiting = ", ".join(self._matching.waiting()) or "tasks of one rank"
-            raise StepError(f"these wait for ever: {waiting}")
+            raise StepError(f"deadlock: {waiting}")
         return spans
 
     def _enter(self, rank: int, number: int, now: float) -> None:
@@ -95,7 +95,7 @@ class Clock:
             while queue and self._free[rank, lane]:
                 _, number = heappop(queue)
                 self._free[rank, lane] -= 1
-                together = self._matching.come(Member(rank, self._programs[rank][number], number))
+                together = self._matching.arrive(Member(rank, self._programs[rank][number], number))
                 if together:
                     self._begin(together, now)
 
@@ -111,12 +111,12 @@ class Clock:
 
     def _end(self, rank: int, task: Task, now: float) -> float:
         duration = self._price(rank, task)
-        if not duration.link or task.operation.role is Role.ALONE:
-            return now + duration.alone
-        self._link = max(now + duration.alone, self._link + duration.link)
+        if not duration.link or task.operation.role is Role.LOCAL:
+            return now + duration.seconds
+        self._link = max(now + duration.seconds, self._link + duration.link)
         return self._link
 
 
-def play_on_clock(programs: Mapping[int, StepProgram], threads: Mapping[str, int], costs: Costs) -> list[Span]:
+def play_on_clock(programs: Mapping[int, StepProgram], threads: Mapping[str, int], costs: Costs) -> list[TaskSpan]:
     """Return the begin and end of each task, with the same costs on every rank."""
     return Clock(programs, threads, lambda _, task: task.operation.price(task, costs)).run()

@@ -1,6 +1,6 @@
 """Costs of tasks: the measured computing of a step, and the times of its collectives and updates.
 
-computing   0 ──forward──────────────▶│──backward─────────────────▶ whole        seconds that go on computing
+computing   0 ──forward──────────────▶│──backward─────────────────▶ whole        seconds of computing
 needed      w0  w1    w2   w3
 ready                                       w3   w2     w1       w0
 """
@@ -35,17 +35,17 @@ class Cost(NamedTuple):
     """Cost of a collective: `latency + nbytes * a_byte` seconds."""
 
     latency: float
-    a_byte: float
+    per_byte: float
 
     def seconds(self, nbytes: float) -> float:
         """Return the seconds for that many bytes of gradients."""
-        return self.latency + nbytes * self.a_byte
+        return self.latency + nbytes * self.per_byte
 
 
 class Duration(NamedTuple):
     """Duration of a task."""
 
-    alone: float
+    seconds: float
     """Seconds, where nothing else uses the link."""
     link: float = 0.0
     """Seconds of these in which it keeps the link busy: collectives that run at once share it."""
@@ -65,7 +65,7 @@ class Costs:
 
     def exchange(self, nbytes: float) -> Duration:
         """Return the duration of a collective of that many bytes, at the cost of an allreduce."""
-        return Duration(self.collective.seconds(nbytes), nbytes * self.collective.a_byte)
+        return Duration(self.collective.seconds(nbytes), nbytes * self.collective.per_byte)
 
     @cached_property
     def forward(self) -> dict[int, float]:
@@ -93,7 +93,7 @@ class Prediction(NamedTuple):
 
     step: float
     communicating: float
-    """Seconds in which a collective runs, whatever runs beside it."""
+    """Seconds in which a collective runs, hidden or not."""
     waiting: float
     """Seconds in which nothing is computed."""
 
@@ -102,15 +102,15 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
     """Return the cost of collectives of these bytes that took these seconds, by least squares; neither part is below 0.
 
     >>> fit([1, 2, 3], [3.0, 5.0, 7.0])
-    Cost(latency=1.0, a_byte=2.0)
+    Cost(latency=1.0, per_byte=2.0)
     """
-    # fsum: rounded once, so that the order of what was measured is nothing, even where the line is almost level
+    # fsum rounds once, so the result does not depend on the order of the measurements, even for a flat line
     count, total, bytes_moved = len(sizes), fsum(seconds), fsum(sizes)
     middle, mean = bytes_moved / count, total / count
     spread = fsum((size - middle) ** 2 for size in sizes)
     rising = fsum((size - middle) * took for size, took in zip(sizes, seconds, strict=True))
     slope = rising / spread if spread else 0.0
-    if slope <= 0 or mean - slope * middle < 0:  # too few sizes to tell, or noise: all is the bytes'
+    if slope <= 0 or mean - slope * middle < 0:  # too few sizes, or noise: no latency
         return Cost(0.0, total / bytes_moved) if bytes_moved else Cost(mean, 0.0)
     return Cost(mean - slope * middle, slope)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from unisono.step.clock import Clock, Span
+from unisono.step.clock import Clock, TaskSpan
 from unisono.step.costs import Computing, Cost, Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.program import Step, Task
@@ -23,13 +23,13 @@ from unisono.step.rule import Rule
 COLUMNS = 4
 """Characters per unit of time."""
 
-SMALL = 0.75
-"""Smallest width of a drawn task, in units of time: room for a letter, a figure and a space."""
+MIN_TASK_WIDTH = 0.75
+"""Smallest width of a drawn task, in units of time: space for a letter, a figure and a space."""
 
 ROW, LABEL, UNIT, MARGIN = 30.0, 120.0, 34.0, 20.0
 """Sizes in the SVG: height of a lane, width of its name, width of a unit of time, and outer margin."""
 
-COLOURS = ("#9ecae1", "#4292c6", "#fd8d3c", "#74c476", "#dadaeb", "#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c")
+COLORS = ("#9ecae1", "#4292c6", "#fd8d3c", "#74c476", "#dadaeb", "#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c")
 INK = "#24292f"
 
 
@@ -37,7 +37,7 @@ INK = "#24292f"
 class Picture:
     """Steps of a rule on rank 0, to be drawn."""
 
-    spans: Sequence[Span]
+    spans: Sequence[TaskSpan]
     lanes: Sequence[str]
     title: str
 
@@ -58,8 +58,8 @@ def picture_of(rule: Rule, layout: Layout, steps: int, title: str = "", costs: C
 
     def price(_: int, task: Task) -> Duration:
         found = task.operation.price(task, used)
-        shown = task.operation.act is not None and found.alone < SMALL
-        return Duration(SMALL, found.link and SMALL) if shown else found
+        shown = task.operation.act is not None and found.seconds < MIN_TASK_WIDTH
+        return Duration(MIN_TASK_WIDTH, found.link and MIN_TASK_WIDTH) if shown else found
 
     threads = rule.threads()
     spans = [span for span in Clock({0: program}, threads, price).run() if span.end > span.begin]
@@ -96,7 +96,7 @@ def _letter(task: Task) -> str:
 def draw_svg(picture: Picture) -> str:
     """Return the picture as an SVG document. Each task has a title with its name and its times."""
     names = list(dict.fromkeys(span.task.operation.name for span in sorted(picture.spans, key=lambda one: one.begin)))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
     end = max((span.end for span in picture.spans), default=0.0)
     top = MARGIN + 56
     body, y = [], top
@@ -104,7 +104,7 @@ def draw_svg(picture: Picture) -> str:
         tracks = _tracks([span for span in picture.spans if span.task.lane == lane])
         body.append(f'<text x="{MARGIN:g}" y="{y + ROW / 2 + 4:g}">{escape(lane)}</text>')
         for track in tracks:
-            body += [_box(span, y, colours) for span in track]
+            body += [_box(span, y, colors) for span in track]
             y += ROW
         y += 6
     width, height = MARGIN * 2 + LABEL + end * UNIT, y + MARGIN
@@ -117,16 +117,16 @@ def draw_svg(picture: Picture) -> str:
             f"<title>{title}</title>",
             f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
             f'<text x="{MARGIN:g}" y="{MARGIN + 10:g}" font-size="17" font-weight="bold">{title}</text>',
-            *_legend(colours),
+            *_legend(colors),
             *body,
             "</svg>\n",
         ]
     )
 
 
-def _tracks(spans: Sequence[Span]) -> list[list[Span]]:
+def _tracks(spans: Sequence[TaskSpan]) -> list[list[TaskSpan]]:
     """Return a lane's tasks by thread. Each task goes to the first free thread."""
-    tracks: list[list[Span]] = []
+    tracks: list[list[TaskSpan]] = []
     for span in sorted(spans, key=lambda one: (one.begin, one.end)):
         free = next((track for track in tracks if track[-1].end <= span.begin), None)
         if free is None:
@@ -136,21 +136,21 @@ def _tracks(spans: Sequence[Span]) -> list[list[Span]]:
     return tracks
 
 
-def _box(span: Span, y: float, colours: dict[str, str]) -> str:
+def _box(span: TaskSpan, y: float, colors: dict[str, str]) -> str:
     x, width = MARGIN + LABEL + span.begin * UNIT, (span.end - span.begin) * UNIT
     label = f"{_letter(span.task)}{span.task.key}"
     return (
         f"<g><title>{escape(str(span.task))}: {span.begin:g} to {span.end:g}</title>"
         f'<rect x="{x:g}" y="{y:g}" width="{max(1.0, width - 1):g}" height="{ROW - 6:g}" rx="2" '
-        f'fill="{colours[span.task.operation.name]}"/>'
+        f'fill="{colors[span.task.operation.name]}"/>'
         f'<text x="{x + 4:g}" y="{y + ROW / 2 + 1:g}" font-size="11">{escape(label)}</text></g>'
     )
 
 
-def _legend(colours: dict[str, str]) -> list[str]:
+def _legend(colors: dict[str, str]) -> list[str]:
     x, y, drawn = MARGIN, MARGIN + 32, []
-    for name, colour in colours.items():
-        drawn.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="2" fill="{colour}"/>')
+    for name, color in colors.items():
+        drawn.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="2" fill="{color}"/>')
         drawn.append(f'<text x="{x + 17:g}" y="{y:g}">{escape(name)}</text>')
         x += 36 + 7 * len(name)
     return drawn

@@ -11,20 +11,23 @@ A collective is run by one thread for each member.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
 
+from unisono.schedules.pieces import bounds
 from unisono.step import operations as op
-from unisono.step.admissible import play_in_some_order
-from unisono.step.clock import Clock, Span
+from unisono.step.clock import Clock, TaskSpan
 from unisono.step.costs import Costs
 from unisono.step.layout import Layout, Updates
 from unisono.step.matching import Member
-from unisono.step.program import Step, Task
+from unisono.step.program import Step, StepProgram, Task
+from unisono.step.random_order import play_in_random_order
 from unisono.step.rule import Rule
+from unisono.step.rule_memory import ANCHOR, RuleMemory
+from unisono.wires import wire_of
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -47,12 +50,27 @@ class InProcessWorld:
         return self._gathering.gather(self.rank, mine)
 
     def allreduce(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
-        """Sum a tensor over the ranks, in place, and return it."""
-        dtype = tensor.dtype if wire is None else getattr(torch, wire)
+        """Sum a tensor over the ranks, in place, and return it. A wire rounds as `direct` does: each chunk twice."""
         total = torch.zeros_like(tensor)
-        for one in self.all_gather_object(tensor.to(dtype, copy=True).to(tensor.dtype)):
+        for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
             total += one
-        return tensor.copy_(total)
+        return tensor.copy_(self._rounded(total, wire))
+
+    def all_to_all(self, tensor: torch.Tensor, _: str = "auto") -> torch.Tensor:
+        """Return the chunks that the ranks have for this one; the tensor's p chunks are equal."""
+        return torch.cat([one.chunk(self.size)[self.rank] for one in self.all_gather_object(tensor.clone())])
+
+    def all_gather(self, shard: torch.Tensor, out: torch.Tensor, _: str = "auto") -> torch.Tensor:
+        """Fill `out` with the shards of all ranks, and return it."""
+        return out.copy_(torch.cat(self.all_gather_object(shard.clone())))
+
+    def _rounded(self, tensor: torch.Tensor, wire: str | None) -> torch.Tensor:
+        """Return a tensor whose chunks have been through a wire, in place."""
+        if (encoding := wire_of(wire, tensor.dtype)) is not None:
+            for rank in range(self.size):
+                chunk = tensor.view(-1)[slice(*bounds(tensor.numel(), self.size, rank))]
+                encoding.encode(chunk.numpy(), torch.empty(encoding.nbytes(len(chunk)), dtype=torch.uint8).numpy())
+        return tensor
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
         """Copy `root`'s tensor to every rank, in place, and return it."""
@@ -61,6 +79,18 @@ class InProcessWorld:
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
         self.all_gather_object(None)
+
+    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
+        """Send a tensor to the other one of a pair, and receive its tensor."""
+        came.copy_(self.all_gather_object(mine.clone())[1 - self.rank])
+
+    def send(self, mine: torch.Tensor) -> None:
+        """Send a tensor to the other one of a pair, which receives."""
+        self.all_gather_object(mine.clone())
+
+    def receive(self, came: torch.Tensor) -> None:
+        """Receive a tensor from the other one of a pair, which sends."""
+        came.copy_(self.all_gather_object(None)[1 - self.rank])
 
 
 class _Gathering:
@@ -103,23 +133,28 @@ class InProcessReplica:
         self._sent: dict[int, torch.Tensor] = {}
         self._flat: torch.Tensor | None = None
         self._averaged: dict[int, torch.Tensor | None] = {}
+        self.kept = RuleMemory()
+        """Tensors that the rule keeps; the anchors are the weights when the first batch begins."""
 
     def outside(self, task: Task) -> None:
         """Run a task of the outside program."""
         if task.operation is op.BEGIN:
             self._batch = next(self._batches)
+            for key in self.layout.keys:
+                if (ANCHOR, key) not in self.kept:
+                    self.kept.put(ANCHOR, key, self.read_weights(key))
         elif task.operation is op.FORWARD:
             self.take_buffers()
             self._seen[task.key] = self.parameters[task.key].detach().clone().requires_grad_()
         elif task.operation is op.BACKWARD:
-            if task.key == 0:  # the last control word has gone: it needs that no pass has begun since
+            if task.key == 0:  # the last control message was sent: it must precede the next pass
                 self._samples += 0 if self._batch is None else len(self._batch.labels)
                 self._compute()
             for number in task.parameters:
                 self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
                 self._unpacked[number] = len(self.layout.keys_of[number])
-        elif task.operation is op.STEP_ALONE:
-            self.update_alone(task.parameters)
+        elif task.operation is op.STEP_LOCAL:
+            self.update_local(task.parameters)
         elif task.operation is op.WAIT and self.layout.updates is Updates.OUTSIDE:
             self.update(task.parameters)
 
@@ -129,13 +164,14 @@ class InProcessReplica:
         self._weight = self._samples / total if total else 0.0
         self._samples = 0
 
-    def pack(self, key: int) -> None:
-        """Write gradients, times this rank's share of the samples, into a bucket, and flags behind them."""
+    def pack(self, key: int, scaled: bool = True) -> None:
+        """Write gradients, times this rank's share of the samples if `scaled`, into a bucket, and flags behind them."""
+        weight = self._weight if scaled else float(self._weight > 0)
         parts, there = [], []
         for number, first, last in self._ranges(key):
             own = self._own[number]
             there.append(float(own is not None))
-            whole = torch.zeros_like(self.parameters[number]) if own is None else own * self._weight
+            whole = torch.zeros_like(self.parameters[number]) if own is None else own * weight
             parts.append(whole.reshape(-1)[first:last])
             self._unpacked[number] -= 1
             if not self._unpacked[number]:
@@ -154,7 +190,7 @@ class InProcessReplica:
         """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         return self._sent[key][-len(self._ranges(key)) :]
 
-    def settle(self, key: int) -> None:
+    def set_grads(self, key: int) -> None:
         """Make the sums averaged gradients. A parameter without a gradient on any rank gets None."""
         ranges = self._ranges(key)
         at = 0
@@ -172,7 +208,7 @@ class InProcessReplica:
         """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._averaged)
 
-    def clip_alone(self) -> None:
+    def clip_local(self) -> None:
         """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._own)
 
@@ -180,22 +216,37 @@ class InProcessReplica:
         """Apply the optimizer's step to these parameters, with averaged gradients."""
         self._step({number: self._averaged.pop(number) for number in parameters})
 
-    def update_alone(self, parameters: Sequence[int]) -> None:
+    def update_local(self, parameters: Sequence[int]) -> None:
         """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         self._step({number: self._own.pop(number) for number in parameters})
 
     def pack_weights(self, key: int) -> None:
         """Write weights, divided by the number of ranks, into a bucket."""
-        found = [self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)]
-        self._sent[key] = torch.cat(found) / self.layout.ranks
+        self._sent[key] = self.read_weights(key) / self.layout.ranks
+
+    def copy_weights(self, key: int) -> None:
+        """Write weights into a bucket."""
+        self._sent[key] = self.read_weights(key)
 
     def unpack_weights(self, key: int) -> None:
         """Copy the sums in a bucket to the weights of its parameters."""
+        self.write_weights(key, self._sent[key])
+
+    def read_weights(self, key: int) -> torch.Tensor:
+        """Return a copy of the weights of a bucket, flat."""
+        return torch.cat([self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)])
+
+    def write_weights(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a flat tensor to the weights of a bucket."""
         at = 0
         with torch.no_grad():
             for number, first, last in self._ranges(key):
-                self.parameters[number].view(-1)[first:last] = self._sent[key][at : at + last - first]
+                self.parameters[number].view(-1)[first:last] = flat[at : at + last - first]
                 at += last - first
+
+    def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a flat tensor into a bucket."""
+        self._sent[key] = flat.clone()
 
     def pack_buffers(self) -> None:
         """Copy the floating-point buffers to the memory they are sent from."""
@@ -203,7 +254,7 @@ class InProcessReplica:
 
     def buffers(self) -> torch.Tensor:
         """Return the floating-point buffers that are sent, as one flat float64 tensor."""
-        assert self._flat is not None, "packed before they travel"
+        assert self._flat is not None, "buffers are packed before they are sent"
         return self._flat
 
     def take_buffers(self) -> None:
@@ -239,8 +290,10 @@ class InProcessReplica:
             self.parameters[number].grad = None
 
     def _clip(self, gradients: dict[int, torch.Tensor | None]) -> None:
-        assert self.layout.clip is not None, "asked for"
-        found = [one for one in gradients.values() if one is not None]
+        assert self.layout.clip is not None, "a program without clip has no clip task"
+        found = [one for _, one in sorted(gradients.items()) if one is not None]  # one order of sums on all ranks
+        if not found:
+            return  # no rank had a batch
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
         factor = min(1.0, self.layout.clip / (float(norm) + 1e-6))
         for one in found:
@@ -266,23 +319,34 @@ def play_in_process(
     events: Sequence[Step],
     seed: int = 0,
     costs: Costs | None = None,
-) -> list[Span]:
+) -> list[TaskSpan]:
     """Train replicas, one for each rank, by a rule. The order is a random one that the programs allow, chosen by
     `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
     layout = replicas[0].layout
     programs = [tuple(task for event in events for task in rule(event, rank, layout)) for rank in range(len(replicas))]
+    return play_programs(programs, replicas, rule.threads(), seed, costs)
+
+
+def play_programs(
+    programs: Sequence[StepProgram],
+    replicas: Sequence[Any],
+    threads: Mapping[str, int],
+    seed: int = 0,
+    costs: Costs | None = None,
+) -> list[TaskSpan]:
+    """Play one program for each replica, as `play_in_process` does."""
 
     def carry(together: Sequence[Member]) -> None:
         carry_out(replicas, together)
 
     if costs is None:
-        play_in_some_order(programs, carry, seed)
+        play_in_random_order(programs, carry, seed)
         return []
-    clock = Clock(dict(enumerate(programs)), rule.threads(), lambda _, task: task.operation.price(task, costs), carry)
+    clock = Clock(dict(enumerate(programs)), threads, lambda _, task: task.operation.price(task, costs), carry)
     return clock.run()
 
 
-def carry_out(replicas: Sequence[InProcessReplica], together: Sequence[Member]) -> None:
+def carry_out(replicas: Sequence[Any], together: Sequence[Member]) -> None:
     """Run a task; a collective runs with a thread for each member. Raises what a member raises."""
     act = together[0].task.operation.act
     if act is None:
@@ -296,7 +360,7 @@ def carry_out(replicas: Sequence[InProcessReplica], together: Sequence[Member]) 
         try:
             with torch.no_grad():
                 operation.act(replica, member.task, InProcessWorld(place, gathering))  # type: ignore[misc]
-        except BaseException as error:  # noqa: BLE001 - told by the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             errors.append(error)
             gathering.abort()
 

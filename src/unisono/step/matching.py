@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from unisono.step.program import Group, Role, Task
+from unisono.step.program import RankGroup, Role, Task
 
 
 class Member(NamedTuple):
@@ -30,38 +30,38 @@ class Matching:
         """Match the tasks of `ranks`, those that are played. Others of a group are assumed to arrive at the same
         time."""
         self._ranks = frozenset(ranks)
-        self._members: dict[Group, tuple[int, ...]] = {}
-        self._come: dict[Group, dict[int, deque[Member]]] = {}
-        self._sends: dict[tuple[Group, int | None], deque[Member]] = {}
-        self._receives: dict[tuple[Group, int], deque[Member]] = {}
+        self._members: dict[RankGroup, tuple[int, ...]] = {}
+        self._arrived: dict[RankGroup, dict[int, deque[Member]]] = {}
+        self._sends: dict[tuple[RankGroup, int | None], deque[Member]] = {}
+        self._receives: dict[tuple[RankGroup, int], deque[Member]] = {}
 
-    def come(self, member: Member) -> Sequence[Member]:
+    def arrive(self, member: Member) -> Sequence[Member]:
         """Add a task that its rank has reached. Return all tasks that run together now, or none yet."""
         task = member.task
-        if task.group is None or task.operation.role is Role.ALONE:
+        if task.group is None or task.operation.role is Role.LOCAL:
             return (member,)
         if task.operation.role is Role.COLLECTIVE:
             return self._collective(task.group, member)
         return self._message(task.group, member)
 
     def waiting(self) -> list[str]:
-        """Return the ranks that wait and their tasks, in words."""
-        members = [one for come in self._come.values() for queue in come.values() for one in queue]
+        """Return a description of each rank that waits and its task."""
+        members = [one for arrive in self._arrived.values() for queue in arrive.values() for one in queue]
         members += [one for queues in (self._sends, self._receives) for queue in queues.values() for one in queue]
         return [f"rank {one.rank} in {one.task}" for one in members]
 
-    def _collective(self, group: Group, member: Member) -> Sequence[Member]:
+    def _collective(self, group: RankGroup, member: Member) -> Sequence[Member]:
         members = self._members.get(group)
         if members is None:
             members = self._members[group] = tuple(rank for rank in group.ranks if rank in self._ranks)
-            self._come[group] = {rank: deque() for rank in members}
-        come = self._come[group]
-        come[member.rank].append(member)
-        if not all(come.values()):
+            self._arrived[group] = {rank: deque() for rank in members}
+        arrive = self._arrived[group]
+        arrive[member.rank].append(member)
+        if not all(arrive.values()):
             return ()
-        return [come[rank].popleft() for rank in members]
+        return [arrive[rank].popleft() for rank in members]
 
-    def _message(self, group: Group, member: Member) -> Sequence[Member]:
+    def _message(self, group: RankGroup, member: Member) -> Sequence[Member]:
         peer, role = member.task.peer, member.task.operation.role
         if peer is not None and peer not in self._ranks:
             return (member,)

@@ -1,7 +1,7 @@
 """Operations that rules share. A rule may add others: an `Operation` has everything that readers need.
 
 outside     begin, forward, backward, end, wait: what the program outside does with its batch
-gradients   agree (control word), pack, allreduce, settle, clip, update; update_alone for a rank's own
+gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own
 shards      reduce_scatter, all_gather
 weights     pack_weights, unpack_weights
 others      barrier, broadcast_buffers, send, receive, receive_any
@@ -19,24 +19,25 @@ from unisono.schedules.pieces import bounds
 from unisono.step.costs import Costs, Duration
 from unisono.step.program import Act, Operation, Role, Task
 from unisono.step.replica import Replica
-from unisono.step.symbols import Contribution, Sent, Symbols, summed
+from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState, sum_contributions
+from unisono.wires import wire_of
 
 # What the program outside does --------------------------------------------------------------------------------------
 
 
-def _mean_begin(ranks: Sequence[Symbols], _: Task) -> None:
+def _symbolic_begin(ranks: Sequence[SymbolicState], _: Task) -> None:
     (one,) = ranks
     one.batch += 1
 
 
-def _mean_forward(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_forward(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     if not any(value.kind == "weights" for value in task.reads):
         raise StepError(f"rank {one.rank}: {task} reads no weights, so that it waits for no update of them")
-    one.seen[task.key] = one.version(task.key)
+    one.seen[task.key] = dict(one.weights[task.key])
 
 
-def _mean_backward(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_backward(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     one.begun = one.batch
     for number in task.parameters:
@@ -45,73 +46,75 @@ def _mean_backward(ranks: Sequence[Symbols], task: Task) -> None:
             raise StepError(
                 f"rank {one.rank}: {task} makes a gradient of parameter {number}, whose weights no forward has read"
             )
-        contribution = Contribution(one.rank, one.batch, one.seen.pop(number))
-        parts = one.gradients.setdefault(number, {})
+        seen, parts = one.seen.pop(number), one.gradients.setdefault(number, {})
         for key in one.parts_of(number):
+            contribution = Contribution(one.rank, one.batch, seen[key])
             mine = Counter() if one.batch in one.absent else Counter({contribution: 1})
-            parts[key] = summed((parts.get(key, Counter()), mine))
+            parts[key] = sum_contributions((parts.get(key, Counter()), mine))
 
 
-def _mean_wait(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_wait(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     if any(value.kind == "weights" for value in task.writes):
         _apply(one, task)
 
 
-def _nothing(_: Sequence[Symbols], __: Task) -> None:
+def _nothing(_: Sequence[SymbolicState], __: Task) -> None:
     """Change no symbol."""
 
 
-BEGIN = Operation("begin", None, _mean_begin, lambda _, costs: Duration(costs.forward[-1]))
+BEGIN = Operation("begin", None, _symbolic_begin, lambda _, costs: Duration(costs.forward[-1]))
 """Start of a step: its batch is ready."""
 
-FORWARD = Operation("forward", None, _mean_forward, lambda task, costs: Duration(costs.forward[task.key]))
+FORWARD = Operation("forward", None, _symbolic_forward, lambda task, costs: Duration(costs.forward[task.key]))
 """Reading of parameter `key` by a module, and computing until the next is read."""
 
-BACKWARD = Operation("backward", None, _mean_backward, lambda task, costs: Duration(costs.backward[task.key]))
+BACKWARD = Operation("backward", None, _symbolic_backward, lambda task, costs: Duration(costs.backward[task.key]))
 """Computing until bucket `key` is full; for key 0, until the first gradient is ready."""
 
 END = Operation("end", None, _nothing, lambda _, costs: Duration(costs.backward[-1]))
 """End of the backward pass."""
 
-WAIT = Operation("wait", None, _mean_wait, lambda _, __: Duration(0.0))
+WAIT = Operation("wait", None, _symbolic_wait, lambda _, __: Duration(0.0))
 """Wait of the outside program for the values that the task reads. It then updates the weights that the task writes."""
 
 # Gradients ----------------------------------------------------------------------------------------------------------
 
 
-def _mean_agree(ranks: Sequence[Symbols], _: Task) -> None:
+def _symbolic_agree(ranks: Sequence[SymbolicState], _: Task) -> None:
     for one in ranks:
-        one.word = one.begun
+        one.control = one.begun
 
 
-def _mean_pack(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_pack(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     parts = {}
     for number in one.layout.bucket(task.key).parameters:
-        if one.word != one.made.get(number):
-            raise StepError(f"rank {one.rank}: {task} has no control word of its step, which says what gradients weigh")
+        if one.control != one.made.get(number):
+            raise StepError(
+                f"rank {one.rank}: {task} has no control message of its step, which gives the weight of gradients"
+            )
         found = one.gradients.get(number, {}).pop(task.key, None)
         if found is None:
             raise StepError(f"rank {one.rank}: {task} packs the gradient of parameter {number}, which is not there")
         parts[number] = found
-    one.buckets[task.key] = Sent(parts)
+    one.buckets[task.key] = BucketContents(parts)
 
 
-def _mean_allreduce(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_allreduce(ranks: Sequence[SymbolicState], task: Task) -> None:
     total = _sum_of(ranks, task)
     for one in ranks:
-        one.buckets[task.key] = Sent({number: Counter(found) for number, found in total.items()})
+        one.buckets[task.key] = BucketContents({number: Counter(found) for number, found in total.items()})
 
 
-def _mean_reduce_scatter(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_reduce_scatter(ranks: Sequence[SymbolicState], task: Task) -> None:
     total = _sum_of(ranks, task)
     for one in ranks:
         shard = {number: Counter(found) for number, found in total.items()}
-        one.buckets[task.key] = Sent(shard, settled=True, whole=False)
+        one.buckets[task.key] = BucketContents(shard, ready=True, whole=False)
 
 
-def _mean_all_gather(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_all_gather(ranks: Sequence[SymbolicState], task: Task) -> None:
     for number in ranks[0].layout.bucket(task.key).parameters:
         shards = {one.weights[number][task.key] for one in ranks}
         version = shards.pop() if len(shards) == 1 else ranks[0].versions.of("gathered", frozenset(shards))
@@ -119,56 +122,56 @@ def _mean_all_gather(ranks: Sequence[Symbols], task: Task) -> None:
             one.weights[number][task.key] = version
 
 
-def _sum_of(ranks: Sequence[Symbols], task: Task) -> dict[int, Counter[Contribution]]:
+def _sum_of(ranks: Sequence[SymbolicState], task: Task) -> dict[int, Counter[Contribution]]:
     for one in ranks:
         if task.key not in one.buckets:
             raise StepError(f"rank {one.rank}: {task} sends a bucket in which nothing was packed")
     return {
-        number: summed(one.buckets[task.key].parts[number] for one in ranks)
+        number: sum_contributions(one.buckets[task.key].parts[number] for one in ranks)
         for number in ranks[0].layout.bucket(task.key).parameters
     }
 
 
-def _mean_settle(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_set_grads(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     if task.key not in one.buckets:
-        raise StepError(f"rank {one.rank}: {task} settles a bucket in which nothing was packed")
-    one.buckets[task.key].settled = True
+        raise StepError(f"rank {one.rank}: {task} sets gradients from a bucket in which nothing was packed")
+    one.buckets[task.key].ready = True
 
 
-def _mean_clip(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_clip(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     for key in one.layout.keys:
         sent = one.buckets.get(key)
-        if sent is None or not sent.settled or len(sent.parts) < len(one.layout.bucket(key).parameters):
+        if sent is None or not sent.ready or len(sent.parts) < len(one.layout.bucket(key).parameters):
             raise StepError(f"rank {one.rank}: {task} takes the norm before all of bucket {key} is there, or after")
 
 
-def _mean_clip_alone(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_clip_local(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     missing = [number for number in range(one.layout.parameters) if number not in one.gradients]
     if missing:
         raise StepError(f"rank {one.rank}: {task} takes the norm without the gradients of parameters {missing}")
 
 
-def _apply(one: Symbols, task: Task) -> None:
+def _apply(one: SymbolicState, task: Task) -> None:
     for number in task.parameters:
         for key in one.parts_of(number):
             one.apply(number, key, one.take(number, key, task))
 
 
-def _mean_update(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     _apply(one, task)
 
 
-def _mean_update_shard(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_update_shard(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     for number in one.layout.bucket(task.key).parameters:
         one.apply(number, task.key, one.take(number, task.key, task))
 
 
-def _mean_update_alone(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_update_local(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     for number in task.parameters:
         parts = one.gradients.pop(number, None)
@@ -212,24 +215,28 @@ def _act_pack(replica: Replica, task: Task, _: Any) -> None:
     replica.pack(task.key)
 
 
-def _act_settle(replica: Replica, task: Task, _: Any) -> None:
-    replica.settle(task.key)
+def _act_pack_sum(replica: Replica, task: Task, _: Any) -> None:
+    replica.pack(task.key, scaled=False)
+
+
+def _act_set_grads(replica: Replica, task: Task, _: Any) -> None:
+    replica.set_grads(task.key)
 
 
 def _act_clip(replica: Replica, _: Task, __: Any) -> None:
     replica.clip()
 
 
-def _act_clip_alone(replica: Replica, _: Task, __: Any) -> None:
-    replica.clip_alone()
+def _act_clip_local(replica: Replica, _: Task, __: Any) -> None:
+    replica.clip_local()
 
 
 def _act_update(replica: Replica, task: Task, _: Any) -> None:
     replica.update(task.parameters)
 
 
-def _act_update_alone(replica: Replica, task: Task, _: Any) -> None:
-    replica.update_alone(task.parameters)
+def _act_update_local(replica: Replica, task: Task, _: Any) -> None:
+    replica.update_local(task.parameters)
 
 
 def _act_reduce_scatter(replica: Replica, task: Task, world: Any) -> None:
@@ -247,73 +254,93 @@ def _own_shard(flat: Any, world: Any) -> Any:
     return flat[slice(*bounds(len(flat), world.size, world.rank))]
 
 
-AGREE = Operation("agree", _act_agree, _mean_agree, _price_small, Role.COLLECTIVE, "w")
-"""Sum of the control words: it gives the weight of each rank's gradients, and the requests to all ranks."""
+AGREE = Operation("agree", _act_agree, _symbolic_agree, _price_small, Role.COLLECTIVE, "w")
+"""Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
-PACK = Operation("pack", _act_pack, _mean_pack, _free)
+PACK = Operation("pack", _act_pack, _symbolic_pack, _free)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
-SETTLE = Operation("settle", _act_settle, _mean_settle, _free)
+PACK_SUM = Operation("pack", _act_pack_sum, _symbolic_pack, _free)
+"""Copy of gradients as they are into their bucket, which then holds their sum."""
+
+SET_GRADS = Operation("set_grads", _act_set_grads, _symbolic_set_grads, _free)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
-CLIP = Operation("clip", _act_clip, _mean_clip, _free)
+CLIP = Operation("clip", _act_clip, _symbolic_clip, _free)
 """Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
 
-CLIP_ALONE = Operation("clip", _act_clip_alone, _mean_clip_alone, _free)
+CLIP_LOCAL = Operation("clip", _act_clip_local, _symbolic_clip_local, _free)
 """Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""
 
-UPDATE = Operation("update", _act_update, _mean_update, _price_update)
+UPDATE = Operation("update", _act_update, _symbolic_update, _price_update)
 """Optimizer's step for some parameters, with averaged gradients."""
 
-UPDATE_ALONE = Operation("update", _act_update_alone, _mean_update_alone, _price_update)
+UPDATE_LOCAL = Operation("update", _act_update_local, _symbolic_update_local, _price_update)
 """Optimizer's step for some parameters, with this rank's own gradients."""
 
-STEP_ALONE = Operation("step", None, _mean_update_alone, lambda _, __: Duration(0.0))
+STEP_LOCAL = Operation("step", None, _symbolic_update_local, lambda _, __: Duration(0.0))
 """Step of the outside program's optimizer, with this rank's own gradients."""
 
-UPDATE_SHARD = Operation("update", _act_update, _mean_update_shard, _price_update)
+UPDATE_SHARD = Operation("update", _act_update, _symbolic_update_shard, _price_update)
 """Optimizer's step for this rank's shard of a bucket."""
 
-REDUCE_SCATTER = Operation("reduce_scatter", _act_reduce_scatter, _mean_reduce_scatter, _price_half, Role.COLLECTIVE)
+REDUCE_SCATTER = Operation(
+    "reduce_scatter", _act_reduce_scatter, _symbolic_reduce_scatter, _price_half, Role.COLLECTIVE
+)
 """Reduce-scatter: each rank gets the sum of its shard of a bucket."""
 
-ALL_GATHER = Operation("all_gather", _act_all_gather, _mean_all_gather, _price_half, Role.COLLECTIVE, "g")
+ALL_GATHER = Operation("all_gather", _act_all_gather, _symbolic_all_gather, _price_half, Role.COLLECTIVE, "g")
 """All-gather: each rank gets the others' shards of a bucket."""
 
 
 @cache
 def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
-    """Return the operation that sums a bucket over the ranks with an algorithm, in a wire format."""
+    """Return the operation that sums a bucket over the ranks with an algorithm, in a wire format.
+
+    Flags are summed by themselves where numbers of a block share a scale: beside a flag of 1, gradients would vanish.
+    """
 
     def act(replica: Replica, task: Task, world: Any) -> None:
-        world.allreduce(replica.bucket(task.key), algorithm, wire)
+        flat = replica.bucket(task.key)
+        encoding = wire_of(wire, flat.dtype)
+        if encoding is None or encoding.elementwise:
+            world.allreduce(flat, algorithm, wire)
+            return
+        world.allreduce(replica.sums(task.key), algorithm, wire)
+        if len(flags := replica.flags(task.key)):
+            world.allreduce(flags)
 
-    return Operation("allreduce", act, _mean_allreduce, _price_whole, Role.COLLECTIVE)
+    return Operation("allreduce", act, _symbolic_allreduce, _price_whole, Role.COLLECTIVE)
 
 
 # Weights ------------------------------------------------------------------------------------------------------------
 
 
-def _mean_pack_weights(ranks: Sequence[Symbols], task: Task) -> None:
+def _symbolic_pack_weights(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     members = one.layout.bucket(task.key).parameters
     # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
     mine = {n: Counter({Contribution(one.rank, -1, one.weights[n][task.key]): 1}) for n in members}
-    one.buckets[task.key] = Sent(mine)
+    one.buckets[task.key] = BucketContents(mine)
 
 
-def _mean_unpack_weights(ranks: Sequence[Symbols], task: Task) -> None:
+def check_contributions(one: SymbolicState, task: Task, number: int, found: Counter[Contribution]) -> None:
+    """Raise StepError unless a mean of weights, or of their changes, has each rank's contribution once."""
+    doubled = [contribution.rank for contribution, count in found.items() if count > 1]
+    missing = set(range(one.layout.ranks)) - {contribution.rank for contribution in found}
+    if doubled or missing:
+        raise StepError(
+            f"rank {one.rank}: {task} averages weights of parameter {number} with ranks {sorted(missing)} missing "
+            f"and ranks {doubled} doubled"
+        )
+
+
+def _symbolic_unpack_weights(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     if task.key not in one.buckets:
         raise StepError(f"rank {one.rank}: {task} unpacks a bucket in which nothing was packed")
     for number, found in one.buckets.pop(task.key).parts.items():
-        doubled = [contribution.rank for contribution, count in found.items() if count > 1]
-        missing = set(range(one.layout.ranks)) - {contribution.rank for contribution in found}
-        if doubled or missing:
-            raise StepError(
-                f"rank {one.rank}: {task} averages weights of parameter {number} with ranks {sorted(missing)} missing "
-                f"and ranks {doubled} doubled"
-            )
+        check_contributions(one, task, number, found)
         versions = {contribution.version for contribution in found}
         same = versions.pop() if len(versions) == 1 else None
         one.weights[number][task.key] = one.versions.of("mean", frozenset(found.items())) if same is None else same
@@ -327,10 +354,10 @@ def _act_unpack_weights(replica: Replica, task: Task, _: Any) -> None:
     replica.unpack_weights(task.key)
 
 
-PACK_WEIGHTS = Operation("pack_weights", _act_pack_weights, _mean_pack_weights, _free, letter="P")
+PACK_WEIGHTS = Operation("pack_weights", _act_pack_weights, _symbolic_pack_weights, _free, letter="P")
 """Copy of weights, divided by the number of ranks, into their bucket."""
 
-UNPACK_WEIGHTS = Operation("unpack_weights", _act_unpack_weights, _mean_unpack_weights, _free, letter="U")
+UNPACK_WEIGHTS = Operation("unpack_weights", _act_unpack_weights, _symbolic_unpack_weights, _free, letter="U")
 """Copy of a bucket's sums to the weights of its parameters."""
 
 # Others -------------------------------------------------------------------------------------------------------------
@@ -362,11 +389,11 @@ BROADCAST_BUFFERS = Operation("buffers", _act_broadcast_buffers, _nothing, _pric
 """Broadcast of rank 0's buffers to all ranks."""
 
 
-def send(act: Act, mean: Any) -> Operation:
+def send(act: Act, symbolic: Any) -> Operation:
     """Return an operation by which `act` sends a part of the replica to the task's peer."""
-    return Operation("send", act, mean, _price_half, Role.SEND)
+    return Operation("send", act, symbolic, _price_half, Role.SEND)
 
 
-def receive(act: Act, mean: Any) -> Operation:
+def receive(act: Act, symbolic: Any) -> Operation:
     """Return an operation that receives from the task's peer, or from the first sender where it has none."""
-    return Operation("receive", act, mean, _price_half, Role.RECEIVE)
+    return Operation("receive", act, symbolic, _price_half, Role.RECEIVE)

@@ -1,8 +1,8 @@
 """Execution of step programs on the engine: a value is a variable there, a lane is a pool of threads.
 
-    program    forward 0 │ backward 1 │ pack 1, allreduce 1, settle 1, update 1 │ backward 2 │ pack 2 ...
-                         ▲ the program outside has come so far                                 ▲ and goes on to here
-                           what follows was pushed when backward 1 had ended
+    program    forward 0 │ backward 1 │ pack 1, allreduce 1, set_grads 1, update 1 │ backward 2 │ pack 2 ...
+                         ▲ the outside program is here; the next tasks were pushed           ▲ and it continues to here
+                           when backward 1 had ended
 
 The outside program runs in one thread, so its tasks end in program order. The tasks that follow one of them are pushed
 when it has ended, and the next one waits for the values that it reads (its gate). Tasks on lane `main` run in the
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from unisono.engine.communicator_pool import CommunicatorPool, call_labelled
 from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine, Handle, Observe
-from unisono.engine.exchanges import Exchanges, call_labelled
 from unisono.errors import OperationError, UsageError
-from unisono.step.program import MAIN, UPDATE, Act, StepProgram, Task, Value
+from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value
 from unisono.step.replica import Replica
 from unisono.world import World
 
@@ -32,6 +32,13 @@ OF_UPDATES = frozenset(("gradient", "state"))
 """Kinds of values without a variable where only tasks of lane `update`, which has one thread, touch them."""
 
 
+OVER_STEPS = "change"
+"""Kind of values whose collective may last beyond its step: no step waits for it, but tasks that need it do."""
+
+LinkOf = Callable[[RankGroup], Any]
+"""Function that returns the link between this rank and the other seat of a pair."""
+
+
 class PreparedTask(NamedTuple):
     """Task with everything that is needed to run it."""
 
@@ -39,7 +46,8 @@ class PreparedTask(NamedTuple):
     act: Act
     read: tuple[Variable, ...]
     write: tuple[Variable, ...]
-    world: World
+    world: Any
+    """World, or link of a pair, that the task's group uses."""
     label: str
     """Label that ranks compare in a collective; empty for a task of one rank alone."""
 
@@ -51,26 +59,33 @@ class Player:
     """Runner of the step programs of one user of `exchanges`. All ranks construct it together."""
 
     def __init__(
-        self, exchanges: Exchanges, communicators: int, user: str = "", observe: Observe | None = None
+        self,
+        pool: CommunicatorPool,
+        communicators: int,
+        user: str = "",
+        observe: Observe | None = None,
+        link: LinkOf | None = None,
     ) -> None:
-        """Take `communicators` communicators. `user` tells the collectives of one user from those of others."""
-        self._worlds = exchanges.worlds(communicators)
-        self._exchanges, self._user, self._observe = exchanges, user, observe
+        """Take `communicators` communicators. `user` distinguishes the collectives of one user from others; `link`
+        returns the link of a pair, for rules that exchange in pairs."""
+        self._worlds, self._link = pool.worlds(communicators), link
+        self._pool, self._user, self._observe = pool, user, observe
         self._variables: dict[Value, Variable] = {}
         self._writers: dict[Value, Handle] = {}  # the last task that was pushed and writes a parameter's weights
         self._under_way = deque[Handle]()
+        self._over_steps: dict[Value, Handle] = {}  # the last collective that writes each of these values
 
     @property
     def engine(self) -> Engine:
         """Engine of the exchanges, for other operations that depend on the results of tasks."""
-        return self._exchanges.engine
+        return self._pool.engine
 
     def variable(self, value: Value) -> Variable:
         """Return the engine's variable for a value."""
         variable = self._variables.get(value)
         if variable is None:
             if value.kind == "order":
-                variable = self._exchanges.turn(value.key)
+                variable = self._pool.exclusive(value.key)
             else:
                 variable = Variable(f"{value.kind} {value.key}")
             self._variables[value] = variable
@@ -98,6 +113,10 @@ class Player:
             self.engine.carry_out(action, read, write, name, self._observe, task)
             return
         handle = self.engine.push(action, read, write, task.lane, name, observe=self._observe, about=task)
+        lasting = [value for value in task.writes if value.kind == OVER_STEPS] if label else []
+        if lasting:
+            self._over_steps[lasting[0]] = handle
+            return
         self._under_way.append(handle)
         for value in task.writes:
             if value.kind == "weights":
@@ -111,7 +130,8 @@ class Player:
         return handle is not None
 
     def wait(self, *values: Value) -> None:
-        """Wait for all tasks that write these values; without values, for all that were pushed.
+        """Wait for all tasks that write these values; without values, for all that were pushed, except collectives that
+        may last beyond their step.
 
         Raises OperationError where one has failed. Each wait for all raises it again.
         """
@@ -130,6 +150,12 @@ class Player:
             self._under_way.append(failed[0])
             raise failed[1]
 
+    def wait_over_steps(self) -> None:
+        """Wait for the collectives that may last beyond their step. Raises OperationError where one has failed."""
+        while self._over_steps:
+            _, handle = self._over_steps.popitem()
+            handle.wait()
+
     def _prepare(self, task: Task, touched: Set[Value]) -> PreparedTask:
         read, write = (
             tuple(
@@ -139,21 +165,25 @@ class Player:
             )
             for values in (task.reads, task.writes)
         )
-        label = f" [{task} of {self._user}]" if task.group is not None else ""
+        paired = self._link is not None
+        label = f" [{task} of {self._user}]" if task.group is not None and not paired else ""
         return PreparedTask(task, task.operation.act or _outside, read, write, self._world_of(task), label)
 
-    def _world_of(self, task: Task) -> World:
-        """Return the world whose calls match those of the task's group. Raises UsageError where there is none."""
+    def _world_of(self, task: Task) -> Any:
+        """Return the world, or the link, whose calls match those of the task's group. Raises UsageError where there is
+        none."""
         group, worlds = task.group, self._worlds
         if group is None:
             return worlds[0]
+        if self._link is not None:
+            return self._link(group)
         if group.ranks != tuple(range(worlds[0].size)):
             raise UsageError(
                 f"{task} is of the ranks {group.ranks}: over MPI a group has all {worlds[0].size} ranks so far"
             )
         if group.number >= len(worlds):
             raise UsageError(
-                f"{task} uses communicator {group.number} of {len(worlds)}: the rule says how many there are "
+                f"{task} uses communicator {group.number} of {len(worlds)}: the rule defines how many there are "
                 "(BaseRule.communicators)"
             )
         return worlds[group.number]

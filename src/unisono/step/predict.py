@@ -13,14 +13,14 @@ from unisono.step.costs import Costs, Prediction
 from unisono.step.program import Role, Step
 from unisono.step.rule import Rule
 
-WARMUP = 4
-"""Smallest number of steps that are played before measuring: the first finds nothing under way."""
+WARMUP_STEPS = 4
+"""Smallest number of steps that are played before measuring: in the first, nothing is pending."""
 
 
 def predict(rule: Rule, costs: Costs) -> Prediction:
     """Return the predicted times of a step, as the mean over one period of the rule. All ranks are assumed alike."""
     period = rule.period
-    warmup = max(WARMUP - period, -(-WARMUP // period) * period if period > 1 else 0)
+    warmup = max(WARMUP_STEPS - period, -(-WARMUP_STEPS // period) * period if period > 1 else 0)
     played = warmup + period
     programs = [rule(Step(number), 0, costs.layout) for number in range(period)]
     whole = tuple(task for number in range(played + 1) for task in programs[number % period])
@@ -28,6 +28,6 @@ def predict(rule: Rule, costs: Costs) -> Prediction:
     begins = sorted(span.begin for span in spans if span.task.operation is op.BEGIN)
     step = (begins[played] - begins[warmup]) / period
     tasks = (task for program in programs for task in program)
-    sends = (task for task in tasks if task.operation.role is not Role.ALONE and task.operation is not op.BARRIER)
-    communicating = sum(task.operation.price(task, costs).alone for task in sends) / period
+    sends = (task for task in tasks if task.operation.role is not Role.LOCAL and task.operation is not op.BARRIER)
+    communicating = sum(task.operation.price(task, costs).seconds for task in sends) / period
     return Prediction(step, communicating, step - costs.computing.whole)

@@ -1,7 +1,7 @@
 """Training step as data: tasks that read and write values. The same tasks are verified, priced, drawn and played.
 
     lane main            forward 0 ─ forward 1 ─ backward 1 ── backward 2
-    lane update                                     pack 1 ┐      pack 2 ┐        settle 1, update 1 ...
+    lane update                                     pack 1 ┐      pack 2 ┐        set_grads 1, update 1 ...
     lane communication                                     └ allreduce 1 └ allreduce 2
 
 Rules that every reader (`verify`, `predict`, `draw`, `play`, `play_in_process`) follows:
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from unisono.step.costs import Costs, Duration
-    from unisono.step.symbols import Symbols
+    from unisono.step.symbolic_state import SymbolicState
 
 MAIN = "main"
 """Lane of the thread that runs the outside program: the user's loop."""
@@ -43,7 +43,7 @@ class Value(NamedTuple):
     key: int
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks of a collective, and the number of the one of their communicators that it uses."""
 
     ranks: tuple[int, ...]
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 class Role(Enum):
     """Part of a task in the work of its group."""
 
-    ALONE = "alone"
+    LOCAL = "local"
     """Work of a rank by itself."""
     COLLECTIVE = "collective"
     """Work of all members together."""
@@ -67,22 +67,22 @@ Act = Callable[[Any, "Task", Any], None]
 """Function (replica, task, world) -> None. A replica is a rank's model, gradients and buckets (`replica.py`). The
 world's calls match those of the task's group, and of no other."""
 
-Mean = Callable[[Sequence["Symbols"], "Task"], None]
-"""Function (the symbols of each rank that takes part, task) -> None."""
+SymbolicEffect = Callable[[Sequence["SymbolicState"], "Task"], None]
+"""Function (the symbolic state of each rank that takes part, task) -> None."""
 
 Price = Callable[["Task", "Costs"], "Duration"]
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """Work of one kind: its effect on tensors, its effect on symbols, and its cost."""
+    """Work of one kind: its effect on tensors, its effect on symbolic values, and its cost."""
 
     name: str
     act: Act | None
     """Function that does the work; None where the outside program does it."""
-    mean: Mean
+    symbolic: SymbolicEffect
     price: Price
-    role: Role = Role.ALONE
+    role: Role = Role.LOCAL
     letter: str = ""
     """Letter in drawings; empty for the first letter of its name."""
 
@@ -99,9 +99,9 @@ class Task(NamedTuple):
     lane: str
     reads: tuple[Value, ...] = ()
     writes: tuple[Value, ...] = ()
-    group: Group | None = None
+    group: RankGroup | None = None
     parameters: tuple[int, ...] = ()
-    """Parameters that it is about, where the bucket does not define them (update)."""
+    """Parameters that it acts on, where the bucket does not define them (update)."""
     peer: int | None = None
     """Other rank of a send or a receive."""
 
@@ -119,6 +119,14 @@ class Step(NamedTuple):
     number: int
     synchronize: bool = True
     """False: the gradients of this rank alone are added to those of the next step (accumulation)."""
+
+
+class Arrival(NamedTuple):
+    """Event of a server: the exchange of a worker is the next that it serves."""
+
+    number: int
+    """Number of exchanges that the server has served before."""
+    worker: int
 
 
 def weights(parameter: int) -> Value:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.step.layout import Layout
+from unisono.step.rule_memory import RuleMemory
 
 if TYPE_CHECKING:
     import torch
@@ -15,12 +16,16 @@ class Replica(Protocol):
     """Copy of a model on one rank, in training."""
 
     layout: Layout
+    kept: RuleMemory
+    """Tensors that the rule keeps between steps; the anchor is there from before the first update."""
 
     def agree(self, world: Any) -> None:
-        """Sum the control words, which gives the weight of this rank's gradients."""
+        """Sum the control messages, which gives the weight of this rank's gradients."""
 
-    def pack(self, key: int) -> None:
-        """Write gradients, times this rank's weight, into a bucket. This rank's own are gone from here on."""
+    def pack(self, key: int, scaled: bool = True) -> None:
+        """Write gradients, times this rank's weight if `scaled`, into a bucket. This rank's own are gone from here on.
+
+        Unscaled gradients of a rank that does not contribute count as zero."""
 
     def bucket(self, key: int) -> torch.Tensor:
         """Return the elements of a bucket that are sent: flat, contiguous, of one dtype."""
@@ -31,19 +36,19 @@ class Replica(Protocol):
     def flags(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
 
-    def settle(self, key: int) -> None:
+    def set_grads(self, key: int) -> None:
         """Make a bucket's sums the gradients of its parameters."""
 
     def clip(self) -> None:
         """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
 
-    def clip_alone(self) -> None:
+    def clip_local(self) -> None:
         """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
 
     def update(self, parameters: Sequence[int]) -> None:
         """Apply the optimizer's step to these parameters, with averaged gradients."""
 
-    def update_alone(self, parameters: Sequence[int]) -> None:
+    def update_local(self, parameters: Sequence[int]) -> None:
         """Apply the optimizer's step to these parameters, with this rank's own gradients, which are gone then."""
 
     def pack_weights(self, key: int) -> None:
@@ -51,6 +56,15 @@ class Replica(Protocol):
 
     def unpack_weights(self, key: int) -> None:
         """Copy the contents of a bucket to the weights of its parameters."""
+
+    def read_weights(self, key: int) -> torch.Tensor:
+        """Return a copy of the weights of a bucket, flat, with as many elements as the bucket."""
+
+    def write_weights(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a tensor like that of `read_weights` to the weights of a bucket."""
+
+    def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a tensor like that of `read_weights` into a bucket."""
 
     def pack_buffers(self) -> None:
         """Copy the model's present buffers to the memory they are sent from."""

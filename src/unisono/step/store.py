@@ -2,9 +2,9 @@
 
     store = create("chain", world)
     store.init(key, weights)                 all have rank 0's
-    store.push(key, gradient)                this rank's part of the sum: pack, then allreduce where the overlap puts it
-    store.pull(key, gradient)                the sum: unpack; nobody waits until ...
-    store.wait(key)                          ... somebody needs it
+    store.push(key, gradient)                this rank's part of the sum: pack, then allreduce as the overlap places it
+    store.pull(key, gradient)                the sum: unpack; returns at once; ...
+    store.wait(key)                          ... waits until it is there
 
 Keys are numbers from 0; all ranks make the same calls in the same order. Each call is a few tasks of a step program.
 Source: MXNET-MPI, sections 3.3 and 4.
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.engine.closing import Closing
+from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine
-from unisono.engine.exchanges import Exchanges
 from unisono.errors import UsageError
-from unisono.step.build import Collectives
+from unisono.step.build import CollectiveTasks
 from unisono.step.costs import Duration
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
@@ -42,25 +42,33 @@ def create(name: str, world: World, algorithm: str = "auto", wire: str | None = 
     return KVStore(world, find_overlap(name), algorithm, wire)
 
 
-class Entry(NamedTuple):
+class KeyState(NamedTuple):
     """Data that the tasks of one call act on."""
 
-    room: torch.Tensor
+    memory: torch.Tensor
     """Memory that is sent for the key."""
     tensor: torch.Tensor
     """Tensor that was pushed, or is pulled into."""
 
     def bucket(self, _: int) -> torch.Tensor:
         """Return the memory that is sent."""
-        return self.room
+        return self.memory
+
+    def sums(self, _: int) -> torch.Tensor:
+        """Return the memory that is sent."""
+        return self.memory
+
+    def flags(self, _: int) -> torch.Tensor:
+        """Return no flags: every pushed tensor is there."""
+        return self.memory.view(-1)[:0]
 
 
-def _copy_in(entry: Entry, _: Task, __: Any) -> None:
-    entry.room.copy_(entry.tensor)
+def _copy_in(state: KeyState, _: Task, __: Any) -> None:
+    state.memory.copy_(state.tensor)
 
 
-def _copy_out(entry: Entry, _: Task, __: Any) -> None:
-    entry.tensor.copy_(entry.room)
+def _copy_out(state: KeyState, _: Task, __: Any) -> None:
+    state.tensor.copy_(state.memory)
 
 
 def _nothing(*_: object) -> None:
@@ -92,25 +100,25 @@ class KVStore(Closing):
         outstanding: int = OUTSTANDING,
     ) -> None:
         """Start the engine. `outstanding`: largest number of collectives at once, where the overlap has several."""
-        self._exchanges = Exchanges(world)
-        self._player = Player(self._exchanges, overlap.communicators(outstanding), "a store")
+        self._pool = CommunicatorPool(world)
+        self._player = Player(self._pool, overlap.communicators(outstanding), "a store")
         self._world, self._allreduce = world, allreduce(algorithm, wire)
-        self._sends = Collectives(Layout(world.size, 0, ()), overlap, outstanding)
-        self._rooms: dict[int, torch.Tensor] = {}  # what travels under each key
+        self._sends = CollectiveTasks(Layout(world.size, 0, ()), overlap, outstanding)
+        self._memory: dict[int, torch.Tensor] = {}  # sent for each key
 
     @property
     def engine(self) -> Engine:
         """Engine, for other operations that need the store's results: they read `variable(key)`."""
-        return self._exchanges.engine
+        return self._pool.engine
 
     def init(self, key: int, tensor: torch.Tensor) -> None:
         """Copy rank 0's tensor to all ranks, in place, and allocate memory for gradients of its shape and dtype. Raises
         UsageError for a key that was initialised before."""
-        if key in self._rooms:
+        if key in self._memory:
             raise UsageError(f"key {key} has been initialised already")
-        world = self._exchanges.worlds(1)[0]
+        world = self._pool.worlds(1)[0]
         world.broadcast(tensor)
-        self._rooms[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
+        self._memory[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
 
     def variable(self, key: int) -> Variable:
         """Return the engine's variable of a key. An operation that reads it waits for what was pulled; one that mutates
@@ -119,13 +127,13 @@ class KVStore(Closing):
 
     def push(self, key: int, tensor: torch.Tensor) -> None:
         """Add a tensor to the sum over all ranks. It must not change until the key is waited for."""
-        entry = self._entry(key, tensor)
-        self._play(entry, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
-        self._play(entry, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
+        state = self._key_state(key, tensor)
+        self._play(state, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
+        self._play(state, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
 
     def pull(self, key: int, tensor: torch.Tensor) -> None:
         """Copy the sum of the tensors that all ranks have pushed into `tensor`."""
-        self._play(self._entry(key, tensor), Task(UNPACK, key, UPDATE, (bucket(key),), (value(key),)))
+        self._play(self._key_state(key, tensor), Task(UNPACK, key, UPDATE, (bucket(key),), (value(key),)))
 
     def wait(self, *keys: int) -> None:
         """Wait until tensors pulled under these keys are ready. Raises OperationError when a collective has failed."""
@@ -134,24 +142,24 @@ class KVStore(Closing):
     def barrier(self) -> None:
         """Wait until all pushes and pulls are finished on all ranks."""
         self._player.wait()
-        self._exchanges.worlds(1)[0].barrier()
+        self._pool.worlds(1)[0].barrier()
 
     def close(self) -> None:
         """End the threads once all work is finished. Memory and communicators are freed with the world."""
-        self._exchanges.close()
-        self._rooms.clear()
+        self._pool.close()
+        self._memory.clear()
 
-    def _play(self, entry: Entry, *tasks: Task) -> None:
+    def _play(self, state: KeyState, *tasks: Task) -> None:
         for ready in self._player.prepare(tasks):
-            self._player.play(ready, entry)  # type: ignore[arg-type]  # the replica of these operations alone
+            self._player.play(ready, state)  # type: ignore[arg-type]  # the replica of these operations alone
 
-    def _entry(self, key: int, tensor: torch.Tensor) -> Entry:
-        if key not in self._rooms:
+    def _key_state(self, key: int, tensor: torch.Tensor) -> KeyState:
+        if key not in self._memory:
             raise UsageError(f"key {key} has not been initialised: call init({key}, ...) on all ranks first")
-        room = self._rooms[key]
-        if (tensor.shape, tensor.dtype) != (room.shape, room.dtype):
+        memory = self._memory[key]
+        if (tensor.shape, tensor.dtype) != (memory.shape, memory.dtype):
             raise UsageError(
-                f"key {key} was initialised with {tuple(room.shape)} of {room.dtype}, "
+                f"key {key} was initialised with {tuple(memory.shape)} of {memory.dtype}, "
                 f"not with {tuple(tensor.shape)} of {tensor.dtype}"
             )
-        return Entry(room, tensor)
+        return KeyState(memory, tensor)

@@ -1,17 +1,18 @@
-"""Proof that a rule's step programs are right for one number of ranks: they are played on symbols in an order they
-allow.
+"""Proof that a rule's step programs are right for one number of ranks: they are played on symbolic values in an
+order that they allow.
 
-    rank 0   ... pack 1 ─▶ allreduce 1 ─▶ settle 1 ─▶ update 1 ...
+    rank 0   ... pack 1 ─▶ allreduce 1 ─▶ set_grads 1 ─▶ update 1 ...
     rank 1   ... pack 1 ─▶     ┴─ one node of the joined graph
 
 Checked, in time linear in the number of tasks:
 
 - every member of a group has the same collectives, in the same order;
-- a group's tasks are totally ordered on each member: each shares a value with the next, which one of them writes;
+- a group's tasks are totally ordered on each member: each shares with the next a value that one of them writes;
 - a lane has a thread for each group it may wait for;
 - the ranks' graphs, joined at collectives, have no cycle;
 - in a random admissible order, each gradient is applied once, complete, to the weights it was made with, and the ranks
-  end with the same weights, where the rule promises so.
+  end with the same weights, where the rule guarantees that;
+- ranks end with the same anchors, and each bucket has had its outer steps, each with the changes of all ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
 from unisono.errors import StepError
-from unisono.step.admissible import play_in_some_order
+from unisono.step.arrivals import programs_of
 from unisono.step.layout import Layout
 from unisono.step.matching import Member
-from unisono.step.program import Group, Role, Step, StepProgram, Task
-from unisono.step.rule import Promise, Rule, Whose
-from unisono.step.symbols import Symbols, Versions
+from unisono.step.program import RankGroup, Role, Step, StepProgram, Task
+from unisono.step.random_order import play_in_random_order
+from unisono.step.rule import AsynchronousRule, GradientSource, Guarantee, Rule
+from unisono.step.symbolic_state import SymbolicState, Versions
 
 
 def verify(
@@ -36,35 +38,41 @@ def verify(
     seed: int = 0,
     absent: Mapping[int, Set[int]] | None = None,
 ) -> None:
-    """Raise StepError unless the rule keeps its promises over these steps on `layout.ranks` ranks.
+    """Raise StepError unless the rule's guarantees hold over these steps on `layout.ranks` ranks.
 
-    `absent` maps a rank to the batches that it lacks; `seed` chooses among the orders that the programs allow.
+    An asynchronous rule's servers serve in a random order. `absent` maps a rank to the batches that it lacks; `seed`
+    chooses among the orders that the programs allow.
     """
-    programs = [[rule(event, rank, layout) for event in steps] for rank in range(layout.ranks)]
-    whole = [tuple(task for program in mine for task in program) for mine in programs]
+    whole = programs_of(rule, layout, steps, seed)
+    training = rule.seats(layout.ranks).workers if isinstance(rule, AsynchronousRule) else layout.ranks
     for rank, program in enumerate(whole):
         check_groups(rank, program)
-        check_threads(rank, program, rule.threads())
+        if rank < training:  # a server serves one exchange after another, each when it has come
+            check_threads(rank, program, rule.threads())
     check_same_collectives(whole)
     missing = absent or {}
     versions = Versions()
-    symbols = [Symbols(rank, layout, versions, frozenset(missing.get(rank, ()))) for rank in range(layout.ranks)]
+    states = [SymbolicState(rank, layout, versions, frozenset(missing.get(rank, ()))) for rank in range(len(whole))]
 
     def carry(together: Sequence[Member]) -> None:
         task = together[0].task
-        task.operation.mean([symbols[one.rank] for one in together], task)
+        task.operation.symbolic([states[one.rank] for one in together], task)
 
-    play_in_some_order(whole, carry, seed)
-    check_promises(rule, steps, symbols)
+    play_in_random_order(whole, carry, seed)
+    check_guarantees(rule, steps, states[:training])
+    check_outer_steps([rule.guarantee(event) for event in steps], states[:training])
+    for one in states:
+        if one.received:
+            raise StepError(f"rank {one.rank}: what came for buckets {sorted(one.received)} was not used")
 
 
 def check_groups(rank: int, program: StepProgram) -> None:
     """Raise StepError unless each group's tasks are totally ordered by values."""
-    members: defaultdict[Group, list[Task]] = defaultdict(list)
+    members: defaultdict[RankGroup, list[Task]] = defaultdict(list)
     for task in program:
         if task.group is None:
-            if task.operation.role is not Role.ALONE:
-                raise StepError(f"rank {rank}: {task} has no group: say which ranks it is with")
+            if task.operation.role is not Role.LOCAL:
+                raise StepError(f"rank {rank}: {task} has no group: name the ranks that take part")
             continue
         if rank not in task.group.ranks:
             raise StepError(f"rank {rank}: {task} is of the group {task.group.ranks}, which it is not in")
@@ -81,7 +89,7 @@ def check_groups(rank: int, program: StepProgram) -> None:
 
 def check_threads(rank: int, program: StepProgram, threads: Mapping[str, int]) -> None:
     """Raise StepError unless each lane has a thread for each group that it may wait for."""
-    waits: defaultdict[str, dict[Group, Task]] = defaultdict(dict)
+    waits: defaultdict[str, dict[RankGroup, Task]] = defaultdict(dict)
     for task in program:
         if task.lane not in threads:
             raise StepError(f"rank {rank}: {task} is on lane {task.lane!r}; the rule has {', '.join(threads)}")
@@ -98,9 +106,9 @@ def check_threads(rank: int, program: StepProgram, threads: Mapping[str, int]) -
 
 def check_same_collectives(programs: Sequence[StepProgram]) -> None:
     """Raise StepError unless all members of each group have the same collectives in the same order."""
-    found: list[defaultdict[Group, list[Task]]] = []
+    found: list[defaultdict[RankGroup, list[Task]]] = []
     for program in programs:
-        mine: defaultdict[Group, list[Task]] = defaultdict(list)
+        mine: defaultdict[RankGroup, list[Task]] = defaultdict(list)
         for task in program:
             if task.group is not None and task.operation.role is Role.COLLECTIVE:
                 mine[task.group].append(task)
@@ -119,36 +127,56 @@ def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task
         raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
 
 
-def check_promises(rule: Rule, steps: Sequence[Step], symbols: Sequence[Symbols]) -> None:
-    """Raise StepError unless the applied gradients and the resulting weights are those that the rule promises."""
-    promises = [rule.promise(event) for event in steps]
-    windows: list[tuple[Promise, list[int]]] = []  # each update, and the batches that it is of
+def check_guarantees(rule: Rule, steps: Sequence[Step], states: Sequence[SymbolicState]) -> None:
+    """Raise StepError unless the applied gradients and the resulting weights are those that the rule guarantees."""
+    guarantees = [rule.guarantee(event) for event in steps]
+    windows: list[tuple[Guarantee, list[int]]] = []  # each update, and the batches that it is of
     batches: list[int] = []
-    for number, promise in enumerate(promises):
+    for number, guarantee in enumerate(guarantees):
         batches.append(number)
-        if promise.applied is not None:
-            windows.append((promise, batches))
+        if guarantee.applied is not None:
+            windows.append((guarantee, batches))
             batches = []
-    for one in symbols:
+    for one in states:
         for number in range(one.layout.parameters):
             for key in one.parts_of(number):
-                _check_updates(one, symbols, number, key, windows)
-    if promises and promises[-1].equal:
-        for one in symbols[1:]:
+                _check_updates(one, states, number, key, windows)
+    if guarantees and guarantees[-1].equal:
+        for one in states[1:]:
             for number in range(one.layout.parameters):
-                if one.version(number) != symbols[0].version(number):
+                if one.version(number) != states[0].version(number):
                     raise StepError(f"ranks 0 and {one.rank} end with different weights of parameter {number}")
 
 
+def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
+    """Raise StepError unless all ranks have the same anchors, and each bucket as many outer steps as are guaranteed."""
+    least = sum(one.outer for one in guarantees)
+    most = least if guarantees and guarantees[-1].outer else least + 1  # one may have been taken since
+    for one in states:
+        for key in one.layout.keys:
+            for number in one.layout.bucket(key).parameters:
+                if one.anchor((number, key)) != states[0].anchor((number, key)):
+                    raise StepError(f"ranks 0 and {one.rank} end with different anchors of parameter {number}")
+            if not least <= one.outer_steps[key] <= most:
+                raise StepError(
+                    f"rank {one.rank}: bucket {key} has had {one.outer_steps[key]} outer steps in {len(guarantees)} "
+                    f"steps, which should take {least}"
+                )
+
+
 def _check_updates(
-    one: Symbols, everyone: Sequence[Symbols], number: int, key: int, windows: Sequence[tuple[Promise, list[int]]]
+    one: SymbolicState,
+    everyone: Sequence[SymbolicState],
+    number: int,
+    key: int,
+    windows: Sequence[tuple[Guarantee, list[int]]],
 ) -> None:
     updates = one.applied.get((number, key), [])
     where = f"rank {one.rank}: parameter {number}"
     if len(updates) != len(windows):
         raise StepError(f"{where} is updated {len(updates)} times in {len(windows)} steps that should update it")
-    for (promise, batches), update in zip(windows, updates, strict=True):
-        whose = everyone if promise.applied is Whose.ALL else [one]
+    for (guarantee, batches), update in zip(windows, updates, strict=True):
+        whose = everyone if guarantee.applied is GradientSource.ALL else [one]
         wanted = {(rank.rank, batch) for rank in whose for batch in batches if batch not in rank.absent}
         found = {(contribution.rank, contribution.batch) for contribution in update.sum}
         if missing := sorted(wanted - found):
@@ -160,7 +188,7 @@ def _check_updates(
         for contribution, count in update.sum.items():
             if count != 1:
                 raise StepError(f"{where}: rank {contribution.rank}'s gradient counts {count} times")
-            if promise.fresh and contribution.version != update.version:
+            if guarantee.fresh and contribution.version != update.version:
                 raise StepError(
                     f"{where}: rank {contribution.rank}'s gradient of batch {contribution.batch} is stale: it was made "
                     "with other weights than it is applied to"

@@ -6,10 +6,10 @@ import unisono                                  # registers the backend
 dist.init_process_group("unisono")              # under mpiexec or srun; alone, a world of one
 dist.init_process_group("unisono", pg_options=Options(wire="bfloat16"))
 
-process_group.py    what PyTorch calls, each operation mapped to a collective
-line.py             one operation of a group at a time, in order of submission
-work.py             what a caller holds: waits, errors, futures
-watchdog.py         who has come, who has left, whose time is over
+process_group.py    the interface that PyTorch calls, each operation mapped to a collective
+submission_queue.py one operation of a group at a time, in order of submission
+work.py             handle of an operation: wait, error, future
+watchdog.py         ranks that are missing, ranks that have exited, timeouts
 """
 
 from unisono.torch_backend.options import Options

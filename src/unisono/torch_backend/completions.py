@@ -2,7 +2,7 @@
 
 A callback may start a collective and wait for its future, which another thread must complete:
 
-    thread 1    completes A ── A's callback starts B and waits for it ──────────────┐ goes on
+    thread 1    completes A ── A's callback starts B and waits for it ──────────────┐ continues
     thread 2                                                   completes B ─────────┘
 
 So one thread is always free: when all are busy, another one is started.

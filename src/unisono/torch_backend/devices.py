@@ -1,7 +1,7 @@
 """GPU tensors: copied through pinned host memory, passed to an MPI library that takes them (`direct.py`), or handed to
 the backend that serves them beside this one.
 
-    device ──copy──▶ pinned ── the operation, as for any tensor ──▶ pinned ──copy──▶ device, on the stream that waits
+    device ──copy──▶ pinned ── the operation, as for any tensor ──▶ pinned ──copy──▶ device, on the waiting stream
 
 `"cpu:unisono,cuda:nccl"` gives CUDA tensors to NCCL. PyTorch creates only one group for a backend that is written in
 Python. So this group creates NCCL's at the first operation on a CUDA tensor, which is the same on all ranks.
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from unisono.collectives.overlap import find_overlap, writable
+from unisono.collectives.aliasing import find_aliases, is_writable
 from unisono.errors import BackendError, TensorError
 from unisono.torch_backend.pytorch import GroupBase, WorkBase
 from unisono.torch_backend.work import NO_TIMEOUT
@@ -25,27 +25,27 @@ from unisono.torch_backend.work import NO_TIMEOUT
 DIRECT = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 """Operations that the MPI library may carry out in GPU memory."""
 
-Operation = TypeVar("Operation", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def on_any_device(operation: Operation) -> Operation:
+def on_any_device(method: Method) -> Method:
     """Return an operation that takes GPU tensors as well, given one of a process group that takes CPU tensors."""
 
-    @wraps(operation)
+    @wraps(method)
     def call(group: Any, *arguments: Any, **named: Any) -> Any:
         first = _first_tensor(arguments)
         if first is None or not first.is_cuda:
-            return operation(group, *arguments, **named)
-        beside = group.beside(first.device)
-        if beside is not None:
-            return getattr(beside, operation.__name__)(*arguments, **named)
-        if operation.__name__ in DIRECT and group.goes_directly(operation.__name__, arguments, first.device):
+            return method(group, *arguments, **named)
+        device_backend = group.device_backend(first.device)
+        if device_backend is not None:
+            return getattr(device_backend, method.__name__)(*arguments, **named)
+        if method.__name__ in DIRECT and group.passes_directly(method.__name__, arguments, first.device):
             torch.cuda.current_stream(first.device).synchronize()
-            return operation(group, *arguments, **named)
-        written = [] if operation.__name__ == "send" else tensors_in(arguments[0])
-        refuse_shared(operation.__name__, written)
-        staging = Staging(written)
-        return DeviceWork(operation(group, *map(staging.host, arguments), **named), staging)
+            return method(group, *arguments, **named)
+        written = [] if method.__name__ == "send" else tensors_in(arguments[0])
+        refuse_shared(method.__name__, written)
+        staging = DeviceStaging(written)
+        return DeviceWork(method(group, *map(staging.host, arguments), **named), staging)
 
     return call  # type: ignore[return-value]  # the same signature
 
@@ -68,12 +68,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
     """Raise TensorError if tensors that are written share memory; their copies on the host would hide that."""
-    found = find_overlap(written) if all(map(writable, written)) else "several elements of an output"
+    found = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
     if found:
         raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
 
 
-class Staging:
+class DeviceStaging:
     """Copies in host memory of an operation's tensors; `written` are those that the operation fills.
 
     Only these are copied back: an output may lie in the memory of an input.
@@ -95,7 +95,7 @@ class Staging:
             self._pairs[id(value)] = value, copy
         return self._pairs[id(value)][1]
 
-    def back(self) -> None:
+    def copy_back(self) -> None:
         """Copy the filled tensors back to the GPU, in the order of the current stream."""
         for key, (device, copy) in self._pairs.items():
             if key in self._written:
@@ -111,7 +111,7 @@ class Staging:
 class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
     """Operation on copies in host memory; `wait` copies the results back to the GPU."""
 
-    def __init__(self, work: Any, staging: Staging) -> None:
+    def __init__(self, work: Any, staging: DeviceStaging) -> None:
         super().__init__()
         self._work, self._staging = work, staging
         self._copied = False
@@ -121,7 +121,7 @@ class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
         self._work.wait(timeout)
         if not self._copied:
             self._copied = True
-            self._staging.back()
+            self._staging.copy_back()
         return True
 
     def synchronize(self) -> None:
@@ -161,11 +161,11 @@ class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
             self.wait()
             return self._staging.device(result)
 
-        told: torch.futures.Future[Any] = self._work.get_future().then(copy_back)
-        return told
+        copied_back: torch.futures.Future[Any] = self._work.get_future().then(copy_back)
+        return copied_back
 
 
-def backend_beside(group: Any, device: torch.device, store: Any, timeout: timedelta) -> Any:
+def create_device_backend(group: Any, device: torch.device, store: Any, timeout: timedelta) -> Any:
     """Return the group that serves this kind of device beside ours, or None where PyTorch was not asked for one.
 
     Raises BackendError for a backend other than NCCL.
@@ -176,10 +176,10 @@ def backend_beside(group: Any, device: torch.device, store: Any, timeout: timede
         return None
     if name != "nccl":
         raise BackendError(f"tensors on {device.type} by {name!r} beside unisono; only nccl is known there")
-    beside = GroupBase(store, group.rank(), group.size())
+    device_backend = GroupBase(store, group.rank(), group.size())
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     nccl = dist.ProcessGroupNCCL(store, group.rank(), group.size(), options)
-    beside._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-    beside._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-    return beside
+    device_backend._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+    device_backend._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    return device_backend

@@ -1,7 +1,7 @@
 """GPU tensors passed directly to an MPI library that supports them, once a test has shown that it does.
 
-    does the library say so?  ── no ──▶ through pinned memory (`devices.py`)
-      └ yes ▶ does a sum of ones on the device come out as the number of ranks?  ── no ──▶ through pinned memory
+    does the library report it?  ── no ──▶ through pinned memory (`devices.py`)
+      └ yes ▶ is a sum of ones on the device equal to the number of ranks?  ── no ──▶ through pinned memory
                 └ yes ▶ all_reduce, reduce_scatter, broadcast and all_gather take the device's memory as it is
 
 A library that was not built for GPUs would read a device address as a host address and crash, so it is queried first.
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from unisono.call import call
+from unisono.call import call_of
+from unisono.collectives.aliasing import share_memory
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
-from unisono.collectives.overlap import shared
-from unisono.collectives.payload import MPI_TYPES, memory_of, name_of, plain
-from unisono.mpi import MPI, least
+from unisono.collectives.payload import MPI_TYPES, is_plain, memory_of, name_of
+from unisono.mpi import MPI, allreduce_min
 from unisono.torch_backend.pytorch import ReduceOp
 from unisono.torch_backend.reductions import reduction_of
 
@@ -35,25 +35,25 @@ REDUCIBLE = frozenset(MPI_TYPES) - {torch.bool}
 """Dtypes that the MPI library can reduce."""
 
 
-def says_so() -> bool:
+def mpi_reports_gpu_support() -> bool:
     """Return True if the MPI library reports support for GPU memory (an extension of MPICH and Open MPI)."""
     query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     return query is not None and bool(query())
 
 
-def shows_so(group: Group, device: torch.device) -> bool:
+def gpu_sum_works(group: Group, device: torch.device) -> bool:
     """Return True if a sum over all ranks of `group` is right in the memory of `device`. Called by all together."""
     ones = torch.ones(1000, device=device)
     allreduce_directly(group, ones, "sum")
     right = bool((ones == group.size).all())
-    return bool(least(group.comm, right))
+    return bool(allreduce_min(group.comm, right))
 
 
-def can_go(name: str, arguments: Sequence[Any]) -> bool:
+def can_pass_directly(name: str, arguments: Sequence[Any]) -> bool:
     """Return True if the tensors of an operation can be passed directly, and reduced by the library if need be."""
     tensors = [one for part in arguments for one in (part if isinstance(part, list) else [part])]
     tensors = [one for one in tensors if isinstance(one, torch.Tensor)]
-    if not all(not one.is_sparse and plain(one) for one in tensors):
+    if not all(not one.is_sparse and is_plain(one) for one in tensors):
         return False
     if name not in ("allreduce", "reduce_scatter_single"):
         return True
@@ -63,10 +63,10 @@ def can_go(name: str, arguments: Sequence[Any]) -> bool:
 
 def allreduce_directly(group: Group, tensor: torch.Tensor, op: str) -> None:
     """Reduce `tensor` over all ranks by `op`, in place."""
-    _settle(tensor)
-    with group.library_call(call(f"all_reduce({tensor.numel()} x {name_of(tensor.dtype)}, {op}) of a device")):
+    _synchronize(tensor)
+    with group.enter_library_call(call_of(f"all_reduce({tensor.numel()} x {name_of(tensor.dtype)}, {op}) of a device")):
         request = group.comm.Iallreduce(MPI.IN_PLACE, [memory_of(tensor), MPI_TYPES[tensor.dtype]], OPS[op])
-        group.finish(request, tensor)
+        group.wait_for(request, tensor)
 
 
 def reduce_scatter_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
@@ -76,22 +76,24 @@ def reduce_scatter_directly(group: Group, tensor: torch.Tensor, part: torch.Tens
     """
     with Checks(group, "reduce_scatter"):
         check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
-    in_place = shared(part, tensor)  # MPI takes no memory that is both
+    in_place = share_memory(part, tensor)  # MPI takes no memory that is both
     into = torch.empty_like(part) if in_place else part
-    _settle(tensor)
-    with group.library_call(call(f"reduce_scatter({tensor.numel()} x {name_of(tensor.dtype)}, {op}) of a device")):
+    _synchronize(tensor)
+    call = call_of(f"reduce_scatter({tensor.numel()} x {name_of(tensor.dtype)}, {op}) of a device")
+    with group.enter_library_call(call):
         kind = MPI_TYPES[tensor.dtype]
         request = group.comm.Ireduce_scatter_block([memory_of(tensor), kind], [memory_of(into), kind], OPS[op])
-        group.finish(request, tensor, into)
+        group.wait_for(request, tensor, into)
     if in_place:
         part.copy_(into)
 
 
 def broadcast_directly(group: Group, tensor: torch.Tensor, root: int) -> None:
     """Copy the root's `tensor` to all ranks, in place."""
-    _settle(tensor)
-    with group.library_call(call(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, from {root}) of a device")):
-        group.finish(group.comm.Ibcast([memory_of(tensor), MPI.BYTE], root), tensor)
+    _synchronize(tensor)
+    call = call_of(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, from {root}) of a device")
+    with group.enter_library_call(call):
+        group.wait_for(group.comm.Ibcast([memory_of(tensor), MPI.BYTE], root), tensor)
 
 
 def all_gather_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
@@ -101,14 +103,14 @@ def all_gather_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> 
     """
     with Checks(group, "all_gather"):
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
-    own: Any = MPI.IN_PLACE if shared(part, out) else [memory_of(part), MPI.BYTE]
-    _settle(part)
-    with group.library_call(call(f"all_gather({out.numel()} x {name_of(out.dtype)}) of a device")):
+    own: Any = MPI.IN_PLACE if share_memory(part, out) else [memory_of(part), MPI.BYTE]
+    _synchronize(part)
+    with group.enter_library_call(call_of(f"all_gather({out.numel()} x {name_of(out.dtype)}) of a device")):
         request = group.comm.Iallgather(own, [memory_of(out), MPI.BYTE])
-        group.finish(request, part, out)
+        group.wait_for(request, part, out)
 
 
-def _settle(tensor: torch.Tensor) -> None:
+def _synchronize(tensor: torch.Tensor) -> None:
     """Wait until this thread's stream has computed the tensor: the MPI library knows no streams."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()

@@ -41,7 +41,7 @@ from unisono.torch_backend.work import Work
 Tensors = list[torch.Tensor]
 
 
-class Collectives(GroupBase):  # type: ignore[misc]  # untyped
+class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     """Collectives of a process group with the ranks of `group`; `submit` has them carried out."""
 
     def __init__(self, group: Group, options: Options) -> None:
@@ -53,7 +53,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
         """Carry `action` out after the operations submitted before, and return its work."""
 
-    # One tensor, the same for all
+    # Reduce and broadcast
 
     @on_any_device
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -114,7 +114,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
             allreduce_directly(self._group, tensor, reduction.op)
         reduction.after(tensor, self._group.size)
 
-    # What each rank has, for all
+    # Gather the tensors of all ranks
 
     @on_any_device
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
@@ -167,7 +167,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         parts = outputs[0] if outputs else None
         return self.submit("gather", lambda: gather(self._group, tensor, parts, root), inputs, outputs, opts)
 
-    # What one rank or each has for the others
+    # Scatter, and exchange parts
 
     @on_any_device
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
@@ -228,15 +228,26 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
 
     @on_any_device
     def all_to_all_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, comes: list[int], goes: list[int], opts: Any = None
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
     ) -> Work:
-        """Exchange rows of one tensor: goes[d] to rank d, comes[s] from rank s; equal parts if both are empty."""
+        """Exchange rows of one tensor: input_split_sizes[d] rows to rank d, output_split_sizes[s] from rank s.
+
+        Equal parts if both are empty.
+        """
 
         def exchange_rows() -> None:
-            if comes or goes:
+            if output_split_sizes or input_split_sizes:
                 with Checks(self._group, "all_to_all"):
                     check_memory(self._group, "all_to_all", [output], [tensor])
-                    sends, receives = rows(self._group, tensor, goes), rows(self._group, output, comes)
+                    sends, receives = (
+                        rows(self._group, tensor, input_split_sizes),
+                        rows(self._group, output, output_split_sizes),
+                    )
                 all_to_all_v(self._group, sends, receives)
             else:
                 all_to_all(self._group, tensor, "auto", output)
@@ -248,7 +259,7 @@ class Collectives(GroupBase):  # type: ignore[misc]  # untyped
         return self.submit("barrier", lambda: barrier(self._group), [], [], opts)
 
     def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
-        """Return the number format in which a tensor travels between nodes; None for its own."""
+        """Return the number format in which a tensor is sent between nodes; None for its own."""
         fit = tensor.dtype in (torch.float32, torch.float64) and tensor.nbytes >= self.options.wire_from
         return self.options.wire if fit and reduction.op == "sum" else None
 

@@ -12,7 +12,7 @@ from unisono.wires import WIRES
 class Options:
     """Options of a process group.
 
-    `wire` is the number format in which float32 and float64 tensors travel between nodes when they are summed
+    `wire` is the number format in which float32 and float64 tensors are sent between nodes when they are summed
     (all_reduce, reduce_scatter, with SUM, AVG or PREMUL_SUM); sums are computed in float32. It applies to tensors of
     `wire_from` bytes or more: shorter ones gain nothing, and counts and losses keep all their digits. Raises UsageError
     for an unknown `wire` and a negative `wire_from`.

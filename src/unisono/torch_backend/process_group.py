@@ -8,42 +8,42 @@ from typing import Any
 
 import torch
 
-from unisono.torch_backend.devices import backend_beside, on_any_device
-from unisono.torch_backend.direct import can_go, says_so, shows_so
-from unisono.torch_backend.job import Job, job
-from unisono.torch_backend.line import Line
+from unisono.torch_backend.devices import create_device_backend, on_any_device
+from unisono.torch_backend.direct import can_pass_directly, gpu_sum_works, mpi_reports_gpu_support
 from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.monitored import monitored_barrier
-from unisono.torch_backend.operations import Collectives, Tensors
+from unisono.torch_backend.mpi_job import MpiJob, mpi_job
+from unisono.torch_backend.operations import CollectiveOperations, Tensors
 from unisono.torch_backend.options import Options
 from unisono.torch_backend.profiling import profiled
+from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.work import NO_TIMEOUT, Work
 
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
     """Create a process group, all its ranks together; `creation` holds PyTorch's parameters of the group."""
-    return ProcessGroup(job(), creation, options or Options())
+    return ProcessGroup(mpi_job(), creation, options or Options())
 
 
-class ProcessGroup(Collectives):
+class ProcessGroup(CollectiveOperations):
     """Process group over MPI."""
 
-    def __init__(self, shared: Job, creation: Any, options: Options) -> None:
+    def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
         members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
-        line = Line(name, rank, size)
-        super().__init__(shared.group(name, members, line.check), options)
+        queue = SubmissionQueue(name, rank, size)
+        super().__init__(shared.group(name, members, queue.check), options)
         self._job, self._store = shared, creation.store
         self._timeout: timedelta = creation.timeout
         self._name: str = name
         self._description = "undefined"
         self._ended = False
-        self._beside: dict[str, Any] = {}
+        self._device_backends: dict[str, Any] = {}
         self._direct: dict[torch.device, bool] = {}  # whether the MPI library takes its memory
-        self._line = line
-        self._messages = Messages(self._group.comm.Dup(), line, shared.completions)
+        self._queue = queue
+        self._messages = Messages(self._group.comm.Dup(), queue, shared.completions)
         if size > 1:
-            shared.watchdog.watch(line, shared.store(name))
+            shared.watchdog.watch(queue, shared.store(name))
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
         """Return the name of the backend."""
@@ -68,7 +68,7 @@ class ProcessGroup(Collectives):
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
-    # Between two ranks
+    # Point-to-point messages
 
     @on_any_device
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
@@ -106,36 +106,36 @@ class ProcessGroup(Collectives):
         if self._ended:
             return
         self._ended = True
-        self._line.close()
+        self._queue.close()
         self._messages.close()
-        self._job.watchdog.forget(self._line)
-        self._job.drop(self._group, self._messages, bool(self._line.verdict))
-        self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was destroyed"
+        self._job.watchdog.unwatch(self._queue)
+        self._job.release(self._group, self._messages, bool(self._queue.failure))
+        self._queue.failure = self._queue.failure or f"rank {self.rank()}: group {self._queue.group} was destroyed"
 
     def abort(self) -> None:
         """End the group at once: operations under way fail."""
-        self._line.verdict = self._line.verdict or f"rank {self.rank()}: group {self._line.group} was aborted"
+        self._queue.failure = self._queue.failure or f"rank {self.rank()}: group {self._queue.group} was aborted"
         self.shutdown()
 
-    def beside(self, device: torch.device) -> Any:
+    def device_backend(self, device: torch.device) -> Any:
         """Return the group that serves this kind of device beside this one; None if PyTorch was not asked for one."""
-        if device.type not in self._beside:
-            self._beside[device.type] = backend_beside(self, device, self._store, self._timeout)
-        return self._beside[device.type]
+        if device.type not in self._device_backends:
+            self._device_backends[device.type] = create_device_backend(self, device, self._store, self._timeout)
+        return self._device_backends[device.type]
 
-    def goes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
+    def passes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
         """Return True if the MPI library takes an operation's GPU tensors directly; tested at the first one."""
         if device not in self._direct:
             self._direct[device] = False
-            if says_so():
+            if mpi_reports_gpu_support():
                 work = Work("probe", None, self._job.completions)
                 seconds = self._timeout.total_seconds()
 
                 def probe() -> None:
-                    self._direct[device] = shows_so(self._group, device)
+                    self._direct[device] = gpu_sum_works(self._group, device)
 
-                self._line.submit("probe", probe, work, seconds, blocking=True).wait()
-        return self._direct[device] and self.options.wire is None and can_go(name, arguments)
+                self._queue.submit("probe", probe, work, seconds, blocking=True).wait()
+        return self._direct[device] and self.options.wire is None and can_pass_directly(name, arguments)
 
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
         """Submit a collective after those before it; it runs at once if it is blocking and nothing is under way."""
@@ -144,5 +144,5 @@ class ProcessGroup(Collectives):
         if opts is not None:
             blocking = not opts.asyncOp
             timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
-        self._line.submit(name, action, work, timeout.total_seconds(), blocking)
+        self._queue.submit(name, action, work, timeout.total_seconds(), blocking)
         return work

@@ -30,11 +30,11 @@ class Event:
             return
         known = threading.Event()
 
-        def tell() -> None:
+        def end_event() -> None:
             self._over.set_result(None)
             known.set()
 
-        completions.submit(tell)
+        completions.submit(end_event)
         known.wait()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.torch_backend.register import NAME, register
-from unisono.torch_backend.rendezvous import RUN, address_of_root, variables_of
+from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
 from unisono.world import World
 
 
@@ -30,7 +30,7 @@ def environment_of(world: World) -> dict[str, str]:
         "GROUP_RANK": str(world.node),
         "MASTER_ADDR": address_of_root(world),
         "MASTER_PORT": str(port),
-        RUN: "1",
+        RUN_VARIABLE: "1",
     }
 
 
@@ -79,7 +79,7 @@ def _with_backend(
     return call
 
 
-def play(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:
+def run_program(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:
     """Run a program, or with `module` a module, as `python PROGRAM ARGUMENTS` would."""
     os.environ.update(environment_of(world))
     serve(backends)

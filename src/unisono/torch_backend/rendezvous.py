@@ -1,7 +1,7 @@
 """Rendezvous of the ranks of torch.distributed through MPI: no address has to be given.
 
-    mpiexec -n 4 python program.py        rank and size from MPI; on one node a store in memory, which listens nowhere;
-                                          across nodes rank 0 serves a store, and says where over MPI
+    mpiexec -n 4 python program.py        rank and size from MPI; on one node a store in memory, without a port;
+                                          across nodes rank 0 serves a store; its address is sent over MPI
     python program.py                     a world of one
 
 It serves env:// where no MASTER_ADDR is set, and where one is set but an MPI launcher has started all ranks on this
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from unisono.addresses import address_towards
-from unisono.launch import all_here, ranks_started
+from unisono.launch import on_one_node, ranks_started
 from unisono.torch_backend.pytorch import FileStore, TCPStore
 
 if TYPE_CHECKING:
     from unisono.world import World  # importing it starts MPI, which registering must not
 
-RUN = "UNISONO_RUN"
+RUN_VARIABLE = "UNISONO_RUN"
 """Variable of programs that `unisono run` started: env:// is served by our store, whatever address is set."""
 
 TIMEOUT = timedelta(minutes=30)
@@ -47,8 +47,8 @@ def _handler(original: Handler) -> Handler:
         asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
         size = asked.get("world_size", os.environ.get("WORLD_SIZE"))
         started = ranks_started(os.environ) or 1
-        elsewhere = "TORCHELASTIC_RUN_ID" in os.environ or not all_here(os.environ)
-        addressed = "MASTER_ADDR" in os.environ and RUN not in os.environ and elsewhere
+        elsewhere = "TORCHELASTIC_RUN_ID" in os.environ or not on_one_node(os.environ)
+        addressed = "MASTER_ADDR" in os.environ and RUN_VARIABLE not in os.environ and elsewhere
         if addressed or (size is not None and int(size) != started):
             return original(url, timeout=timeout, **named)
         return _by_mpi(asked.get("rank"), timeout)
@@ -58,9 +58,9 @@ def _handler(original: Handler) -> Handler:
 
 def _by_mpi(rank: str | None, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
     """Yield the store of all ranks that MPI started, the rank and the size. `rank` is the requested rank, if any."""
-    from unisono.torch_backend.job import job  # noqa: PLC0415 - this starts MPI
+    from unisono.torch_backend.mpi_job import mpi_job  # noqa: PLC0415 - this starts MPI
 
-    world = job().world
+    world = mpi_job().world
     store, _ = store_of(world, timeout)
     for name, value in variables_of(world).items():
         os.environ.setdefault(name, value)

@@ -3,8 +3,8 @@
 MPI frees communicators and shared memory collectively, but a program may end a group on one rank only, or on one rank
 much later than on another. So no rank waits long: a thread for this group alone waits for all ranks, then frees.
 
-    rank 0   destroy ── waits a moment ── goes on        thread: ... all have come ── free
-    rank 1   trains ............. destroy ── goes on     thread: all have come ── free
+    rank 0   destroy ── waits 1 s ── continues        thread: ... all have ended it ── free
+    rank 1   trains ............. destroy ── continues     thread: all have ended it ── free
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from unisono.mpi import MPI
 
-MOMENT = 1.0
-"""Seconds that a rank waits for the others: usually all ranks end a group together."""
+JOIN_TIMEOUT_SECONDS = 1.0
+"""Seconds that a rank waits for the others; usually all ranks end a group together."""
 
-LONGEST_NAP = 0.05
-"""Most seconds between two polls."""
+MAX_POLL_INTERVAL_SECONDS = 0.05
+"""Largest number of seconds between two polls."""
 
 
 class Retirement:
@@ -31,22 +31,22 @@ class Retirement:
         atexit.register(self.close)
 
     def retire(self, comm: MPI.Intracomm, free: Callable[[], None]) -> None:
-        """Call `free`, a collective, once all ranks of `comm` have called this; wait up to MOMENT seconds for that."""
+        """Call `free`, a collective, once all ranks of `comm` have called this; wait for that for a while."""
         thread = threading.Thread(target=self._run, args=(comm, free), name="unisono retirement", daemon=True)
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
-        thread.join(MOMENT)
+        thread.join(JOIN_TIMEOUT_SECONDS)
 
     def close(self) -> None:
         """Stop at the end of the program: resources that are not freed yet stay."""
         self._over.set()
         for thread in self._threads:
-            thread.join(MOMENT)
+            thread.join(JOIN_TIMEOUT_SECONDS)
 
     def _run(self, comm: MPI.Intracomm, free: Callable[[], None]) -> None:
-        everyone, nap = comm.Ibarrier(), 1e-4
+        everyone, interval = comm.Ibarrier(), 1e-4
         while not everyone.Test():
-            if self._over.wait(nap):
+            if self._over.wait(interval):
                 return
-            nap = min(2 * nap, LONGEST_NAP)
+            interval = min(2 * interval, MAX_POLL_INTERVAL_SECONDS)
         free()

@@ -1,7 +1,7 @@
 """Detection of ranks that are missing from a collective or have left, through the store that PyTorch's ranks share.
 
     rank 0   in all_reduce, number 7 ... waits      store:  0/group = 7 all_reduce     1/group = 6 broadcast
-    rank 1   computes, or is stuck elsewhere                                            ▲ has not come to number 7
+    rank 1   computes, or is stuck elsewhere                                            ▲ has not reached number 7
 
 A thread polls every second. If a group's last collective is the same as a second ago, it is published once; a group
 that proceeds from collective to collective costs nothing. A rank that ends its program publishes that as well. A
@@ -19,118 +19,118 @@ from contextlib import suppress
 from typing import Any
 
 from unisono import witness
-from unisono.torch_backend.line import Line, Task
+from unisono.torch_backend.submission_queue import Submission, SubmissionQueue
 
-LOOK = 1.0
+POLL_INTERVAL_SECONDS = 1.0
 """Seconds between two polls."""
 
-GRACE = 3.0
-"""Seconds that a wait has to raise its error itself."""
+GRACE_SECONDS = 3.0
+"""Seconds within which a wait has to raise its error itself."""
 
 LEFT = "left"
 
 
 class Watchdog:
-    """Watchdog of the lines of a process."""
+    """Watchdog of the submission queues of a process."""
 
     def __init__(self) -> None:
-        self._boards: dict[Line, _Board] = {}
+        self._states: dict[SubmissionQueue, _GroupState] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        atexit.register(self.leave)
+        atexit.register(self.publish_exit)
 
-    def watch(self, line: Line, store: Any) -> None:
-        """Watch a line; `store` is shared by the ranks of its group alone, and nobody else waits in it."""
-        board = _Board(line, store)
-        line.absent, line.gone = board.absent, board.gone
+    def watch(self, queue: SubmissionQueue, store: Any) -> None:
+        """Watch a queue; `store` is shared by the ranks of its group alone, and no other thread blocks in it."""
+        state = _GroupState(queue, store)
+        queue.describe_missing, queue.has_exited = state.describe_missing, state.has_exited
         with self._lock:
-            self._boards[line] = board
+            self._states[queue] = state
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="unisono watchdog", daemon=True)
                 self._thread.start()
 
-    def forget(self, line: Line) -> None:
-        """Stop watching a line that all its ranks have ended."""
+    def unwatch(self, queue: SubmissionQueue) -> None:
+        """Stop watching a queue that all its ranks have ended."""
         with self._lock:
-            self._boards.pop(line, None)
+            self._states.pop(queue, None)
 
-    def leave(self) -> None:
-        """Publish at the end of the program that this rank has left: ranks that wait for it wait in vain."""
+    def publish_exit(self) -> None:
+        """Publish at the end of the program that this rank has exited: ranks that wait for it then fail."""
         with self._lock:
-            boards = list(self._boards.values())
-            self._boards.clear()
-        for board in boards:
-            board.leave()
+            states = list(self._states.values())
+            self._states.clear()
+        for state in states:
+            state.publish_exit()
 
     def _run(self) -> None:
         waiting = threading.Event()
-        while not waiting.wait(LOOK):
+        while not waiting.wait(POLL_INTERVAL_SECONDS):
             with self._lock:
-                boards = list(self._boards.values())
-            for board in boards:
-                board.look()
+                states = list(self._states.values())
+            for state in states:
+                state.poll()
 
 
-class _Board:
+class _GroupState:
     """State that the ranks of one group publish."""
 
-    def __init__(self, line: Line, store: Any) -> None:
-        self._line, self._store = line, store
-        self._seen = 0  # what the line had begun at the last look
-        self._written = 0
-        self._late = 0.0  # seconds that the stuck task has had an error coming
+    def __init__(self, queue: SubmissionQueue, store: Any) -> None:
+        self._queue, self._store = queue, store
+        self._last_polled = 0  # number of the last submission at the previous poll
+        self._published = 0
+        self._overdue_seconds = 0.0  # seconds since the running submission should have raised its error
 
-    def look(self) -> None:
-        """Publish this rank's position, once, and end its wait if the wait is in vain."""
-        line = self._line
-        task, begun = line.current, line.begun
-        if begun != self._seen:
-            self._seen, self._late = begun, 0.0
+    def poll(self) -> None:
+        """Publish this rank's position, once, and end its wait if a rank that it needs has exited."""
+        queue = self._queue
+        submission, begun = queue.running, queue.last_number
+        if begun != self._last_polled:
+            self._last_polled, self._overdue_seconds = begun, 0.0
             return
-        with suppress(RuntimeError):  # a store whose host has gone: MPI will tell
-            if begun != self._written:
-                self._store.set(str(line.rank), f"{begun} {line.last}")
-                self._written = begun
-            if task is not None and not line.verdict and self._store.check([LEFT]):
-                self._find_culprit(task)
-        if task is not None and (line.verdict or line.deadline.over):
-            self._late += LOOK
-            if self._late > GRACE and line.current is task:
-                self._end_all(task)
+        with suppress(RuntimeError):  # the host of the store has exited: MPI reports that
+            if begun != self._published:
+                self._store.set(str(queue.rank), f"{begun} {queue.last_name}")
+                self._published = begun
+            if submission is not None and not queue.failure and self._store.check([LEFT]):
+                self._find_exited_rank(submission)
+        if submission is not None and (queue.failure or queue.deadline.over):
+            self._overdue_seconds += POLL_INTERVAL_SECONDS
+            if self._overdue_seconds > GRACE_SECONDS and queue.running is submission:
+                self._end_all(submission)
 
-    def leave(self) -> None:
+    def publish_exit(self) -> None:
         """Publish that this rank has ended its program."""
-        line = self._line
+        queue = self._queue
         with suppress(RuntimeError):
-            self._store.set(str(line.rank), f"{line.begun} {line.last}".rstrip() + f" {LEFT}")
+            self._store.set(str(queue.rank), f"{queue.last_number} {queue.last_name}".rstrip() + f" {LEFT}")
             self._store.add(LEFT, 1)
 
-    def absent(self, number: int) -> str:
-        """Return in words which ranks have not reached the collective of that number, and where they were last."""
+    def describe_missing(self, number: int) -> str:
+        """Return a description of the ranks that have not reached that collective, with the last one of each."""
         with suppress(RuntimeError):
-            self._store.set(str(self._line.rank), f"{number} {self._line.last}")
-        time.sleep(LOOK * 1.5)  # those who have come may not have had the time to write it down
+            self._store.set(str(self._queue.rank), f"{number} {self._queue.last_name}")
+        time.sleep(POLL_INTERVAL_SECONDS * 1.5)  # ranks that have reached it may not have published that yet
         found = [f"rank {rank} ({where})" for rank, begun, where in self._others() if begun < number]
-        return f"not come: {', '.join(found)}" if found else ""
+        return f"missing: {', '.join(found)}" if found else ""
 
-    def gone(self, rank: int) -> bool:
+    def has_exited(self, rank: int) -> bool:
         """Return True if a rank has ended its program."""
         with suppress(RuntimeError):
             return self._store.check([LEFT]) and self._read(rank)[1].endswith(LEFT)
         return False
 
-    def _find_culprit(self, task: Task) -> None:
+    def _find_exited_rank(self, submission: Submission) -> None:
         for rank, begun, where in self._others():
-            if begun < task.number and where.endswith(LEFT):
-                self._line.verdict = f"{self._line.describe(task)}: rank {rank} has ended its program ({where})"
+            if begun < submission.number and where.endswith(LEFT):
+                self._queue.failure = f"{self._queue.describe(submission)}: rank {rank} has ended its program ({where})"
                 return
 
     def _others(self) -> list[tuple[int, int, str]]:
-        """Return for each other rank its number, the number of its last collective, and its position in words."""
+        """Return for each other rank its number, the number of its last collective, and a description of it."""
         found = []
         with suppress(RuntimeError):
-            for rank in range(self._line.size):
-                if rank != self._line.rank:
+            for rank in range(self._queue.size):
+                if rank != self._queue.rank:
                     found.append((rank, *self._read(rank)))
         return found
 
@@ -138,15 +138,15 @@ class _Board:
         if not self._store.check([str(rank)]):
             return 0, "not seen yet"
         begun, _, name = self._store.get(str(rank)).decode().partition(" ")
-        gone = f", then {LEFT}" if name.endswith(LEFT) else ""
+        exited = f", then {LEFT}" if name.endswith(LEFT) else ""
         name = name.removesuffix(LEFT).strip()
-        return int(begun), f"last in {name}, number {begun}{gone}" if name else f"in none yet{gone}"
+        return int(begun), f"last in {name}, number {begun}{exited}" if name else f"in none yet{exited}"
 
-    def _end_all(self, task: Task) -> None:
+    def _end_all(self, submission: Submission) -> None:
         """Print the error and exit, where the wait cannot be ended from outside; the launcher ends the other ranks."""
-        line = self._line
-        absent = self.absent(task.number)
-        late = f"Timed out after {task.seconds:g} s" + (f"; {absent}" if absent else "")
-        words = line.verdict or f"{line.describe(task)}: {late}"
-        witness.last_words(f"unisono.errors.BackendError: {words}\n")
+        queue = self._queue
+        missing = self.describe_missing(submission.number)
+        late = f"Timed out after {submission.seconds:g} s" + (f"; {missing}" if missing else "")
+        words = queue.failure or f"{queue.describe(submission)}: {late}"
+        witness.report_abort(f"unisono.errors.BackendError: {words}\n")
         os._exit(1)

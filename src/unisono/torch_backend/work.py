@@ -103,9 +103,9 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             self._future, ended = future, self._ended
         if first and ended:
             future.set_result(None)
-        return future.then(self._tell)
+        return future.then(self._result_or_error)
 
-    def _tell(self, _: torch.futures.Future[Any]) -> Any:
+    def _result_or_error(self, _: torch.futures.Future[Any]) -> Any:
         if self._error is not None:
             raise BackendError(*self._error.args) from self._error.__cause__
         return self._result

@@ -11,13 +11,12 @@ They are read from the metrics in the runs' folders.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.errors import UsageError
-from unisono.training.run_directory import METRICS
+from unisono.training.run_directory import METRICS, read_metrics
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,9 @@ class Curve:
 
 def curve_of(folder: Path) -> Curve:
     """Return the curve of the run in a folder. Raises UsageError where no epoch of a run has ended there."""
-    path = folder / METRICS
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be half written
+    found = read_metrics(folder)
     if not found:
-        raise UsageError(f"{folder} holds no run of which an epoch is over: there is nothing in {METRICS}")
+        raise UsageError(f"{folder} has no run with a finished epoch: {METRICS} is empty or missing")
     return Curve(
         folder.resolve().name,
         tuple(line["epoch"] for line in found),
@@ -50,8 +47,8 @@ def curve_of(folder: Path) -> Curve:
     )
 
 
-def say(curve: Curve) -> str:
-    """Return a line with the last and the best accuracy of a run."""
+def summarize(curve: Curve) -> str:
+    """Return a summary line: the last and the best accuracy of a run."""
     minutes, seconds = divmod(round(curve.seconds[-1]), 60)
     best = max(curve.top1)
     at = curve.epochs[curve.top1.index(best)]

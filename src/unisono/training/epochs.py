@@ -20,24 +20,25 @@ import torch
 from unisono.data.feed import Feed
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
-from unisono.reducer import asked_by
+from unisono.reducer import requested_by
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
+from unisono.training.build import DTYPES
 from unisono.training.checkpoint import Checkpoint, save
 from unisono.training.learning_rate import rate_of_step
-from unisono.training.making import DTYPES
-from unisono.training.progress import Report
+from unisono.training.progress import ProgressDisplay
 from unisono.training.rank_states import states_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
-from unisono.training.resuming import Place
-from unisono.training.signals import STOPPED, Signals
+from unisono.training.resume import ResumePoint
+from unisono.training.seeds import seed_of_step
+from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
 
 @dataclass
-class Epochs:
+class TrainingLoop:
     """The rest of a run, made on all ranks together."""
 
     recipe: Recipe
@@ -45,42 +46,42 @@ class Epochs:
     feed: Feed
     trainer: Trainer
     folder: Path
-    report: Report
-    place: Place
+    display: ProgressDisplay
+    point: ResumePoint
     begun: float
     """Start of the run on `time.perf_counter`, as if the run had never stopped."""
     accuracy: Accuracy | None = None
     """Test accuracy after the last epoch made here; None before."""
-    signals: Signals | None = None
+    signals: SignalHandlers | None = None
     saved: float = field(default_factory=time.perf_counter)
     """Time of the last checkpoint, on `time.perf_counter`."""
 
     def finish(self) -> int:
         """Make the epochs that are left and report the results. Return the exit code."""
         begun = time.perf_counter()
-        first, batch = self.place, self.recipe.training.batch
-        while self.place.epoch < self.recipe.training.epochs:
+        first, batch = self.point, self.recipe.training.batch
+        while self.point.epoch < self.recipe.training.epochs:
             if self._epoch():
                 return STOPPED
         accuracy = self._test() if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - begun
-        seen = (self.place.epoch - first.epoch) * self.feed.samples
+        seen = (self.point.epoch - first.epoch) * self.feed.samples
         seen -= min(first.done * batch, seen)
         rows = [
             ("test accuracy", f"{accuracy.top1:.2%}"),
             *([] if accuracy.top5 is None else [("test accuracy, top-5", f"{accuracy.top5:.2%}")]),
             ("samples per second", f"{seen / seconds:,.0f}"),
-            ("steps", f"{self.place.step}"),
+            ("steps", f"{self.point.step}"),
             ("time", f"{seconds:.2f} s"),
         ]
-        self.report.end(rows, self._split())
-        self.report.say(f"run: {self.folder}")
-        self.report.say(f"test accuracy: {accuracy.top1:.1%}")
+        self.display.end(rows, self._seconds_by_kind())
+        self.display.log(f"run: {self.folder}")
+        self.display.log(f"test accuracy: {accuracy.top1:.1%}")
         return 0
 
     def end(self) -> None:
         """End all ranks at once, after a second SIGTERM."""
-        words = f"unisono: rank {self.world.rank}: a second SIGTERM: ended at once, after step {self.place.step}\n"
+        words = f"unisono: rank {self.world.rank}: a second SIGTERM: ended at once, after step {self.point.step}\n"
         self.world.abort(STOPPED, words)
 
     def warn(self, line: str) -> None:
@@ -90,17 +91,17 @@ class Epochs:
     def _epoch(self) -> bool:
         """Make the remaining steps of an epoch, then test, metrics, checkpoint. Return True where the run is to end."""
         training, samples = self.recipe.training, self.feed.samples
-        begun, skipped = time.perf_counter(), min(self.place.done * training.batch, samples)
+        begun, skipped = time.perf_counter(), min(self.point.done * training.batch, samples)
         if self._steps():
             return True
         seconds = time.perf_counter() - begun
-        loss = self._agree(self.place.loss) / samples
-        rate = self._rate(self.place.epoch, steps_of(samples, training.batch) - 1)
+        loss = self._sum(self.point.loss) / samples
+        rate = self._rate(self.point.epoch, steps_of(samples, training.batch) - 1)
         self.accuracy = self._test()
-        self.place = Place(self.place.epoch + 1, 0, self.place.step)
+        self.point = ResumePoint(self.point.epoch + 1, 0, self.point.step)
         metrics = {
-            "epoch": self.place.epoch,
-            "step": self.place.step,
+            "epoch": self.point.epoch,
+            "step": self.point.step,
             "learning_rate": rate,
             "loss": loss,
             "test_accuracy": self.accuracy.top1,
@@ -108,45 +109,45 @@ class Epochs:
             "samples_per_second": (samples - skipped) / seconds,
             "seconds": seconds,
             "elapsed": time.perf_counter() - self.begun,
-            **self._split(),
+            **self._seconds_by_kind(),
         }
-        self._keep(0.0, metrics)
-        self._keep_steps()
-        self.report.epoch(metrics)
-        ended = self.signals is not None and self.signals.stop and self.place.epoch < training.epochs
-        count = self._agree(float(ended))  # SIGTERM after the last step's control word
+        self._save_checkpoint(0.0, metrics)
+        self._write_steps()
+        self.display.epoch(metrics)
+        ended = self.signals is not None and self.signals.stop and self.point.epoch < training.epochs
+        count = self._sum(float(ended))  # SIGTERM after the last step's control message
         if not count:
             return False
-        who = asked_by(count, self._agree(float(ended) * self.world.rank))
-        self._say_saved(f"SIGTERM to {who}", ends=True)
+        who = requested_by(count, self._sum(float(ended) * self.world.rank))
+        self._log_saved(f"SIGTERM to {who}", ends=True)
         return True
 
     def _steps(self) -> bool:
         """Make the remaining steps of an epoch. Return True where the run is to end; it is saved then."""
         training, dtype = self.recipe.training, DTYPES[self.recipe.model.dtype]
         steps = steps_of(self.feed.samples, training.batch)
-        batches = self.feed.epoch(self.place.epoch, training.batch, self.place.done)
-        while self.place.done < steps:
+        batches = self.feed.epoch(self.point.epoch, training.batch, self.point.done)
+        while self.point.done < steps:
             with self.trainer.recorder.record("loading"):
                 inputs, labels = next(batches)
                 inputs = inputs.to(dtype)
-            epoch, done, step = self.place.epoch, self.place.done, self.place.step
+            epoch, done, step = self.point.epoch, self.point.done, self.point.step
             for group in self.trainer.optimizer.param_groups:
                 group["lr"] = self._rate(epoch, done)
-            torch.manual_seed(_seed_of_step(training.seed, step, self.world.rank))
-            due = self._ask_in_time()
-            loss = self.place.loss + self.trainer.step(inputs, labels)
-            self.place = Place(epoch, done + 1, step + 1, loss)
-            self.report.step(epoch, done + 1, steps)
-            asked, every = self.trainer.requests(), training.checkpoint_every
-            if "stop" in asked:
-                self._keep(self._agree(loss))
-                self._say_saved(f"SIGTERM to {asked['stop']}", ends=True)
+            torch.manual_seed(seed_of_step(training.seed, step, self.world.rank))
+            due = self._request_if_due()
+            loss = self.point.loss + self.trainer.step(inputs, labels)
+            self.point = ResumePoint(epoch, done + 1, step + 1, loss)
+            self.display.step(epoch, done + 1, steps)
+            requests, every = self.trainer.requests(), training.checkpoint_every
+            if "stop" in requests:
+                self._save_checkpoint(self._sum(loss))
+                self._log_saved(f"SIGTERM to {requests['stop']}", ends=True)
                 return True
-            if done + 1 < steps and ("save" in asked or (every and self.place.step % every == 0)):
-                self._keep(self._agree(loss))
-                if "save" in asked and not due:
-                    self._say_saved(f"SIGUSR1 to {asked['save']}", ends=False)
+            if done + 1 < steps and ("save" in requests or (every and self.point.step % every == 0)):
+                self._save_checkpoint(self._sum(loss))
+                if "save" in requests and not due:
+                    self._log_saved(f"SIGUSR1 to {requests['save']}", ends=False)
         self.trainer.wait()
         return False
 
@@ -156,7 +157,7 @@ class Epochs:
         steps = steps_of(self.feed.samples, training.batch)
         return rate_of_step(self.recipe.optimizer, epoch, done, steps, training.epochs, training.batch)
 
-    def _ask_in_time(self) -> bool:
+    def _request_if_due(self) -> bool:
         """Request a checkpoint with the next step where rank 0's clock says it is due. Return True if requested."""
         minutes = self.recipe.training.checkpoint_minutes
         if not minutes or self.world.rank != 0 or time.perf_counter() - self.saved < 60 * minutes:
@@ -164,15 +165,15 @@ class Epochs:
         self.trainer.request("save")
         return True
 
-    def _say_saved(self, why: str, ends: bool) -> None:
-        """Report the checkpoint that a signal to any rank has caused."""
-        goes_on = f"; go on with: unisono train --resume {self.folder}" if ends else ""
-        self.report.say(f"saved step {self.place.step} on {why}{goes_on}")
+    def _log_saved(self, why: str, ends: bool) -> None:
+        """Log the checkpoint that a signal to any rank has caused."""
+        resume = f"; resume with: unisono train --resume {self.folder}" if ends else ""
+        self.display.log(f"saved step {self.point.step} on {why}{resume}")
 
     def _test(self) -> Accuracy:
         """Return the test accuracy of the model."""
         dtype = DTYPES[self.recipe.model.dtype]
-        source = self.feed.held_out(self.recipe.training.batch)
+        source = self.feed.test_batches(self.recipe.training.batch)
 
         def batches() -> Iterator[Batch]:
             while True:
@@ -182,43 +183,38 @@ class Epochs:
                     return
                 yield found[0].to(dtype), found[1]
 
-        return self.trainer.evaluate(batches(), self.feed.tested)
+        return self.trainer.evaluate(batches(), self.feed.test_samples)
 
-    def _keep(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
+    def _save_checkpoint(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, after the metrics of the epoch that it ends; `loss` is the sum over all ranks so far."""
-        place, trainer, folder = self.place, self.trainer, self.folder
+        point, trainer, folder = self.point, self.trainer, self.folder
         trainer.wait()
         weights, optimizer = states_of(trainer, self.world)
 
         def write() -> None:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
-            progress = {"epoch": place.epoch, "done": place.done, "loss": loss, "data": self.feed.mark}
-            progress |= {"seconds": time.perf_counter() - self.begun, "meeting": trainer.reducer.state()}
-            save(folder / run_directory.CHECKPOINTS, Checkpoint(place.step, weights, optimizer, progress))
+            progress = {"epoch": point.epoch, "done": point.done, "loss": loss, "data": self.feed.fingerprint}
+            progress |= {"seconds": time.perf_counter() - self.begun, "reducer": trainer.reducer.state()}
+            save(folder / run_directory.CHECKPOINTS, Checkpoint(point.step, weights, optimizer, progress))
 
         self.world.call_on_root(write)
         self.saved = time.perf_counter()
         if self.signals is not None:
-            self.signals.answered()
+            self.signals.clear_pending()
 
-    def _keep_steps(self) -> None:
+    def _write_steps(self) -> None:
         """Write the times of the epoch's steps, of every rank."""
         everyone = self.world.all_gather_object(self.trainer.recorder.take_steps())
         self.world.call_on_root(
-            lambda: run_directory.keep_steps(self.folder, self.place.epoch, np.stack(everyone), KINDS)
+            lambda: run_directory.write_steps(self.folder, self.point.epoch, np.stack(everyone), KINDS)
         )
 
-    def _agree(self, value: float) -> float:
+    def _sum(self, value: float) -> float:
         """Return the sum of a number over all ranks."""
         return float(self.world.allreduce(torch.tensor([value], dtype=torch.float64)))
 
-    def _split(self) -> dict[str, float]:
+    def _seconds_by_kind(self) -> dict[str, float]:
         """Return the seconds of each kind so far, mean over ranks."""
         seconds = torch.tensor(list(self.trainer.recorder.split().values()), dtype=torch.float64)
         return dict(zip(KINDS, (self.world.allreduce(seconds) / self.world.size).tolist(), strict=True))
-
-
-def _seed_of_step(seed: int, step: int, rank: int) -> int:
-    """Return the seed of a step's random numbers (dropout), so that checkpoints need not keep their state."""
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)

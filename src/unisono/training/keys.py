@@ -1,7 +1,7 @@
 """Frozen dataclasses read from tables of keys, as in TOML: types, limits, and the nearest key to an unknown one.
 
-    class Cake:                               parse(Cake, {"eggs": 3}, "cake.toml")    Cake(eggs=3)
-        eggs: int = number(2, at_least=1)     parse(Cake, {"egs": 3}, "cake.toml")     ... did you mean eggs?
+    class Options:                              parse(Options, {"batch": 32}, "a.toml")    Options(batch=32)
+        batch: int = number(64, at_least=1)     parse(Options, {"bach": 32}, "a.toml")     ... did you mean batch?
 
 A field whose type is itself such a dataclass is a table.
 """
@@ -19,12 +19,17 @@ from unisono.errors import RecipeError
 
 Value = TypeVar("Value")
 
-LARGEST = (1 << 63) - 1
+MAX_NUMBER = (1 << 63) - 1
 
 
 def number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
     """Return a dataclass field for a number within limits."""
     return field(default=default, metadata={"above": above, "at_least": at_least})
+
+
+def number_or(word: str, default: int, at_least: float) -> Any:
+    """Return a dataclass field of type `int | str` for a whole number within limits, or a word in its place."""
+    return field(default=default, metadata={"at_least": at_least, "word": word})
 
 
 def choice(default: str, *names: str) -> Any:
@@ -84,13 +89,19 @@ def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:
+    if (alternative := limits.get("word")) is not None:
+        if value == alternative:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RecipeError(f'{where} = {value!r} is neither a whole number nor "{alternative}"')
+        kind = int
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
-        word = {int: "a whole number", float: "a number", str: "a word"}[kind]
+        word = {int: "a whole number", float: "a number", str: "a string"}[kind]
         raise RecipeError(f"{where} = {value!r} is not {word}")
-    if isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise RecipeError(f"{where} = {value!r} is no number of a size that can be meant")
+    if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+        raise RecipeError(f"{where} = {value!r} is out of range")
     if limits.get("above") is not None and not value > limits["above"]:
         raise RecipeError(f"{where} = {value!r}, but it has to be above {limits['above']}")
     if limits.get("at_least") is not None and not value >= limits["at_least"]:

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from unisono.training.recorder import AHEAD, BESIDE
+from unisono.training.recorder import CONCURRENT_KINDS, SEQUENTIAL_KINDS
 
 
-class Report:
-    """Shows a run's progress on rank 0; shows nothing on other ranks."""
+class ProgressDisplay:
+    """Shows a run's progress if `show`; shows nothing on other ranks."""
 
-    def __init__(self, show: bool, epochs: int) -> None:
+    def __init__(self, show: bool, epochs: int, live: bool = True) -> None:
+        """Make a display; `live`: with bars on a terminal, which one rank alone can have."""
         self.console = Console(file=sys.stdout, quiet=not show, highlight=False, soft_wrap=True)
         self._epochs = epochs
         self._bar = Progress(
@@ -27,7 +28,7 @@ class Report:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not (show and self.console.is_terminal),
+            disable=not (show and live and self.console.is_terminal),
         )
         self._task = self._bar.add_task("", epoch=1, last="", total=None)
 
@@ -40,7 +41,7 @@ class Report:
     ) -> None:
         self._bar.stop()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Print a line of text."""
         self.console.print(line, markup=False)
 
@@ -50,26 +51,26 @@ class Report:
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Print the metrics of a finished epoch."""
-        said = f"loss {metrics['loss']:.4f}  test accuracy {metrics['test_accuracy']:.2%}"
+        summary = f"loss {metrics['loss']:.4f}  test accuracy {metrics['test_accuracy']:.2%}"
         if "test_top5" in metrics:
-            said += f" (top-5 {metrics['test_top5']:.2%})"
+            summary += f" (top-5 {metrics['test_top5']:.2%})"
         speed = f"{metrics['samples_per_second']:,.0f} samples/s"
-        self._bar.update(self._task, last=said)
-        self.say(f"epoch {metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}  {said}  {speed}")
+        self._bar.update(self._task, last=summary)
+        self.log(f"epoch {metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}  {summary}  {speed}")
 
     def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
         """Print the table at the end: results, and the split of time (seconds, mean over ranks)."""
-        self._bar.stop()  # what comes now is to stay below everything else
+        self._bar.stop()  # the table stays below everything else
         table = Table(show_header=False)
         table.add_column()
         table.add_column(justify="right")
         for name, value in rows:
             table.add_row(name, value)
         table.add_section()
-        whole = sum(split[kind] for kind in AHEAD) or 1.0
-        for kind in AHEAD:
+        whole = sum(split[kind] for kind in SEQUENTIAL_KINDS) or 1.0
+        for kind in SEQUENTIAL_KINDS:
             table.add_row(kind, f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
         table.add_section()
-        for kind in BESIDE:
-            table.add_row(f"{kind}, beside that", f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
+        for kind in CONCURRENT_KINDS:
+            table.add_row(f"{kind}, overlapped", f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
         self.console.print(table)

@@ -1,7 +1,9 @@
-"""Checkpoints of ranks whose weights or optimizer states differ: every rank's, and the mean of the weights.
+"""Checkpoints of ranks whose weights or optimizer states differ: every rank's, and the weights that they share.
 
 same weights everywhere    weights: rank 0's            optimizer: rank 0's
-weights that differ        weights: the mean            optimizer: {"ranks": [rank 0's weights and state, ...]}
+weights that differ        weights: mean or anchor      optimizer: {"ranks": [rank 0's weights and states, ...]}
+
+A rank's states are those of its optimizer and of the rule: anchor, outer momentum, residuals, changes in flight.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any
 
 import torch
 
+from unisono.step.rule_memory import ANCHOR
 from unisono.training.checkpoint import Checkpoint
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -22,31 +25,42 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.rule.differs:
         return mine
-    everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1]})
+    rule_state = trainer.reducer.rule_state()
+    everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state})
+    if trainer.reducer.rule.evaluates_anchor:
+        with trainer.reducer.averaged():
+            return {name: _copy(one) for name, one in mine[0].items()}, {RANKS: everyone}
     weights = [one["weights"] for one in everyone]
     return {name: _mean([one[name] for one in weights]) for name in mine[0]}, {RANKS: everyone}
 
 
-def take_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
+def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
     """Load a checkpoint into the model and the optimizer. Return lines to report.
 
     Raises the errors of `load_state_dict` where it does not fit.
     """
     ranks = checkpoint.optimizer.get(RANKS)
+    if ranks is not None and len(ranks) == world.size and trainer.reducer.rule.differs:
+        trainer.model.load_state_dict(ranks[world.rank]["weights"])
+        trainer.optimizer.load_state_dict(ranks[world.rank]["optimizer"])
+        trainer.reducer.resume(checkpoint.step, ranks[world.rank].get("rule"))
+        return []
     trainer.reducer.resume(checkpoint.step)
     if ranks is None:
         trainer.model.load_state_dict(checkpoint.weights)
         trainer.optimizer.load_state_dict(checkpoint.optimizer)
         return []
-    if len(ranks) == world.size and trainer.reducer.rule.differs:
-        trainer.model.load_state_dict(ranks[world.rank]["weights"])
-        trainer.optimizer.load_state_dict(ranks[world.rank]["optimizer"])
-        return []
     trainer.model.load_state_dict(checkpoint.weights)
+    anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks)
+    begin = "the anchor, their weights after the last outer steps" if anchored else "the mean of the weights"
     return [
-        f"the run had {len(ranks)} ranks with weights of their own: all begin with the mean of the weights, and with "
-        "no state of the optimizer"
+        f"the run had {len(ranks)} ranks with weights of their own: all begin with {begin}, and with no state of the "
+        "optimizer"
     ]
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _mean(values: list[torch.Tensor]) -> torch.Tensor:

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from unisono.compute.formats import AUTO, PRECISIONS
-from unisono.data.catalogue import SAMPLES, samples_of
-from unisono.data.pictures.view import AUGMENTS as OF_PICTURES
-from unisono.data.sounds.hearing import AUGMENTS as OF_SOUNDS
+from unisono.data.audio.windows import AUGMENTS as AUDIO_AUGMENTS
+from unisono.data.images.augmentation import AUGMENTS as IMAGE_AUGMENTS
+from unisono.data.splits import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
-from unisono.models.own import check_name
+from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
-from unisono.own import Own, is_own
-from unisono.rules import RULES
+from unisono.rules import RULES, Exchange
 from unisono.schedules import check
-from unisono.training.keys import change, choice, flat, number, parse
+from unisono.training.keys import change, choice, flat, number, number_or, parse
+from unisono.training.named_rule import named_rule
+from unisono.training.packaged_recipes import FOLDER
+from unisono.user_function import UserFunction, is_user_function
 from unisono.wires import WIRES
 
 OWN = "own"
@@ -33,6 +35,7 @@ RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
 
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("data", "storage"): {"even": "partitioned", "whole": "replicated"},
+    ("compute", "convolutions"): {"tried": "autotune"},
 }
 """Values of older recipes, and their current names."""
 
@@ -55,7 +58,7 @@ class DataRecipe:
     """Windows of an audio recording that the network gets, evenly spaced."""
     context: int = number(15, at_least=0)
     """Frames of 10 ms before the middle of each window, and as many after it."""
-    augment: str = choice("none", *dict.fromkeys((*OF_PICTURES, *OF_SOUNDS)))
+    augment: str = choice("none", *dict.fromkeys((*IMAGE_AUGMENTS, *AUDIO_AUGMENTS)))
     """Random changes in training. Images: none, mirror, shift, scale. Audio: none, shift, mask."""
     threads: int = number(0, at_least=0)
     """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
@@ -82,7 +85,8 @@ class OptimizerRecipe:
     learning_rate: float = number(0.05, above=0)
     """Learning rate before scaling; above 0."""
     for_batch: int = number(0, at_least=0)
-    """Batch size that the rate is meant for: the rate is scaled by training.batch / for_batch; 0: it is not scaled."""
+    """Batch size that the rate is meant for: the rate is scaled by training.batch / for_batch, with "easgd" by the
+    batch of one worker / for_batch; 0: it is not scaled."""
     warm_epochs: float = number(0.0, at_least=0)
     """Epochs of linear warm-up, from `learning_rate` where the rate is scaled, else from 0."""
     policy: str = choice("constant", "constant", "steps", "polynomial", "cosine")
@@ -125,14 +129,37 @@ class RuleRecipe:
 
     name: str = "bsp"
     """Name of the rule: "bsp" averages gradients in each step; with "local_sgd" each rank updates alone, and weights
-    are averaged; `module:function` is a rule of your own, which function(exchange, overlap) returns.
+    are averaged; with "diloco" an outer optimizer applies their mean change; with "easgd" workers exchange with a
+    centre, and none waits for another; `module:function` is a rule of your own, which function(exchange, overlap)
+    returns.
     """
     folder: str = ""
     """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
     overlap: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
     """Overlap of communication with the step; "auto" chooses it from measurements of the first steps."""
-    every: int = number(16, at_least=1)
-    """Steps between two averages of the weights, for "local_sgd"."""
+    scale: str = choice("mean", "mean", "sum")
+    """Combination of the gradients, for "bsp": "mean" over all samples, or "sum" over ranks of their own means."""
+    every: int | str = number_or("auto", 16, at_least=1)
+    """Steps of a period, in which weights are exchanged once, for "local_sgd" and "diloco"; "auto": the smallest number
+    of which the exchange hides behind computing."""
+    outer_rate: float = number(0.7, above=0)
+    """Learning rate of the outer optimizer, for "diloco"."""
+    outer_momentum: float = number(0.9, at_least=0)
+    """Nesterov momentum of the outer optimizer, for "diloco"; below 1."""
+    fragments: int = number(4, at_least=1)
+    """Parts of the weights that are exchanged one after another in a period, for "diloco"."""
+    delay: int = number(1, at_least=0)
+    """Steps beside which a fragment is exchanged, for "diloco"; 0 waits for it."""
+    alpha: float = number(0.5, above=0)
+    """Moving rate of "easgd": share of the difference that a worker and the centre move by; at most 1."""
+    period: int = number(1, at_least=1)
+    """Steps between two exchanges of a worker, for "easgd"."""
+    server: str = choice("rank", "rank", "thread")
+    """Place of the servers of "easgd": "rank", ranks that train nothing, or "thread", beside workers."""
+    servers: int = number(1, at_least=1)
+    """Servers of "easgd"; each keeps a part of the model."""
+    staleness: int = number(0, at_least=0)
+    """Largest number of exchanges of others between two of one worker, for "easgd"; 0: nobody waits."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +180,8 @@ class ComputeRecipe:
 
     precision: str = choice(AUTO, *PRECISIONS)
     """Number format of matrix products and convolutions; "auto": bfloat16 on a processor made for it, else float32."""
-    convolutions: str = choice("tried", "tried", "library")
-    """Algorithm of convolutions: "tried", the fastest of each as timed before the first step; "library", PyTorch's."""
+    convolutions: str = choice("autotune", "autotune", "library")
+    """Algorithm of convolutions: "autotune", the fastest of each, timed before the first step; "library", PyTorch's."""
     plan: str = ""
     """File with timings of convolutions that several runs share; the run's folder has its own. Empty: none."""
 
@@ -190,11 +217,14 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path} is not TOML: {error}") from error
     recipe = parse_recipe(content, str(path))
     for wanted in changes:
-        change(content, _renamed_change(wanted))
+        change(content, renamed_change(wanted))
         recipe = parse_recipe(content, f"--set {wanted}")
     for table in ("model", "rule"):
-        if is_own((found := getattr(recipe, table)).name):
-            folder = (path.parent / found.folder).resolve()
+        if is_user_function((found := getattr(recipe, table)).name):
+            beside = (
+                Path.cwd() if path.resolve().parent == FOLDER else path.parent
+            )  # nobody's code is beside packaged recipes
+            folder = (beside / found.folder).resolve()
             recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
     return recipe
 
@@ -219,7 +249,7 @@ def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _renamed_change(wanted: str) -> str:
+def renamed_change(wanted: str) -> str:
     """Return a change of the form key=value under the key's current name."""
     key, equals, value = wanted.partition("=")
     table, _, name = key.strip().partition(".")
@@ -229,8 +259,8 @@ def _renamed_change(wanted: str) -> str:
 def check_run(recipe: Recipe, ranks: int) -> None:
     """Raise RecipeError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
-    if data not in SAMPLES and not recipe.data.pack:
-        raise RecipeError(f"data.name = {data!r}; there are {', '.join(SAMPLES)}")
+    if data not in TRAIN_SAMPLES and not recipe.data.pack:
+        raise RecipeError(f"data.name = {data!r}; there are {', '.join(TRAIN_SAMPLES)}")
     check_name(recipe.model.name, recipe.model.folder)
     check_rule(recipe.rule)
     if recipe.data.storage == "replicated" and recipe.data.groups > 1:
@@ -238,7 +268,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
             "leave groups away"
         )
-    samples = samples_of(data, recipe.data.pack)
+    samples = train_samples(data, recipe.data.pack)
     if batch > samples:
         raise RecipeError(f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on")
     if ranks > batch:
@@ -250,19 +280,21 @@ def check_run(recipe: Recipe, ranks: int) -> None:
         raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join((OWN, *WIRES))}")
     if algorithm not in ("auto", "library"):
         check(algorithm)
+    if not is_user_function(recipe.rule.name):
+        named_rule(recipe.rule, Exchange(algorithm, None if recipe.exchange.wire == OWN else recipe.exchange.wire))
 
 
 def check_rule(rule: RuleRecipe) -> None:
     """Raise RecipeError for a name that is no rule, or whose module does not exist."""
-    if is_own(rule.name):
+    if is_user_function(rule.name):
         own_rule(rule).check()
     elif rule.name not in RULES:
         raise RecipeError(f"rule.name = {rule.name!r}; there are {', '.join(RULES)}, or module:function of your own")
 
 
-def own_rule(rule: RuleRecipe) -> Own:
+def own_rule(rule: RuleRecipe) -> UserFunction:
     """Return the user's function that makes the rule, as the recipe names it."""
-    return Own("rule", rule.name, rule.folder, "a rule", "rules:largest")
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest")
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

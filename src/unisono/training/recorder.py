@@ -10,15 +10,15 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-AHEAD = ("loading", "computing", "waiting")
+SEQUENTIAL_KINDS = ("loading", "computing", "waiting")
 """Kinds of time that follow each other and add up to a rank's time."""
 
-BESIDE = ("communicating", "updating")
-"""Kinds of time that run beside those, or that the rank waits for."""
+CONCURRENT_KINDS = ("communicating", "updating")
+"""Kinds of time that overlap with those, or that the rank waits for."""
 
-KINDS = (*AHEAD, *BESIDE)
+KINDS = (*SEQUENTIAL_KINDS, *CONCURRENT_KINDS)
 
-MOST_STEPS = 1 << 18
+MAX_STEPS_RECORDED = 1 << 18
 """Largest number of steps kept until `take_steps`; beyond it at least the newest half stays."""
 
 
@@ -26,9 +26,9 @@ class Recorder:
     """Seconds of this rank, by kind.
 
     loading         making the next batch
-    computing       forward, backward, and counting what is right
-    waiting         for an exchange, an update or another rank, with nothing to compute
-    communicating   exchanges, whatever goes on beside them
+    computing       forward, backward, and counting correct predictions
+    waiting         for an exchange, an update or another rank, without computing
+    communicating   exchanges, also while the rank computes
     updating        the optimizer
     """
 
@@ -53,12 +53,12 @@ class Recorder:
 
     def end_step(self) -> None:
         """End a step: it gets all time recorded since the last step."""
-        if len(self._steps) >= MOST_STEPS * len(KINDS):
-            del self._steps[: MOST_STEPS // 2 * len(KINDS)]
+        if len(self._steps) >= MAX_STEPS_RECORDED * len(KINDS):
+            del self._steps[: MAX_STEPS_RECORDED // 2 * len(KINDS)]
         self._steps.extend(self._now[kind] for kind in KINDS)
         self._now = dict.fromkeys(KINDS, 0.0)
 
-    def leave_out(self) -> None:
+    def discard(self) -> None:
         """Assign the time recorded since the last step to no step."""
         self._now = dict.fromkeys(KINDS, 0.0)
 

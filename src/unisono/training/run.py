@@ -1,6 +1,6 @@
 """Runs a recipe on the ranks of a world: makes its parts, resumes a stopped run, trains.
 
-lock ─ data ─ network ─ (newest whole checkpoint) ─ epochs
+lock ─ data ─ network ─ (newest complete checkpoint) ─ epochs
 """
 
 from __future__ import annotations
@@ -9,74 +9,129 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from unisono.models.own import own_network
-from unisono.own import is_own
+from unisono.data.feed import Feed
+from unisono.errors import UsageError
+from unisono.models.user_network import user_network
+from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.training import run_directory
+from unisono.training.build import (
+    bind_cores,
+    describe_precision,
+    load_plan,
+    make_feed,
+    make_rule,
+    make_trainer,
+    save_plan,
+)
 from unisono.training.checkpoint import check_state
-from unisono.training.epochs import Epochs
-from unisono.training.making import keep_plan, known_plan, make_feed, make_trainer, say_format, take_cores
-from unisono.training.progress import Report
+from unisono.training.epochs import TrainingLoop
+from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe, check_run, own_rule
-from unisono.training.resuming import Place, check_change, clear, go_on
+from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
 from unisono.training.run_lock import RunLock
-from unisono.training.signals import Signals
+from unisono.training.signals import SignalHandlers
 from unisono.training.timeline import Timeline, check_writable
+from unisono.training.trainer import Trainer
+from unisono.training.workers.run import AsynchronousRun, make_worker_feed
+from unisono.user_function import is_user_function
 from unisono.world import World
 
 
-def train(recipe: Recipe, world: World, folder: Path | None, resume: Path | None, trace: Path | None = None) -> int:
+def train(
+    recipe: Recipe,
+    world: World,
+    folder: Path | None,
+    resume: Path | None,
+    trace: Path | None = None,
+    replay: Path | None = None,
+) -> int:
     """Run `recipe` in `folder` (None: a new one under runs/), or resume the run in `resume`.
 
-    `trace` is a file for the timeline of this run. The folder is locked meanwhile. Return the exit code: 0, or 143
+    `trace` is a file for the timeline of this run; `replay` the asynchronous run that is replayed. The folder is locked
+    meanwhile. Return the exit code: 0, or 143
     where SIGTERM ended the run after a step, with a checkpoint.
     """
     lock = RunLock()
     try:
-        return _train(recipe, world, folder, resume, trace, lock)
+        return _train(recipe, world, folder, resume, trace, replay, lock)
     finally:
         lock.release()
 
 
 def _train(
-    recipe: Recipe, world: World, folder: Path | None, resume: Path | None, trace: Path | None, lock: RunLock
+    recipe: Recipe,
+    world: World,
+    folder: Path | None,
+    resume: Path | None,
+    trace: Path | None,
+    replay: Path | None,
+    lock: RunLock,
 ) -> int:
     begun = time.perf_counter()
     check_run(recipe, world.size)
     if trace is not None:
         world.call_on_root(lambda: check_writable(trace))
-    if resume is not None:
-        before = world.call_on_root(lambda: _open(resume, recipe, lock))
-    share, said = take_cores(world)
-    said.append(say_format(recipe, world))
-    feed = make_feed(recipe, world, share)
+    before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
+    rule = make_rule(recipe)
+    if replay is not None and not rule.asynchronous:
+        raise UsageError(f"--replay {replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again")
+    share, lines = bind_cores(world)
+    lines.append(describe_precision(recipe, world))
+    workers = rule if isinstance(rule, BaseAsynchronousRule) else None
+    feed = make_feed(recipe, world, share) if workers is None else make_worker_feed(recipe, workers, world, share)
     timeline = None if trace is None else Timeline(world)
-    plan = known_plan(recipe, None if resume is None else resume / run_directory.CONVOLUTIONS, world)
-    trainer = make_trainer(recipe, world, feed, timeline, plan)
+    source = resume or replay
+    plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
+    trainer = make_trainer(recipe, world, feed, rule, timeline, plan)
     check_state(trainer.model, trainer.optimizer)
-    place, notes, kept = Place(), list[str](), replace(recipe, ranks=world.size)
-    if resume is None:
-        home = world.call_on_root(lambda: run_directory.begin(kept, folder, lock))
-    else:
-        home = resume
-        place, torn, notes = go_on(home, trainer, world)
-        check_change(before, recipe, place, feed.mark)
-        notes += world.call_on_root(lambda: clear(home, place, torn))
+    kept = replace(recipe, ranks=world.size)
+    home = resume or world.call_on_root(lambda: run_directory.create_run(kept, folder, lock))
+    point, notes = ResumePoint(), list[str]()
+    if before is not None and workers is None:
+        point, notes = _resume(home, recipe, before, world, feed, trainer)
+    if before is not None:
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))
-    keep_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
-    with Report(world.rank == 0, recipe.training.epochs) as report:
-        for note in notes:
-            report.say(note)
-        on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
-        report.say(f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
-        for line in said:
-            report.say(line)
-        trainer.reducer.say(report.say)
-        run = Epochs(recipe, world, feed, trainer, home, report, place, begun - place.seconds)
-        with Signals(trainer.request, run.end, run.warn) as run.signals:
-            code = run.finish()
-    feed.close()
+    save_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
+    on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
+    notes += [f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}", *lines]
+    if workers is not None:
+        run = AsynchronousRun(recipe, workers, world, feed, trainer, home, begun, notes, timeline, replay)
+        code = run.run(before)
+    else:
+        code = _train_together(recipe, world, feed, trainer, home, begun, point, notes)
     if timeline is not None and trace is not None:
         timeline.write(trace)
+    return code
+
+
+def _resume(
+    home: Path, recipe: Recipe, before: Recipe, world: World, feed: Feed, trainer: Trainer
+) -> tuple[ResumePoint, list[str]]:
+    """Load the newest checkpoint. Return the point to resume from, and lines to log."""
+    point, damaged, notes = resume_run(home, trainer, world)
+    check_change(before, recipe, point, feed.fingerprint)
+    return point, notes + world.call_on_root(lambda: discard_newer(home, point, damaged))
+
+
+def _train_together(
+    recipe: Recipe,
+    world: World,
+    feed: Feed,
+    trainer: Trainer,
+    home: Path,
+    begun: float,
+    point: ResumePoint,
+    notes: list[str],
+) -> int:
+    """Train by a rule that all ranks follow together. Return the exit code."""
+    with ProgressDisplay(world.rank == 0, recipe.training.epochs) as display:
+        for note in notes:
+            display.log(note)
+        trainer.reducer.log_with(display.log)
+        run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds)
+        with SignalHandlers(trainer.request, run.end, run.warn) as run.signals:
+            code = run.finish()
+    feed.close()
     return code
 
 
@@ -84,7 +139,7 @@ def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
     """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
     before = run_directory.recipe_of(folder, [])
     lock.take(folder)
-    for own in (own_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
-        if is_own(own.name):
-            print(f"the run names code of its own, which is run now: {own.where()}", flush=True)
+    for own in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
+        if is_user_function(own.name):
+            print(f"the run imports user code: {own.where()}", flush=True)
     return before

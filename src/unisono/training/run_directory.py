@@ -2,9 +2,9 @@
 
 runs/digits-20260131-120000/
 ├── recipe.toml
-├── .lock                  while a run is in it: who that is
+├── .lock                  while a run uses the directory: the process
 ├── metrics.jsonl
-├── convolutions.json      the ways that were tried, and what each took
+├── convolutions.json      timings of convolution algorithms
 ├── steps/
 │   └── epoch-0001.npz     seconds[rank, step, kind], and the names of the kinds
 └── checkpoints/
@@ -32,7 +32,7 @@ RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "
 CONVOLUTIONS = "convolutions.json"
 
 
-def begin(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
+def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
     """Make a run's directory, `folder` or a new one under runs/, write the recipe into it, and `lock` it. Return it.
 
     Raises UsageError where it cannot be made, another run is active in it, or it holds a run already.
@@ -49,16 +49,16 @@ def begin(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
         lock.take(folder)
         held = (folder / RECIPE).exists()
     except OSError as error:
-        raise UsageError(f"cannot make the run's folder {folder}: {error.strerror}") from error
+        raise UsageError(f"cannot create the run's folder {folder}: {error.strerror}") from error
     if held:
-        raise UsageError(f"{folder} holds a run already; go on with it by --resume {folder}")
+        raise UsageError(f"{folder} holds a run already; resume it with --resume {folder}")
     write_recipe(folder, recipe)
     return folder
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Write the recipe into the run's folder."""
-    _replace(folder / RECIPE, tomli_w.dumps(to_dict(recipe)).encode())
+    replace_file(folder / RECIPE, tomli_w.dumps(to_dict(recipe)).encode())
 
 
 def recipe_of(folder: Path, changes: list[str]) -> Recipe:
@@ -78,13 +78,20 @@ def add_metrics(folder: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics, one for each epoch that has ended; the last may be half written, and is left out."""
+    path = folder / METRICS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
 def count_metrics(folder: Path) -> int:
     """Return the number of lines of metrics: one for each epoch that has ended."""
     path = folder / METRICS
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
+def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
     """Write the times of an epoch's steps made since the run began or resumed: `seconds` is (ranks, steps, kinds)."""
     path = folder / STEPS / f"epoch-{epoch:04d}.npz"
     aside = path.with_name(f".{path.name}.tmp")
@@ -95,19 +102,19 @@ def keep_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds
         aside.replace(path)
 
 
-def forget_after(folder: Path, step: int) -> None:
+def truncate_metrics(folder: Path, step: int) -> None:
     """Remove the lines of metrics that are newer than `step`, where the run resumes.
 
     A line that was cut off when the run was killed is removed too; one without a step stays.
     """
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if _is_kept(line, step)]
+    kept = [line for line in lines if _belongs(line, step)]
     if kept != lines:
-        _replace(path, b"".join(kept))
+        replace_file(path, b"".join(kept))
 
 
-def _is_kept(line: bytes, step: int) -> bool:
+def _belongs(line: bytes, step: int) -> bool:
     try:
         found = json.loads(line)
     except ValueError:  # cut off in the middle
@@ -116,7 +123,8 @@ def _is_kept(line: bytes, step: int) -> bool:
     return not isinstance(reached, int) or reached <= step
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file by way of a temporary name, synced to the disk. Raises CheckpointError naming it and a remedy."""
     aside = path.with_name(f".{path.name}.tmp")
     with _writing(path):
         with aside.open("wb") as file:
@@ -133,5 +141,5 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; make room or put the disk right, then go on with --resume"
+            f"cannot write {path}: {error.strerror or error}; free space or repair the disk, then resume with --resume"
         ) from error

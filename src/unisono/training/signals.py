@@ -1,6 +1,6 @@
-"""Signals that ask a run for a checkpoint: SIGUSR1 saves at the end of the step, SIGTERM saves and ends.
+"""Handlers of the signals that request a checkpoint: SIGUSR1 saves at the end of the step, SIGTERM saves and ends.
 
-    kill -TERM ─▶ wake-up pipe ─▶ a thread ─▶ request("stop") ─▶ control word of the step ─▶ all ranks save, exit 143
+    kill -TERM ─▶ wake-up pipe ─▶ a thread ─▶ request("stop") ─▶ control message of the step ─▶ all ranks save, exit 143
 
 A thread reads them, since Python's own handlers run only when the main thread returns from native code. They may be
 sent to any one rank: the other ranks get the request in the next step.
@@ -24,21 +24,21 @@ REQUESTS: dict[int, Request] = {signal.SIGUSR1: "save", signal.SIGTERM: "stop"}
 STOPPED = 128 + signal.SIGTERM
 """Exit code after SIGTERM, as shells define it."""
 
-ONE = 1.0
+REPEAT_SECONDS = 1.0
 """Seconds within which SIGTERMs count as one: a batch system, `timeout` and the launcher may each forward it."""
 
-LONG = 30.0
+SLOW_STEP_SECONDS = 30.0
 """Seconds after which a warning is printed about a step that has not ended."""
 
 
 def meaning(number: int, since_term: float | None) -> Request | Literal["end"] | None:
     """Return the meaning of a signal. `since_term` is the seconds since the first SIGTERM; None: there was none."""
     if number == signal.SIGTERM and since_term is not None:
-        return "end" if since_term >= ONE else None
+        return "end" if since_term >= REPEAT_SECONDS else None
     return REQUESTS.get(number)
 
 
-class Signals:
+class SignalHandlers:
     """Within the block, signals to this process call `request`, or `end` for a second SIGTERM.
 
     `warn` is called with a line when a step takes long after a signal. Off the main thread, where Python has no
@@ -50,9 +50,9 @@ class Signals:
     ) -> None:
         self._request, self._end, self._warn = request, end, warn
         self.stop = False
-        """True once SIGTERM has come to this rank."""
-        self.asked: float | None = None
-        """Time of the last signal that has not been answered, by `time.monotonic`; None: there is none."""
+        """True once this rank has received SIGTERM."""
+        self.pending_since: float | None = None
+        """Time of the last signal whose checkpoint is pending, by `time.monotonic`; None: there is none."""
         self._name = ""
         self._term: float | None = None
         self._before: dict[int, object] = {}
@@ -64,7 +64,7 @@ class Signals:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _leave_to_the_thread) for number in REQUESTS}
+        self._before = {number: signal.signal(number, _no_op) for number in REQUESTS}
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -83,39 +83,41 @@ class Signals:
         os.close(self._writer)
         self._thread = None
 
-    def answered(self) -> None:
+    def clear_pending(self) -> None:
         """Note that a checkpoint was written: no request is pending any more."""
-        self.asked = None
+        self.pending_since = None
 
     def _listen(self) -> None:
         while True:
-            numbers = os.read(self._reader, 64) if select.select([self._reader], [], [], self._patience())[0] else b""
+            numbers = (
+                os.read(self._reader, 64) if select.select([self._reader], [], [], self._warning_timeout())[0] else b""
+            )
             if 0 in numbers:
                 return
             for number in numbers:
-                self._take(number)
-            if not numbers and self.asked is not None:
+                self._handle(number)
+            if not numbers and self.pending_since is not None:
                 self._warn(
-                    f"{self._name} came {LONG:.0f} s ago, and the step still goes on: a checkpoint is written at its "
-                    "end (a second SIGTERM ends the run at once, without one)"
+                    f"{self._name} was received {SLOW_STEP_SECONDS:.0f} s ago, and the step has not ended: a "
+                    "checkpoint is written at its end (a second SIGTERM ends the run at once, without one)"
                 )
-                self.asked = None
+                self.pending_since = None
 
-    def _take(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         now = time.monotonic()
-        asks = meaning(number, None if self._term is None else now - self._term)
-        if asks == "end":
+        requested = meaning(number, None if self._term is None else now - self._term)
+        if requested == "end":
             self._end()
-        elif asks is not None:
-            if asks == "stop":
+        elif requested is not None:
+            if requested == "stop":
                 self.stop, self._term = True, now
-            self._name, self.asked = signal.Signals(number).name, now
-            self._request(asks)
+            self._name, self.pending_since = signal.Signals(number).name, now
+            self._request(requested)
 
-    def _patience(self) -> float | None:
-        asked = self.asked
-        return None if asked is None else max(0.0, asked + LONG - time.monotonic())
+    def _warning_timeout(self) -> float | None:
+        pending_since = self.pending_since
+        return None if pending_since is None else max(0.0, pending_since + SLOW_STEP_SECONDS - time.monotonic())
 
 
-def _leave_to_the_thread(number: int, frame: object) -> None:
+def _no_op(number: int, frame: object) -> None:
     """Do nothing: Python writes to the pipe only for signals that have a handler."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.engine import Span
+from unisono.engine import OperationSpan
 from unisono.errors import UsageError
 from unisono.step.program import Task
 from unisono.world import World
@@ -29,10 +29,10 @@ Event = dict[str, Any]
 BACKWARD = "backward"
 """The span of a whole backward pass."""
 
-AFTER = ("allreduce", "update")
+FOLLOWING = ("allreduce", "update")
 """Operations that follow the packing of a bucket."""
 
-ORDER = ("MainThread", "computing", "communication", "update", "loading")
+THREAD_ORDER = ("MainThread", "computing", "communication", "update", "loading")
 """Lanes of a rank from top to bottom, by words in the names of their threads."""
 
 
@@ -50,7 +50,7 @@ class TimelineSpan(NamedTuple):
     key: int = 0
 
 
-def timeline_span(span: Span, zero: float = 0.0) -> TimelineSpan:
+def timeline_span(span: OperationSpan, zero: float = 0.0) -> TimelineSpan:
     """Return the TimelineSpan of a span, on a clock that begins at `zero`."""
     task = span.about
     operation, key = (task.operation.name, task.key) if isinstance(task, Task) else ("", 0)
@@ -64,9 +64,9 @@ class Timeline:
         self._world = world
         world.barrier()
         self._zero = time.perf_counter()
-        self._spans: list[Span] = []
+        self._spans: list[OperationSpan] = []
 
-    def add(self, span: Span) -> None:
+    def add(self, span: OperationSpan) -> None:
         """Add a span."""
         self._spans.append(span)
 
@@ -75,7 +75,7 @@ class Timeline:
         """Record the block as a span of this thread."""
         begin = time.perf_counter()
         yield
-        self.add(Span(name, "computing", threading.current_thread().name, begin, time.perf_counter()))
+        self.add(OperationSpan(name, "computing", threading.current_thread().name, begin, time.perf_counter()))
 
     def write(self, path: Path) -> None:
         """Write the spans of all ranks. Called by all ranks together; rank 0 writes."""
@@ -98,7 +98,7 @@ def check_writable(path: Path) -> None:
 
 def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
     """Yield the trace events of one rank, whose spans begin at second 0."""
-    lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_place))}
+    lanes = {name: number for number, name in enumerate(sorted({span.thread for span in spans}, key=_lane_order))}
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     for name, lane in lanes.items():
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}}
@@ -109,8 +109,8 @@ def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
             **{"ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6},
         }
     for number, chain in enumerate(_chains(spans)):
-        for place, (span, at) in enumerate(chain):
-            phase = "s" if place == 0 else "f" if place == len(chain) - 1 else "t"
+        for position, (span, at) in enumerate(chain):
+            phase = "s" if position == 0 else "f" if position == len(chain) - 1 else "t"
             yield {
                 **{"ph": phase, "bp": "e", "name": "gradient", "cat": "gradient", "id": f"{rank}.{number}"},
                 **{"pid": rank, "tid": lanes[span.thread], "ts": at * 1e6},
@@ -120,13 +120,13 @@ def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
 def _chains(spans: Sequence[TimelineSpan]) -> Iterator[list[tuple[TimelineSpan, float]]]:
     """Yield chains of spans, each with a time: the backward pass that made the gradient, its allreduce, its update."""
     backwards = sorted((span for span in spans if span.name == BACKWARD), key=lambda span: span.begin)
-    of = {what: _by_key(spans, what) for what in ("pack", *AFTER)}
+    of = {what: _by_key(spans, what) for what in ("pack", *FOLLOWING)}
     for key, packs in of["pack"].items():
         for number, pack in enumerate(packs):
             until = packs[number + 1].begin if number + 1 < len(packs) else float("inf")
             later = [
                 span
-                for what in AFTER
+                for what in FOLLOWING
                 for span in of[what][key]
                 if pack.end <= span.end and pack.begin <= span.begin < until
             ]
@@ -143,5 +143,5 @@ def _by_key(spans: Iterable[TimelineSpan], operation: str) -> defaultdict[int, l
     return found
 
 
-def _place(thread: str) -> tuple[int, str]:
-    return next((number for number, word in enumerate(ORDER) if word in thread), len(ORDER)), thread
+def _lane_order(thread: str) -> tuple[int, str]:
+    return next((number for number, word in enumerate(THREAD_ORDER) if word in thread), len(THREAD_ORDER)), thread

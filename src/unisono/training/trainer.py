@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from unisono.compute.precision import Within
+from unisono.compute.precision import StepContext
 from unisono.data_parallel import attach
 from unisono.errors import UsageError
 from unisono.reducer import reducer_of
-from unisono.reducer.awaited import await_parameters
-from unisono.reducer.optimizer_step import Optimizing
+from unisono.reducer.optimizer_step import BucketedOptimizer
+from unisono.reducer.wait_on_access import wait_on_access
 from unisono.rules import BaseRule
 from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.loss import classification_loss
@@ -45,17 +45,19 @@ class Trainer:
         loss: Loss = classification_loss,
         clip: float | None = None,
         timeline: Timeline | None = None,
-        within: Within = nullcontext,
+        within: StepContext = nullcontext,
     ) -> None:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
-        self.reducer.check(model)
+        self.reducer.check_parameters(model)
         self.reducer.clip = clip
-        self._optimizing = Optimizing(optimizer, self.reducer)
-        self._awaits = await_parameters(model, self.reducer.wait_for, self.reducer.wait_for_buffers)
+        self._optimizing = BucketedOptimizer(optimizer, self.reducer)
+        self._awaits = wait_on_access(model, self.reducer.wait_for, self.reducer.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
-        self._timeline, self._within = timeline, within
+        self._timeline = timeline
+        self.within = within
+        """Function that returns the context in which the model computes."""
         if timeline is not None:
             self.reducer.observe = timeline.add
 
@@ -71,30 +73,30 @@ class Trainer:
         if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
-        waited, total = reducer.measured.waiting, 0.0
+        waited, total = reducer.times.waiting, 0.0
         if not self._awaits:
             reducer.wait()
         reducer.samples = float(samples)
         if samples:
             self.model.train()
-            with self._shown("forward"), self._within():
+            with self._span("forward"), self.within():
                 loss = self.loss(self.model(inputs), labels)
-            reducer.drop()
+            reducer.zero_grad()
             step = self._optimizing.begin()
-            with self._shown("backward"):
+            with self._span("backward"):
                 reducer.backward(loss.backward, step, step.updates)
             total = float(loss.detach()) * samples
         else:
-            reducer.drop()
+            reducer.zero_grad()
             step = self._optimizing.begin()
             reducer.backward(reducer.synchronize, step, step.updates)
-        self.recorder.add("computing", time.perf_counter() - began - (reducer.measured.waiting - waited))
+        self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
         self._account()
         self.recorder.end_step()
         return total
 
     def request(self, kind: str) -> None:
-        """Request "save" or "stop" from all ranks, with the next step's control word. Signal handlers may call this."""
+        """Request "save" or "stop" from all ranks, with the next control message. Signal handlers may call this."""
         self.reducer.request(kind)
 
     def requests(self) -> Mapping[str, str]:
@@ -117,20 +119,20 @@ class Trainer:
         self.model.eval()
         with self.reducer.averaged():
             for inputs, labels in batches:
-                with self.recorder.record("computing"), torch.no_grad(), self._within():
+                with self.recorder.record("computing"), torch.no_grad(), self.within():
                     counts += count(self.model(inputs), labels)
         with self.recorder.record("waiting"):
             self.world.allreduce(counts)
-        self.recorder.leave_out()
+        self.recorder.discard()
         return accuracy_of(counts, samples)
 
     def _account(self) -> None:
         """Record the time of exchanges, updates and waits since the last call: some end between two steps."""
-        measured = self.reducer.measured
+        measured = self.reducer.times
         for kind in self._accounted:
             now = getattr(measured, kind)
             self.recorder.add(kind, now - self._accounted[kind])
             self._accounted[kind] = now
 
-    def _shown(self, name: str) -> AbstractContextManager[None]:
+    def _span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if self._timeline is None else self._timeline.span(name)

@@ -50,7 +50,7 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 DTYPES = (*NUMPY_DTYPES, *HALF_DTYPES)
 """Dtypes that are reduced."""
 
-MOVED = {**NUMPY_DTYPES, torch.complex128: np.dtype(np.complex128)}
+MOVABLE_DTYPES = {**NUMPY_DTYPES, torch.complex128: np.dtype(np.complex128)}
 """Dtypes that can be moved; there is one of every element size."""
 
 
@@ -62,7 +62,7 @@ def _maximum(one: Array, other: Array, into: Array) -> None:
     np.maximum(one, other, out=into)
 
 
-EXACT: dict[str, Callable[..., Any]] = {
+NUMPY_OPS: dict[str, Callable[..., Any]] = {
     "sum": np.add,
     "product": np.multiply,
     "minimum": _minimum,
@@ -73,7 +73,7 @@ EXACT: dict[str, Callable[..., Any]] = {
 }
 """Ops by name: each a function of two arrays, and of a third for the result."""
 
-WIDENED: dict[str, Callable[..., Any]] = {
+TORCH_OPS: dict[str, Callable[..., Any]] = {
     "sum": torch.add,
     "product": torch.mul,
     "minimum": torch.minimum,
@@ -119,11 +119,11 @@ def copy_of(arithmetic: Arithmetic, view: Any) -> Any:
     return fresh
 
 
-class Exact:
+class NumpyArithmetic:
     """Arithmetic in the dtype itself."""
 
     def __init__(self, dtype: torch.dtype, op: str) -> None:
-        self.dtype, self._combine = MOVED[dtype], EXACT[op]
+        self.dtype, self._combine = MOVABLE_DTYPES[dtype], NUMPY_OPS[op]
         self._overflows = dtype.is_floating_point
 
     def view(self, buffer: Any) -> Array:
@@ -141,10 +141,10 @@ class Exact:
         last = _last_in(sources, into)
         partial = np.empty_like(into) if last > 1 else into
         steps: list[Step] = [(self._combine, (sources[0], sources[1], partial))]
-        for place in range(2, len(sources)):
+        for index in range(2, len(sources)):
             before = partial
-            partial = into if place == last else partial  # from there on the result may live where it belongs
-            steps.append((self._combine, (before, sources[place], partial)))
+            partial = into if index == last else partial  # from there on the result may live where it belongs
+            steps.append((self._combine, (before, sources[index], partial)))
         if self._overflows:
             run = _SILENT.copy().run
             steps = [(run, (function, *arguments)) for function, arguments in steps]
@@ -153,17 +153,17 @@ class Exact:
 
 def _last_in(sources: Sequence[Array], into: Array) -> int:
     """Return the index of the last source that shares memory with `into`; 0 if none after the second does."""
-    for place, source in enumerate(sources):
+    for index, source in enumerate(sources):
         if source is into:
-            return place
-    return next((place for place in range(len(sources) - 1, 1, -1) if np.may_share_memory(sources[place], into)), 0)
+            return index
+    return next((index for index in range(len(sources) - 1, 1, -1) if np.may_share_memory(sources[index], into)), 0)
 
 
-class Widened:
+class Float32Arithmetic:
     """Arithmetic in float32, rounded once to the dtype."""
 
     def __init__(self, dtype: torch.dtype, op: str) -> None:
-        self.dtype, self._combine = dtype, WIDENED[op]
+        self.dtype, self._combine = dtype, TORCH_OPS[op]
 
     def view(self, buffer: Any) -> torch.Tensor:
         """Return the elements in `buffer`, sharing its memory."""
@@ -188,22 +188,22 @@ class Widened:
 
 def dtypes_of(op: str) -> list[torch.dtype]:
     """Return the dtypes that an op reduces. Raises UsageError, listing the names, for an unknown op."""
-    if op not in EXACT:
-        raise UsageError(f"there is no op {op!r}; there are {', '.join(EXACT)}")
-    return [dtype for dtype in DTYPES if op in WIDENED or not dtype.is_floating_point]
+    if op not in NUMPY_OPS:
+        raise UsageError(f"there is no op {op!r}; there are {', '.join(NUMPY_OPS)}")
+    return [dtype for dtype in DTYPES if op in TORCH_OPS or not dtype.is_floating_point]
 
 
 @cache
 def arithmetic_of(dtype: torch.dtype, op: str = "sum") -> Arithmetic:
     """Return the arithmetic of a dtype and an op. Raises TensorError for a dtype that the op does not reduce."""
-    offered = dtypes_of(op)
-    if dtype in offered:
-        return Widened(dtype, op) if dtype in HALF_DTYPES else Exact(dtype, op)
-    name, *known = (str(one).removeprefix("torch.") for one in (dtype, *offered))
+    supported = dtypes_of(op)
+    if dtype in supported:
+        return Float32Arithmetic(dtype, op) if dtype in HALF_DTYPES else NumpyArithmetic(dtype, op)
+    name, *known = (str(one).removeprefix("torch.") for one in (dtype, *supported))
     raise TensorError(f"cannot reduce a tensor of {name} by {op!r}; can reduce {', '.join(known)}")
 
 
 @cache
 def mover_of(dtype: torch.dtype) -> Arithmetic:
-    """Return the arithmetic that views and copies memory of a dtype in MOVED, when nothing is reduced."""
-    return Exact(dtype, "sum")
+    """Return the arithmetic that views and copies memory of a dtype in MOVABLE_DTYPES, when nothing is reduced."""
+    return NumpyArithmetic(dtype, "sum")

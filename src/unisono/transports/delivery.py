@@ -21,32 +21,32 @@ import numpy as np
 from unisono.errors import MismatchError
 from unisono.mpi import MPI
 from unisono.transports.arithmetic import Array
-from unisono.transports.messages import tag_of, until
+from unisono.transports.messages import tag_of, wait_until
 
 IN_FLIGHT = 16
 """Number of pieces under way at once, in each direction."""
 
 
 class Parcel(NamedTuple):
-    """Data for a rank, or room for data from it; or a piece of either."""
+    """Data for a rank, or memory for data from it; or a piece of either."""
 
     peer: int
     content: Array
     """Flat array of bytes."""
 
 
-class _Landing(NamedTuple):
-    """Expected piece. The last of a parcel lands in a separate buffer, which has room for one that is too long."""
+class _ExpectedPiece(NamedTuple):
+    """Expected piece. The last of a parcel is received into a separate buffer, also for one that is too long."""
 
     piece: Parcel
-    aside: Array | None
+    separate: Array | None
 
 
 class Delivery:
     """One delivery on a communicator that nothing else uses; `ranks` are the numbers of its ranks in error messages.
 
-    `fingerprint` is a number that is equal on ranks in the same call. `largest` is the size of a piece in bytes, equal
-    on all ranks. `interrupted` is called regularly in waits, and raises to end them. `words` describes the call.
+    `fingerprint` is a number that is equal on ranks in the same call. `piece_bytes`, the size of a piece, is equal on
+    all ranks. `check_interrupt` is called regularly in waits, and raises to end them. `words` describes the call.
     """
 
     def __init__(
@@ -54,76 +54,76 @@ class Delivery:
         comm: MPI.Intracomm,
         ranks: Sequence[int],
         fingerprint: int,
-        largest: int,
-        interrupted: Callable[[], None],
+        piece_bytes: int,
+        check_interrupt: Callable[[], None],
         words: str,
     ) -> None:
         self._comm, self._ranks, self._tag, self._words = comm, ranks, tag_of(comm, fingerprint), words
-        self._largest, self._interrupted = largest, interrupted
+        self._piece_bytes, self._check_interrupt = piece_bytes, check_interrupt
         self._requests: list[MPI.Request] = []
-        self._landings: list[_Landing | None] = []  # for each request what it receives, if it does
+        self._expected_pieces: list[_ExpectedPiece | None] = []  # by request; None for a send
         self._expected: dict[int, int] = {}
-        self._landed: dict[int, int] = {}
+        self._received: dict[int, int] = {}
 
-    def carry(self, sends: Iterable[Parcel], receives: Iterable[Parcel]) -> None:
+    def transfer(self, sends: Iterable[Parcel], receives: Iterable[Parcel]) -> None:
         """Send and receive all parcels, at most one each per peer. Raises MismatchError if one has another length."""
         rank, size = self._comm.rank, self._comm.size
-        going = self._cut(sorted(sends, key=lambda parcel: (parcel.peer - rank) % size))
-        coming = self._cut(sorted(receives, key=lambda parcel: (rank - parcel.peer) % size))
-        for peer, content in coming:
+        outgoing = self._cut(sorted(sends, key=lambda parcel: (parcel.peer - rank) % size))
+        incoming = self._cut(sorted(receives, key=lambda parcel: (rank - parcel.peer) % size))
+        for peer, content in incoming:
             self._expected[peer] = self._expected.get(peer, 0) + len(content)
-        while going or coming or self._requests:
-            arriving = sum(landing is not None for landing in self._landings)
+        while outgoing or incoming or self._requests:
+            arriving = sum(piece is not None for piece in self._expected_pieces)
             leaving = len(self._requests) - arriving
-            for _ in range(min(len(coming), IN_FLIGHT - arriving)):
-                self._receive(coming.popleft())
-            for _ in range(min(len(going), IN_FLIGHT - leaving)):
-                peer, content = going.popleft()
+            for _ in range(min(len(incoming), IN_FLIGHT - arriving)):
+                self._receive(incoming.popleft())
+            for _ in range(min(len(outgoing), IN_FLIGHT - leaving)):
+                peer, content = outgoing.popleft()
                 self._begin(self._comm.Isend([content, MPI.BYTE], peer, self._tag), None)
-            self._land()
+            self._complete_some()
 
     def _cut(self, parcels: Iterable[Parcel]) -> deque[Parcel]:
         """Return the pieces of all parcels, the first of each before the second of any."""
         cut = [
-            [Parcel(peer, content[at : at + self._largest]) for at in range(0, len(content) + 1, self._largest)]
+            [Parcel(peer, content[at : at + self._piece_bytes]) for at in range(0, len(content) + 1, self._piece_bytes)]
             for peer, content in parcels
         ]
         return deque(piece for nth in zip_longest(*cut) for piece in nth if piece is not None)
 
     def _receive(self, piece: Parcel) -> None:
-        aside = np.empty(self._largest, np.uint8) if len(piece.content) < self._largest else None
-        buffer = piece.content if aside is None else aside
-        self._begin(self._comm.Irecv([buffer, MPI.BYTE], piece.peer, self._tag), _Landing(piece, aside))
+        separate = np.empty(self._piece_bytes, np.uint8) if len(piece.content) < self._piece_bytes else None
+        buffer = piece.content if separate is None else separate
+        self._begin(self._comm.Irecv([buffer, MPI.BYTE], piece.peer, self._tag), _ExpectedPiece(piece, separate))
 
-    def _begin(self, request: MPI.Request, landing: _Landing | None) -> None:
+    def _begin(self, request: MPI.Request, piece: _ExpectedPiece | None) -> None:
         self._requests.append(request)
-        self._landings.append(landing)
+        self._expected_pieces.append(piece)
 
-    def _land(self) -> None:
+    def _complete_some(self) -> None:
         """Wait until some requests have completed, and store the received pieces."""
         states: list[MPI.Status] = []
-        completed = until(lambda: MPI.Request.Testsome(self._requests, states), self._interrupted)
-        for place, state in zip(completed, states, strict=False):
-            landing = self._landings[place]
-            if landing is not None:
-                self._take(landing, state.Get_count(MPI.BYTE))
-        for place in sorted(completed, reverse=True):
-            del self._requests[place], self._landings[place]
+        completed = wait_until(lambda: MPI.Request.Testsome(self._requests, states), self._check_interrupt)
+        for index, state in zip(completed, states, strict=False):
+            piece = self._expected_pieces[index]
+            if piece is not None:
+                self._take(piece, state.Get_count(MPI.BYTE))
+        for index in sorted(completed, reverse=True):
+            del self._requests[index], self._expected_pieces[index]
 
-    def _take(self, landing: _Landing, nbytes: int) -> None:
-        (peer, content), aside = landing
-        self._landed[peer] = self._landed.get(peer, 0) + nbytes
+    def _take(self, piece: _ExpectedPiece, nbytes: int) -> None:
+        (peer, content), separate = piece
+        self._received[peer] = self._received.get(peer, 0) + nbytes
         if nbytes != len(content):
-            goes = f"{'at least ' if nbytes == self._largest else ''}{self._landed[peer]}"
+            sent = f"{'at least ' if nbytes == self._piece_bytes else ''}{self._received[peer]}"
             ranks = self._ranks[peer], self._ranks[self._comm.rank]
-            raise MismatchError(sizes_differ(self._words, *ranks, goes, self._expected[peer]))
-        if aside is not None:
-            content[:] = aside[:nbytes]
+            raise MismatchError(size_mismatch(self._words, *ranks, sent, self._expected[peer]))
+        if separate is not None:
+            content[:] = separate[:nbytes]
 
 
-def sizes_differ(words: str, source: int, target: int, goes: object, comes: int) -> str:
+def size_mismatch(words: str, source: int, target: int, sent: object, expected: int) -> str:
     """Return the error message for a parcel whose sender and receiver disagree about its length in the call `words`."""
     return (
-        f"{words}: rank {source} sends {goes} bytes to rank {target}, which expects {comes}: "
-        "what a rank sends must be as long as what the other expects of it"
+        f"{words}: rank {source} sends {sent} bytes to rank {target}, which expects {expected}: "
+        "sent and expected lengths must be equal"
     )

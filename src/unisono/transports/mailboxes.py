@@ -17,33 +17,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.errors import UsageError
-from unisono.mpi import MPI, least
+from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.reserve import populate, reserve_slots
-from unisono.transports.room import SLOTS
-from unisono.transports.transport import Done, Move
+from unisono.transports.slot_size import SLOTS_PER_RANK
+from unisono.transports.transport import Completion, Move
 from unisono.transports.window import Window
 
 MAX_SEATS = 256
 """Largest number of tickets that may be open at once."""
 
-MAX_NUMBERED = 2
+MAX_MESSAGES_PER_PEER = 2
 """Largest number of messages from one rank to another in one round."""
 
-ALIGNED = 64
+ALIGNMENT_BYTES = 64
 """Alignment of the beginning of a message, in bytes."""
 
-FEWEST_PIECES = 4
+MIN_PIECES_IN_FLIGHT = 4
 """Number of pieces under way for which pieces are made shorter: with fewer, the links between nodes idle."""
 
 
 class Seats(NamedTuple):
     """Use of the mailboxes by a play: equal on all ranks."""
 
-    largest: int
+    chunk_length: int
     """Number of elements of a piece's largest chunk."""
-    at_once: int
+    in_flight: int
     """Number of pieces under way at once."""
     tickets: int
     """Number of seats: pieces under way times lanes."""
@@ -51,51 +51,51 @@ class Seats(NamedTuple):
     """Size of a seat in bytes."""
 
 
-def plan_seats(pool: int, lanes: int, span: int, itemsize: int, largest: int, at_once: int) -> Seats | None:
-    """Return the seats in a pool of `pool` bytes; None if it has no room.
+def plan_seats(pool: int, lanes: int, span: int, itemsize: int, chunk_length: int, in_flight: int) -> Seats | None:
+    """Return the seats in a pool of `pool` bytes; None if the pool is too small.
 
-    `span` is the largest number of chunks that a rank sends within its node in one round of one lane. `largest` and
-    `at_once` are the preferred values for the network between the nodes.
+    `span` is the largest number of chunks that a rank sends within its node in one round of one lane.
+    `chunk_length` and `in_flight` are the preferred values for the network between the nodes.
 
     >>> plan_seats(6 << 20, 2, 8, 4, 16384, 16)
-    Seats(largest=16384, at_once=5, tickets=10, nbytes=629120)
+    Seats(chunk_length=16384, in_flight=5, tickets=10, nbytes=629120)
     """
-    most = min(at_once, MAX_SEATS // lanes)
+    most = min(in_flight, MAX_SEATS // lanes)
 
-    def room(pieces: int) -> int:
+    def chunk_capacity(pieces: int) -> int:
         """Return the largest chunk, in elements, of which a seat holds `span`, each with an aligned beginning."""
-        return max(0, pool // (lanes * pieces * span) - 2 * ALIGNED) // itemsize
+        return max(0, pool // (lanes * pieces * span) - 2 * ALIGNMENT_BYTES) // itemsize
 
-    fitting = [pieces for pieces in range(1, most + 1) if room(pieces) >= largest]
-    worth = [pieces for pieces in range(1, min(most, FEWEST_PIECES) + 1) if room(pieces)]
-    at_once = max([*fitting, *worth], default=0)
-    if not at_once:
+    fitting = [pieces for pieces in range(1, most + 1) if chunk_capacity(pieces) >= chunk_length]
+    worth = [pieces for pieces in range(1, min(most, MIN_PIECES_IN_FLIGHT) + 1) if chunk_capacity(pieces)]
+    in_flight = max([*fitting, *worth], default=0)
+    if not in_flight:
         return None
-    nbytes = pool // (lanes * at_once) // ALIGNED * ALIGNED
-    return Seats(min(largest, room(at_once)), at_once, lanes * at_once, nbytes)
+    nbytes = pool // (lanes * in_flight) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return Seats(min(chunk_length, chunk_capacity(in_flight)), in_flight, lanes * in_flight, nbytes)
 
 
-def span_within(program: Program, near: Sequence[int]) -> int:
-    """Return the largest number of distinct chunks sent to the ranks `near` in one round of one lane."""
+def chunks_sent_within(program: Program, node_ranks: Sequence[int]) -> int:
+    """Return the largest number of distinct chunks sent to `node_ranks` in one round of one lane."""
 
     def sent(transfers: Any) -> int:
-        return sum(span for _, span in {(t.chunk, t.span) for t in transfers if _goes(t, near)})
+        return sum(span for _, span in {(t.chunk, t.span) for t in transfers if _goes(t, node_ranks)})
 
     return max((sent(transfers) for lane in program.lanes for transfers in lane), default=0)
 
 
-def numbered_within(program: Program, near: Sequence[int]) -> int:
-    """Return the largest number of messages sent to one of the ranks `near` in one round of one lane."""
+def messages_per_peer(program: Program, node_ranks: Sequence[int]) -> int:
+    """Return the largest number of messages sent to one of `node_ranks` in one round of one lane."""
     counts = (
-        max(Counter(t.peer for t in transfers if _goes(t, near)).values(), default=0)
+        max(Counter(t.peer for t in transfers if _goes(t, node_ranks)).values(), default=0)
         for lane in program.lanes
         for transfers in lane
     )
     return max(counts, default=0)
 
 
-def _goes(transfer: Any, near: Sequence[int]) -> bool:
-    return transfer.action is Action.SEND and transfer.peer in near
+def _goes(transfer: Any, node_ranks: Sequence[int]) -> bool:
+    return transfer.action is Action.SEND and transfer.peer in node_ranks
 
 
 class Mailboxes:
@@ -108,69 +108,69 @@ class Mailboxes:
         self.contents: list[Array] = [np.frombuffer(buffer, np.uint8)[:pool] for buffer in pools.buffers]
         """Pools of all ranks, as bytes."""
         self._window, count = words, words.nbytes // 8
-        self.lines = [memoryview(buffer)[: 8 * count].cast("q") for buffer in words.buffers]
+        self.rows = [memoryview(buffer)[: 8 * count].cast("q") for buffer in words.buffers]
         """Words of all ranks, two per sent message: its tag, or 0 for no message, and its offset in the pool."""
-        self.lines[self.rank][:] = memoryview(bytes(8 * count)).cast("q")
+        self.rows[self.rank][:] = memoryview(bytes(8 * count)).cast("q")
         self.fence = self._window.sync
         self.fence()
         comm.Barrier()
 
     @staticmethod
     def word(receiver: int, seat: int, number: int) -> int:
-        """Return the index of a message's words in its sender's line."""
-        return 2 * ((receiver * MAX_SEATS + seat) * MAX_NUMBERED + number % MAX_NUMBERED)
+        """Return the index of a message's words in its sender's row."""
+        return 2 * ((receiver * MAX_SEATS + seat) * MAX_MESSAGES_PER_PEER + number % MAX_MESSAGES_PER_PEER)
 
     def free(self) -> None:
         """Free the memory."""
         self.contents.clear()
-        for line in self.lines:
-            line.release()
+        for row in self.rows:
+            row.release()
         self._window.free()
         self._pools.free()
         self._comm.Free()
 
 
 def make_mailboxes(comm: MPI.Intracomm, node: int) -> Mailboxes | None:
-    """Return new mailboxes for the nodes of `comm`, on all its ranks together; None on all if one has no room.
+    """Return new mailboxes for the nodes of `comm`, on all its ranks together; None on all if one lacks memory.
 
     `node` is the number of this rank's node.
     """
-    near: MPI.Intracomm = comm.Split(node, comm.rank)  # type: ignore[assignment]
-    nbytes = 16 * near.size * MAX_SEATS * MAX_NUMBERED
-    pools, slot = reserve_slots(near, nbytes)
-    words = Window(near, nbytes)
-    has_room = populate(np.frombuffer(words.own, np.uint8))
-    pool = least(comm, SLOTS * slot if has_room else 0)
+    node_comm: MPI.Intracomm = comm.Split(node, comm.rank)  # type: ignore[assignment]
+    nbytes = 16 * node_comm.size * MAX_SEATS * MAX_MESSAGES_PER_PEER
+    pools, slot = reserve_slots(node_comm, nbytes)
+    words = Window(node_comm, nbytes)
+    populated = populate(np.frombuffer(words.own, np.uint8))
+    pool = allreduce_min(comm, SLOTS_PER_RANK * slot if populated else 0)
     if pool and pools is not None:
-        return Mailboxes(near, pools, words, pool)
+        return Mailboxes(node_comm, pools, words, pool)
     for window in filter(None, (pools, words)):
         window.free()
-    near.Free()
+    node_comm.Free()
     return None
 
 
 class _Word(NamedTuple):
     """Move, and the value of its word once it has completed."""
 
-    line: memoryview
+    row: memoryview
     word: int
     value: int
-    """Tag of an awaited message; 0 for a sent message."""
+    """Tag of an expected message; 0 for a sent message."""
     ticket: int
     move: Move
 
 
-def _changed(words: list[_Word]) -> list[_Word]:
+def _pop_completed(words: list[_Word]) -> list[_Word]:
     """Remove and return the entries whose word has the value of a completed move."""
-    places = [place for place, one in enumerate(words) if one.line[one.word] == one.value]
-    return [words.pop(place) for place in reversed(places)]
+    indices = [index for index, one in enumerate(words) if one.row[one.word] == one.value]
+    return [words.pop(index) for index in reversed(indices)]
 
 
 class MailboxTransport:
     """Transport for the moves of one play within a node.
 
-    `memory` holds the payload as bytes, which `arithmetic` views as numbers. `near` lists the ranks of the node in
-    their order there. `fingerprint` is a number below 2^32 that is equal on ranks in the same call.
+    `memory` holds the payload as bytes, which `arithmetic` views as numbers. `node_ranks` lists the ranks of the node
+    in their order there. `fingerprint` is a number below 2^32 that is equal on ranks in the same call.
     """
 
     copies = True
@@ -178,7 +178,7 @@ class MailboxTransport:
     def __init__(
         self,
         mailboxes: Mailboxes,
-        near: Sequence[int],
+        node_ranks: Sequence[int],
         seats: Seats,
         memory: Any,
         itemsize: int,
@@ -186,67 +186,69 @@ class MailboxTransport:
         fingerprint: int,
     ) -> None:
         self._boxes, self._seats = mailboxes, seats
-        self._place = {rank: place for place, rank in enumerate(near)}
+        self._index = {rank: index for index, rank in enumerate(node_ranks)}
         self._payload: Array = np.frombuffer(memory, np.uint8)
         self._itemsize, self._arithmetic = itemsize, arithmetic
         self._tag = 1 << 62 | fingerprint << 30
         self._sent: Counter[tuple[int, int]] = Counter()  # messages of (ticket, peer) so far
         self._taken: Counter[tuple[int, int]] = Counter()
-        self._offered: list[_Word] = []
-        self._awaited: list[_Word] = []
-        self._lent: dict[tuple[int, int], tuple[int, int]] = {}  # the sender's place, and that of the word
+        self._sends: list[_Word] = []
+        self._receives: list[_Word] = []
+        self._borrowed: dict[tuple[int, int], tuple[int, int]] = {}  # index of the sender, and of the word
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Copy the sent data into the ticket's seat, and set the words of the messages."""
         boxes, seat = self._boxes, ticket % self._seats.tickets
         at = seat * self._seats.nbytes
-        own, line, copied = boxes.contents[boxes.rank], boxes.lines[boxes.rank], dict[tuple[int, int], int]()
+        own, row, copied = boxes.contents[boxes.rank], boxes.rows[boxes.rank], dict[tuple[int, int], int]()
         for move in moves:
             if move.action is not Action.SEND:
                 number, tag = self._number(self._taken, ticket, move.peer)
-                theirs = boxes.lines[self._place[move.peer]]
-                self._awaited.append(_Word(theirs, boxes.word(boxes.rank, seat, number), tag, ticket, move))
+                theirs = boxes.rows[self._index[move.peer]]
+                self._receives.append(_Word(theirs, boxes.word(boxes.rank, seat, number), tag, ticket, move))
                 continue
-            first, stop = move.where.start * self._itemsize, move.where.stop * self._itemsize
+            first, stop = move.region.start * self._itemsize, move.region.stop * self._itemsize
             if (first, stop) not in copied:
                 own[at : at + stop - first] = self._payload[first:stop]
                 copied[first, stop] = at
-                at += -(-(stop - first) // ALIGNED) * ALIGNED
+                at += -(-(stop - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             number, tag = self._number(self._sent, ticket, move.peer)
-            word = boxes.word(self._place[move.peer], seat, number)
-            if line[word]:
-                raise UsageError("a call before this one was interrupted while others took part: use another world")
-            line[word + 1] = copied[first, stop]
+            word = boxes.word(self._index[move.peer], seat, number)
+            if row[word]:
+                raise UsageError(
+                    "an earlier call of this world was interrupted while other ranks took part in it; make a new world"
+                )
+            row[word + 1] = copied[first, stop]
             boxes.fence()
-            line[word] = tag
-            self._offered.append(_Word(line, word, 0, ticket, move))
+            row[word] = tag
+            self._sends.append(_Word(row, word, 0, ticket, move))
 
-    def completed(self) -> list[Done]:
-        """Check the words of awaited and of sent messages once; return the completed moves."""
+    def completed(self) -> list[Completion]:
+        """Check the words of expected and of sent messages once; return the completed moves."""
         self._boxes.fence()
-        done = [self._take(one) for one in _changed(self._awaited)]
-        done += [Done(one.ticket, one.move.place) for one in _changed(self._offered)]
+        done = [self._take(one) for one in _pop_completed(self._receives)]
+        done += [Completion(one.ticket, one.move.position) for one in _pop_completed(self._sends)]
         return done
 
-    def release(self, ticket: int, place: int) -> None:
+    def release(self, ticket: int, position: int) -> None:
         """Report to the sender that its message was read."""
-        sender, word = self._lent.pop((ticket, place))
+        sender, word = self._borrowed.pop((ticket, position))
         self._boxes.fence()
-        self._boxes.lines[sender][word] = 0
+        self._boxes.rows[sender][word] = 0
 
-    def _take(self, one: _Word) -> Done:
+    def _take(self, one: _Word) -> Completion:
         _, word, _, ticket, move = one
-        boxes, sender = self._boxes, self._place[move.peer]
+        boxes, sender = self._boxes, self._index[move.peer]
         boxes.fence()
-        first, stop = move.where.start * self._itemsize, move.where.stop * self._itemsize
-        at = boxes.lines[sender][word + 1]
+        first, stop = move.region.start * self._itemsize, move.region.stop * self._itemsize
+        at = boxes.rows[sender][word + 1]
         content = boxes.contents[sender][at : at + stop - first]
-        self._lent[ticket, move.place] = sender, word
+        self._borrowed[ticket, move.position] = sender, word
         if move.action is Action.ADD:
-            return Done(ticket, move.place, self._arithmetic.view(content), lent=True)
+            return Completion(ticket, move.position, self._arithmetic.view(content), borrowed=True)
         self._payload[first:stop] = content
-        self.release(ticket, move.place)
-        return Done(ticket, move.place)
+        self.release(ticket, move.position)
+        return Completion(ticket, move.position)
 
     def _number(self, counts: Counter[tuple[int, int]], ticket: int, peer: int) -> tuple[int, int]:
         """Count the next message of a ticket with a peer; return its number and its tag."""

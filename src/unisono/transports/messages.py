@@ -1,8 +1,8 @@
 """MPI messages as a transport: nonblocking sends and receives, and waits that yield the core.
 
     SEND       the payload's own memory, or a parcel that the wire has encoded
-    RECEIVE    into place, or into a parcel that is decoded when it has come
-    ADD        into a landing buffer; summed when the whole round has come
+    RECEIVE    into place, or into a parcel that is decoded when it has arrived
+    ADD        into a landing buffer; summed when the whole round has arrived
 
 A tag holds the number of the ticket and part of the call's fingerprint. Messages of different calls do not match, so
 ranks in different calls wait and get an error (`watch.py`), instead of summing unrelated data.
@@ -25,38 +25,40 @@ from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.player import TICKET_SPREAD
-from unisono.transports.transport import Done, Move
+from unisono.transports.transport import Completion, Move
 from unisono.wires.wire import Wire
 
 Result = TypeVar("Result")
 
-PATIENCE = 1e-4
+SLEEP_AFTER_SECONDS = 1e-4
 """Seconds without progress after which a wait sleeps between polls."""
 
-NAP = 1e-4
+SLEEP_SECONDS = 1e-4
 """Seconds of such a sleep, if the caller allows no longer one."""
 
 
-def until(look: Callable[[], Result | None], interrupted: Callable[[], None], nap: float = NAP) -> Result:
-    """Call `look` until its result is true, and return that. `interrupted` is called regularly; it raises to end this.
+def wait_until(
+    poll: Callable[[], Result | None], check_interrupt: Callable[[], None], max_sleep_seconds: float = SLEEP_SECONDS
+) -> Result:
+    """Call `poll` until its result is true; return the result. `check_interrupt`, called regularly, may raise.
 
-    Sleeps at most `nap` seconds between two polls.
+    Sleeps at most `max_sleep_seconds` between two polls.
     """
     start = None
-    while not (seen := look()):
+    while not (result := poll()):
         now = time.monotonic()
         start = start or now
-        if now - start < PATIENCE:
+        if now - start < SLEEP_AFTER_SECONDS:
             os.sched_yield()
         else:
-            time.sleep(min(nap, max(NAP, nap / 4, (now - start) / 2)))
-            interrupted()
-    return seen
+            time.sleep(min(max_sleep_seconds, max(SLEEP_SECONDS, max_sleep_seconds / 4, (now - start) / 2)))
+            check_interrupt()
+    return result
 
 
-def wait(request: MPI.Request, interrupted: Callable[[], None]) -> None:
+def wait(request: MPI.Request, check_interrupt: Callable[[], None]) -> None:
     """Wait for one request."""
-    until(request.Test, interrupted)
+    wait_until(request.Test, check_interrupt)
 
 
 def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
@@ -65,7 +67,7 @@ def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
     return int(fingerprint % ((most + 1) // TICKET_SPREAD) * TICKET_SPREAD)
 
 
-class _Posted(NamedTuple):
+class _PostedRequest(NamedTuple):
     """Request under way."""
 
     ticket: int
@@ -96,8 +98,8 @@ class MessageTransport:
         self._itemsize = len(memory) // max(1, len(self._payload))
         self._tag = tag_of(comm, fingerprint)
         self._requests: list[MPI.Request] = []
-        self._posted: list[_Posted] = []  # for each request what it carries
-        self._landed: dict[tuple[int, int], Array] = {}
+        self._posted: list[_PostedRequest] = []  # for each request its move and buffer
+        self._received: dict[tuple[int, int], Array] = {}
         self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # buffers that are free, by their bytes
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
@@ -106,58 +108,58 @@ class MessageTransport:
         for move in moves:
             if move.action is not Action.SEND:
                 buffer = self._buffer_for(move)
-                where = self._stretch(move) if buffer is None else buffer
-                self._post(self._comm.Irecv([where, MPI.BYTE], move.peer, tag), _Posted(ticket, move, buffer))
+                memory = self._payload_bytes(move) if buffer is None else buffer
+                self._post(self._comm.Irecv([memory, MPI.BYTE], move.peer, tag), _PostedRequest(ticket, move, buffer))
         for move in moves:
             if move.action is Action.SEND:
-                parcel = None
+                encoded = None
                 if self._wire is not None:
-                    parcel = self._buffer(self._wire.nbytes(_length(move)))
-                    self._wire.encode(self._payload[move.where], parcel)
-                where = self._stretch(move) if parcel is None else parcel
-                self._post(self._comm.Isend([where, MPI.BYTE], move.peer, tag), _Posted(ticket, move, parcel))
+                    encoded = self._buffer(self._wire.nbytes(_length(move)))
+                    self._wire.encode(self._payload[move.region], encoded)
+                memory = self._payload_bytes(move) if encoded is None else encoded
+                self._post(self._comm.Isend([memory, MPI.BYTE], move.peer, tag), _PostedRequest(ticket, move, encoded))
 
-    def completed(self) -> list[Done]:
+    def completed(self) -> list[Completion]:
         """Test all requests once; return the completed moves."""
-        if not self._requests:  # what was sent may still need MPI to move it, while others wait for it
+        if not self._requests:  # sent data may still need MPI's progress while others wait for it
             self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
             return []
-        places = MPI.Request.Testsome(self._requests)
-        if not places:
+        indices = MPI.Request.Testsome(self._requests)
+        if not indices:
             return []
-        done = [self._take(self._posted[place]) for place in sorted(places)]
-        for place in sorted(places, reverse=True):
-            del self._requests[place], self._posted[place]
+        done = [self._take(self._posted[index]) for index in sorted(indices)]
+        for index in sorted(indices, reverse=True):
+            del self._requests[index], self._posted[index]
         return done
 
-    def release(self, ticket: int, place: int) -> None:
+    def release(self, ticket: int, position: int) -> None:
         """Make the landing buffer of this move available again."""
-        self._free(self._landed.pop((ticket, place)))
+        self._free(self._received.pop((ticket, position)))
 
-    def _post(self, request: MPI.Request, posted: _Posted) -> None:
+    def _post(self, request: MPI.Request, posted: _PostedRequest) -> None:
         self._requests.append(request)
         self._posted.append(posted)
 
-    def _take(self, posted: _Posted) -> Done:
+    def _take(self, posted: _PostedRequest) -> Completion:
         """Decode a received message; return its completed move."""
         ticket, move, buffer = posted
         if move.action is not Action.ADD:
             if buffer is not None:
                 if move.action is Action.RECEIVE and self._wire is not None:
-                    self._wire.decode(buffer, self._payload[move.where])
+                    self._wire.decode(buffer, self._payload[move.region])
                 self._free(buffer)
-            return Done(ticket, move.place)
-        assert buffer is not None, "what is added lands in a buffer"
+            return Completion(ticket, move.position)
+        assert buffer is not None, "an ADD has a landing buffer"
         if self._wire is not None:
-            parcel, buffer = buffer, self._buffer(_length(move) * self._itemsize)
-            self._wire.decode(parcel, self._arithmetic.view(buffer))
-            self._free(parcel)
-        self._landed[ticket, move.place] = buffer
-        return Done(ticket, move.place, self._arithmetic.view(buffer))
+            encoded, buffer = buffer, self._buffer(_length(move) * self._itemsize)
+            self._wire.decode(encoded, self._arithmetic.view(buffer))
+            self._free(encoded)
+        self._received[ticket, move.position] = buffer
+        return Completion(ticket, move.position, self._arithmetic.view(buffer))
 
-    def _stretch(self, move: Move) -> Any:
+    def _payload_bytes(self, move: Move) -> Any:
         """Return the payload's own memory of a move."""
-        return self._memory[move.where.start * self._itemsize : move.where.stop * self._itemsize]
+        return self._memory[move.region.start * self._itemsize : move.region.stop * self._itemsize]
 
     def _buffer_for(self, move: Move) -> Array | None:
         """Return the landing buffer of a move; None if it is received in place."""
@@ -176,4 +178,4 @@ class MessageTransport:
 
 def _length(move: Move) -> int:
     """Return the number of elements of a move."""
-    return int(move.where.stop - move.where.start)
+    return int(move.region.stop - move.region.start)

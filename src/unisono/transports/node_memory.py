@@ -10,10 +10,10 @@ import torch
 from unisono.call import Call
 from unisono.mpi import MPI
 from unisono.transports.arithmetic import Step
-from unisono.transports.passing import Passing
 from unisono.transports.reserve import reserve_slots
-from unisono.transports.shared_memory import SharedMemory, share
+from unisono.transports.shared_memory import SharedMemory, allocate_shared
 from unisono.transports.signals import Signals
+from unisono.transports.slot_transfers import SlotTransfers
 from unisono.transports.slots import Slots
 from unisono.transports.staging import Staging
 from unisono.transports.window import Window
@@ -22,16 +22,18 @@ SIGNALS = 8 << 10, 512
 """Bound on the bytes of a rank's signals in shared memory: a constant, and bytes per rank of the node."""
 
 
-def make_node_memory(comm: MPI.Intracomm, ranks: Sequence[int], interrupted: Callable[[], None]) -> NodeMemory | None:
-    """Return the shared memory of the ranks of `comm`, on one node; None on all of them if there is no room for it.
+def make_node_memory(
+    comm: MPI.Intracomm, ranks: Sequence[int], check_interrupt: Callable[[], None]
+) -> NodeMemory | None:
+    """Return the shared memory of the ranks of `comm`, on one node; None on all of them without enough memory.
 
-    All of them make it together. `ranks` are their numbers in error messages. `interrupted` is called regularly in
+    All of them make it together. `ranks` are their numbers in error messages. `check_interrupt` is called regularly in
     waits, and raises to end them.
     """
     window, slot = reserve_slots(comm, SIGNALS[0] + SIGNALS[1] * comm.size)
     if window is None:
         return None
-    return NodeMemory(comm, Signals(comm, ranks, interrupted), window, slot)
+    return NodeMemory(comm, Signals(comm, ranks, check_interrupt), window, slot)
 
 
 class NodeMemory:
@@ -44,10 +46,10 @@ class NodeMemory:
         self.slot = slot
         """Size of a slot in bytes."""
         self.staging = Staging(self.signals, self._slots)
-        self.passing = Passing(self.signals, self._slots)
-        self._shared: dict[int, SharedMemory] = {}  # by number; what nothing refers to any more is not in it
+        self.slot_transfers = SlotTransfers(self.signals, self._slots)
+        self._shared: dict[int, SharedMemory] = {}  # by number; without those that are no longer referenced
         self._made = 0
-        self.sweeps: dict[tuple[int, int], tuple[list[Step], Call]] = {}
+        self.in_place_plans: dict[tuple[int, int], tuple[list[Step], Call]] = {}
         """Steps and call of allreduces in shared memory, by address and number of the call."""
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +59,7 @@ class NodeMemory:
         """
         if length == 0:
             return torch.empty(0, dtype=dtype)
-        shared = share(self._comm, length * dtype.itemsize, self._made)
+        shared = allocate_shared(self._comm, length * dtype.itemsize, self._made)
         self._made += 1
         if shared is None:
             return torch.zeros(length, dtype=dtype)
@@ -75,11 +77,11 @@ class NodeMemory:
         """Free all memory except that of live tensors."""
         for number in list(self._shared):
             _drop(self._shared, number)
-        self.staging.forget()
+        self.staging.clear()
         self._slots.free()
         self.signals.free()
 
 
 def _drop(shared: dict[int, SharedMemory], number: int) -> None:
-    if (gone := shared.pop(number, None)) is not None:
-        gone.forget()
+    if (released := shared.pop(number, None)) is not None:
+        released.clear_plans()

@@ -24,7 +24,7 @@ class OpenRounds(Protocol):
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Begin a round. `ticket` numbers piece and lane, equally on all ranks; its rounds begin one by one."""
 
-    def ended(self) -> Sequence[int]:
+    def wait_some(self) -> Sequence[int]:
         """Wait until rounds have ended, with received data in place; return their tickets."""
 
 
@@ -39,9 +39,9 @@ def play(program: Program, cut: Cut, rounds: OpenRounds, in_flight: int, spread:
     def advance(ticket: int) -> bool:
         """Begin the ticket's next round with any moves; return False if there is none."""
         piece, lane = divmod(ticket, lanes)
-        turns = program.lanes[lane]
-        for number in range(position[ticket], len(turns)):
-            if moves := _moves(turns[number], cut, piece):
+        lane_rounds = program.lanes[lane]
+        for number in range(position[ticket], len(lane_rounds)):
+            if moves := _moves(lane_rounds[number], cut, piece):
                 position[ticket] = number + 1
                 rounds.begin(ticket, moves)
                 return True
@@ -57,11 +57,11 @@ def play(program: Program, cut: Cut, rounds: OpenRounds, in_flight: int, spread:
             advance(ticket)
             ticket += 1
         if position:
-            for ended in rounds.ended():
+            for ended in rounds.wait_some():
                 advance(ended)
 
 
 def _moves(transfers: Round, cut: Cut, piece: int) -> list[Move]:
     """Return the transfers with any elements: both ends omit the same empty ones."""
     moves = [Move(action, peer, cut.region(piece, chunk, span)) for action, peer, chunk, span in transfers]
-    return [move for move in moves if move.where.stop > move.where.start]
+    return [move for move in moves if move.region.stop > move.region.start]

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from unisono.mpi import MPI, least
+from unisono.mpi import MPI, allreduce_min
 
 
 class SharedMemory:
-    """Mappings of the memory of all ranks of a node, including the own; `share` makes it."""
+    """Mappings of the memory of all ranks of a node, including the own; `allocate_shared` makes it."""
 
     def __init__(self, mappings: list[torch.Tensor], rank: int, number: int) -> None:
         self.number = number
@@ -35,24 +35,24 @@ class SharedMemory:
         """Memory of each rank, by rank."""
         self._plans: dict[int, dict[Any, Any]] = {}
 
-    def tensor(self, length: int, dtype: torch.dtype, gone: Callable[[], None]) -> torch.Tensor:
-        """Return a tensor of the own memory; `gone` is called, in any thread, once it and all its views are gone."""
+    def tensor(self, length: int, dtype: torch.dtype, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a tensor of the own memory; `on_release` is called, in any thread, after its last view."""
         kept = self._own.numpy().view()  # an array of its own, which PyTorch keeps with the tensor's storage
-        weakref.finalize(kept, gone).atexit = False
+        weakref.finalize(kept, on_release).atexit = False
         return torch.frombuffer(kept, dtype=dtype, count=length)
 
     def plan(self, plans: dict[Any, Any]) -> None:
-        """Register plans that hold views of this memory; `forget` clears them."""
+        """Register plans that hold views of this memory; `clear_plans` clears them."""
         self._plans[id(plans)] = plans
 
-    def forget(self) -> None:
+    def clear_plans(self) -> None:
         """Clear the plans for this memory."""
         for plans in self._plans.values():
             plans.clear()
         self._plans.clear()
 
 
-def share(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
+def allocate_shared(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
     """Return `nbytes` bytes of zeroed memory on each rank of `comm`, on one node; called by all of them together.
 
     None on all ranks if one cannot open another's: processes that are hidden from each other share nothing.
@@ -69,7 +69,7 @@ def share(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
                     mappings.append(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
         if len(mappings) == comm.size:
             mappings[comm.rank].zero_()  # touched first here, so that the pages lie near this rank
-        complete = least(comm, len(mappings) == comm.size)
+        complete = allreduce_min(comm, len(mappings) == comm.size)
     finally:
         os.close(file)
     return SharedMemory(mappings, comm.rank, number) if complete else None

@@ -1,8 +1,8 @@
 """Slots of one node's ranks in a shared window: data that is not itself in shared memory goes through them.
 
-Each rank uses three slots in turn, by the number of the next barrier. A slot written before barrier m is read, at the
-latest, until its reader enters barrier m+2. It is written again only after barrier m+2, which all have then entered,
-for barrier m+3.
+Each rank uses its three slots cyclically, by the number of the next barrier. A slot written before barrier m is read,
+at the latest, until its reader enters barrier m+2. It is written again only after barrier m+2, which all have then
+entered, for barrier m+3.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.transports.arithmetic import Array
-from unisono.transports.room import SLOTS
 from unisono.transports.signals import Signals
+from unisono.transports.slot_size import SLOTS_PER_RANK
 from unisono.transports.window import Window
 
 
@@ -23,16 +23,16 @@ class Slots:
         self.nbytes = nbytes
         """Size of a slot in bytes."""
         whole = [np.frombuffer(buffer, np.uint8) for buffer in window.buffers]
-        self.all = [[line[number * nbytes : (number + 1) * nbytes] for line in whole] for number in range(SLOTS)]
+        self.all = [[row[number * nbytes : (number + 1) * nbytes] for row in whole] for number in range(SLOTS_PER_RANK)]
         """Slots of all ranks, as bytes, by slot number."""
 
     @property
     def number(self) -> int:
         """Number of the slots for the next barrier."""
-        return (self._signals.turn + 1) % SLOTS
+        return (self._signals.sequence + 1) % SLOTS_PER_RANK
 
     @property
-    def coming(self) -> list[Array]:
+    def next_slots(self) -> list[Array]:
         """Slots of all ranks for the next barrier, as bytes."""
         return self.all[self.number]
 

@@ -1,8 +1,8 @@
-"""Reductions within one node for tensors in any memory, through slots in a shared window. "Meet" is a barrier.
+"""Reductions within one node for tensors in any memory, through slots in a shared window.
 
-    flat          copy in, meet, each rank reduces all slots                              1 meeting, p x n read by each
-    reduce        copy the others' segments in, meet, reduce the own, meet, copy out      2 meetings a piece
-    reduce_scatter   copy the others' chunks in, meet, reduce the own chunk of all slots     1 meeting a piece
+    flat             copy in, barrier, each rank reduces all slots                      1 barrier, p x n read by each
+    reduce           copy the others' segments in, barrier, reduce the own, barrier, copy out     2 barriers a piece
+    reduce_scatter   copy the others' chunks in, barrier, reduce the own chunk of all slots       1 barrier a piece
 
 A rank reads its own contribution directly from the tensor.
 """
@@ -16,11 +16,11 @@ from unisono.call import Call
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
 from unisono.transports.arithmetic import Arithmetic, Step, perform
-from unisono.transports.room import SLOTS
 from unisono.transports.signals import Signals
+from unisono.transports.slot_size import SLOTS_PER_RANK
 from unisono.transports.slots import Slots
 
-ADDRESSES = 64
+MAX_ADDRESSES = 64
 """Number of addresses whose views are kept for one length of `flat`."""
 
 
@@ -29,15 +29,15 @@ class Staging:
 
     def __init__(self, signals: Signals, slots: Slots) -> None:
         self._rank, self._size, self._signals, self._slots = signals.rank, signals.size, signals, slots
-        self._kept: dict[Arithmetic, list[list[Any]]] = {}
+        self._view_cache: dict[Arithmetic, list[list[Any]]] = {}
 
     def _views(self, arithmetic: Arithmetic) -> list[Any]:
         """Return the elements of every rank's slot for the next barrier."""
-        if arithmetic not in self._kept:
-            self._kept[arithmetic] = [[arithmetic.view(slot) for slot in ranks] for ranks in self._slots.all]
-        return self._kept[arithmetic][self._slots.number]
+        if arithmetic not in self._view_cache:
+            self._view_cache[arithmetic] = [[arithmetic.view(slot) for slot in ranks] for ranks in self._slots.all]
+        return self._view_cache[arithmetic][self._slots.number]
 
-    def flat(self, nbytes: int, arithmetic: Arithmetic, what: Call) -> Callable[[int], None]:
+    def flat(self, nbytes: int, arithmetic: Arithmetic, call: Call) -> Callable[[int], None]:
         """Return a function of an address that reduces `nbytes` bytes there in place, all of them on every rank.
 
         `nbytes` is at most a slot. For a few bytes the Python code takes most of the time, so everything possible is
@@ -46,8 +46,8 @@ class Staging:
         slots = [[memoryview(slot)[:nbytes] for slot in ranks] for ranks in self._slots.all]  # type: ignore[arg-type]
         entries = [slot[self._rank] for slot in slots]
         views = [[arithmetic.view(part) for part in slot] for slot in slots]
-        signals, meet = self._signals, self._signals.meet
-        seen: dict[int, list[tuple[Any, Any, list[Step]]]] = {}
+        signals, barrier = self._signals, self._signals.barrier
+        cache: dict[int, list[tuple[Any, Any, list[Step]]]] = {}
         whole = slice(None)
 
         def plan(address: int) -> list[tuple[Any, Any, list[Step]]]:
@@ -56,20 +56,22 @@ class Staging:
             return [(entry, payload, arithmetic.reduce(slot, into)) for entry, slot in zip(entries, views, strict=True)]
 
         def play(address: int) -> None:
-            known = seen.get(address)
-            if known is None:
-                if len(seen) == ADDRESSES:
-                    seen.clear()
-                known = seen[address] = plan(address)
-            entry, payload, reductions = known[(signals.turn + 1) % SLOTS]  # as `Slots` has it, without the calls
+            planned = cache.get(address)
+            if planned is None:
+                if len(cache) == MAX_ADDRESSES:
+                    cache.clear()
+                planned = cache[address] = plan(address)
+            entry, payload, reductions = planned[
+                (signals.sequence + 1) % SLOTS_PER_RANK
+            ]  # as `Slots` has it, without the calls
             entry[whole] = payload
-            meet(what)
+            barrier(call)
             for function, arguments in reductions:
                 function(*arguments)
 
         return play
 
-    def reduce(self, payload: Any, itemsize: int, arithmetic: Arithmetic, what: Call, root: int | None = None) -> None:
+    def reduce(self, payload: Any, itemsize: int, arithmetic: Arithmetic, call: Call, root: int | None = None) -> None:
         """Reduce `payload`, a view of any length, in place: on `root` only, or on all ranks if it is None.
 
         Every rank reduces its segment of each piece.
@@ -83,17 +85,17 @@ class Staging:
             own, others = segments[self._rank], [rank for rank in range(self._size) if rank != self._rank]
             entry = slots[self._rank]
             perform(arithmetic.copy(entry[segments[rank]], part[segments[rank]]) for rank in others)
-            self._signals.meet(what)
+            self._signals.barrier(call)
             sources = [part[own] if rank == self._rank else slot[own] for rank, slot in enumerate(slots)]
             into = sources[self._rank] if here else entry[own]
             perform(arithmetic.reduce(sources, into))
             if root is None:
                 perform([arithmetic.copy(entry[own], into)])
-            self._signals.meet(what)
+            self._signals.barrier(call)
             if here:
                 perform(arithmetic.copy(part[segments[rank]], slots[rank][segments[rank]]) for rank in others)
 
-    def reduce_scatter(self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, what: Call) -> None:
+    def reduce_scatter(self, payload: Any, shard: Any, itemsize: int, arithmetic: Arithmetic, call: Call) -> None:
         """Reduce all ranks' `payload`; this rank's chunk goes into `shard`, or in place if that is None."""
         stride = self._slots.nbytes // (self._size * itemsize)  # elements of a slot that are there for each chunk
         whole = cut(len(payload), self._size, stride, chunk_major=True)
@@ -104,7 +106,7 @@ class Staging:
                 if chunk != self._rank:
                     part = payload[whole.region(piece, chunk)]
                     perform([arithmetic.copy(slots[self._rank][chunk * stride : chunk * stride + len(part)], part)])
-            self._signals.meet(what)
+            self._signals.barrier(call)
             where = whole.region(piece, self._rank)
             mine, first = payload[where], self._rank * stride
             sources = [slot[first : first + len(mine)] for slot in slots]
@@ -112,6 +114,6 @@ class Staging:
             into = mine if shard is None else shard[where.start - start : where.stop - start]
             perform(arithmetic.reduce(sources, into))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop the views of the slots, which are about to be freed."""
-        self._kept.clear()
+        self._view_cache.clear()

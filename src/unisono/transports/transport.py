@@ -1,8 +1,8 @@
 """Interface of a transport, which carries the transfers of rounds between this rank and some of its peers.
 
     begin(ticket, moves)          post sends and receives; never waits
-    completed() ── Done, Done     what has completed since the last look; never waits
-    release(ticket, place)        what came for this move has been summed or copied: its memory may be used again
+    completed() ── Completion ... moves completed since the last call; never waits
+    release(ticket, position)     received data of this move has been summed or copied: its memory may be reused
 
 A round may use several transports, one for each peer (`rounds.py`): shared memory for peers of the same node, messages
 for those of other nodes.
@@ -21,19 +21,19 @@ class Move(NamedTuple):
 
     action: Action
     peer: int
-    where: slice
-    place: int = 0
+    region: slice
+    position: int = 0
     """Index in the round."""
 
 
-class Done(NamedTuple):
+class Completion(NamedTuple):
     """Completed move."""
 
     ticket: int
-    place: int
-    arrived: Any = None
+    position: int
+    data: Any = None
     """Received data of an ADD, to be summed and then released. The data of a RECEIVE is in place."""
-    lent: bool = False
+    borrowed: bool = False
     """True if the received data is in the peer's memory: the peer waits until it is released."""
 
 
@@ -46,8 +46,8 @@ class Transport(Protocol):
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Begin the moves of a round, in the order of the schedule. Rounds of a ticket follow one another."""
 
-    def completed(self) -> list[Done]:
+    def completed(self) -> list[Completion]:
         """Poll once, and return the completed moves. A SEND has completed when it was received."""
 
-    def release(self, ticket: int, place: int) -> None:
+    def release(self, ticket: int, position: int) -> None:
         """Release the memory of the data received for a move, which may then be reused."""

@@ -14,8 +14,8 @@ class Window:
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each part near the rank that owns it
         self._window = MPI.Win.Allocate_shared(max(nbytes, 8), 1, info, comm)
         info.Free()
-        self._window.Lock_all(MPI.MODE_NOCHECK)  # nobody locks anything else, so there is nothing to ask the others
-        comm.Barrier()  # waiting on memory moves no messages: leave only when nobody needs MPI to move any
+        self._window.Lock_all(MPI.MODE_NOCHECK)  # no rank locks anything else, so no communication is needed
+        comm.Barrier()  # waits on memory make no MPI progress: leave when no rank needs it
         self.nbytes = nbytes
         self.buffers: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
         self.own = self.buffers[comm.rank]

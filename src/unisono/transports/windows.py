@@ -13,7 +13,7 @@ from typing import Any
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, perform
 from unisono.transports.signals import MAX_LANES, Signals
-from unisono.transports.transport import Done, Move
+from unisono.transports.transport import Completion, Move
 
 
 class WindowTransport:
@@ -27,54 +27,58 @@ class WindowTransport:
         self._signals, self._views, self._lanes = signals, views, lanes
         self._arithmetic = arithmetic
         self._own = views[signals.rank]
-        self._offered: list[tuple[int, Move, int]] = []
+        self._sends: list[tuple[int, Move, int]] = []
         """SENDs that were not received yet, and the number of receives by the peer that completes them."""
-        self._awaited: list[tuple[int, Move]] = []
-        self._lent: dict[tuple[int, int], int] = {}  # the peer whose memory a move reads
-        self._lending: set[tuple[int, int]] = set()  # lanes and peers
+        self._receives: list[tuple[int, Move]] = []
+        self._borrowed: dict[tuple[int, int], int] = {}  # the peer whose memory a move reads
+        self._borrowing: set[tuple[int, int]] = set()  # lanes and peers
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Signal the memory of SENDs as ready."""
         lane = ticket % self._lanes
         for move in moves:
             if move.action is Action.SEND:
-                self._offered.append((ticket, move, self._signals.post(lane, move.peer)))
+                self._sends.append((ticket, move, self._signals.post(lane, move.peer)))
             else:
-                self._awaited.append((ticket, move))
+                self._receives.append((ticket, move))
 
-    def completed(self) -> list[Done]:
-        """Check the signals of the peers once, the first awaited move per peer and lane; return completed moves."""
-        done: list[Done] = []
+    def completed(self) -> list[Completion]:
+        """Check the signals of the peers once, the first expected move per peer and lane; return completed moves."""
+        done: list[Completion] = []
         waiting: set[tuple[int, int]] = set()
-        awaited, self._awaited = self._awaited, []
-        for ticket, move in awaited:
-            line = ticket % self._lanes, move.peer
-            if line in waiting or line in self._lending or self._signals.posted(*line) <= self._signals.took(*line):
-                waiting.add(line)
-                self._awaited.append((ticket, move))
+        receives, self._receives = self._receives, []
+        for ticket, move in receives:
+            channel = ticket % self._lanes, move.peer
+            if (
+                channel in waiting
+                or channel in self._borrowing
+                or self._signals.posted(*channel) <= self._signals.took(*channel)
+            ):
+                waiting.add(channel)
+                self._receives.append((ticket, move))
             else:
                 done.append(self._take(ticket, move))
-        offered, self._offered = self._offered, []
-        for ticket, move, count in offered:
+        sends, self._sends = self._sends, []
+        for ticket, move, count in sends:
             if self._signals.taken(ticket % self._lanes, move.peer) >= count:
-                done.append(Done(ticket, move.place))
+                done.append(Completion(ticket, move.position))
             else:
-                self._offered.append((ticket, move, count))
+                self._sends.append((ticket, move, count))
         return done
 
-    def release(self, ticket: int, place: int) -> None:
+    def release(self, ticket: int, position: int) -> None:
         """Signal to the peer that its memory was read."""
-        line = ticket % self._lanes, self._lent.pop((ticket, place))
-        self._lending.remove(line)
-        self._signals.take(*line)
+        channel = ticket % self._lanes, self._borrowed.pop((ticket, position))
+        self._borrowing.remove(channel)
+        self._signals.take(*channel)
 
-    def _take(self, ticket: int, move: Move) -> Done:
+    def _take(self, ticket: int, move: Move) -> Completion:
         self._signals.fence()
-        theirs = self._views[move.peer][move.where]
+        theirs = self._views[move.peer][move.region]
         if move.action is Action.ADD:
-            self._lent[ticket, move.place] = move.peer
-            self._lending.add((ticket % self._lanes, move.peer))
-            return Done(ticket, move.place, theirs, lent=True)
-        perform([self._arithmetic.copy(self._own[move.where], theirs)])
+            self._borrowed[ticket, move.position] = move.peer
+            self._borrowing.add((ticket % self._lanes, move.peer))
+            return Completion(ticket, move.position, theirs, borrowed=True)
+        perform([self._arithmetic.copy(self._own[move.region], theirs)])
         self._signals.take(ticket % self._lanes, move.peer)
-        return Done(ticket, move.place)
+        return Completion(ticket, move.position)

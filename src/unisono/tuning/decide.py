@@ -59,10 +59,10 @@ def rows(timings: Mapping[int, Mapping[str, Timing]]) -> list[Row]:
             best = chosen[-1] if held.low <= found[best].median and held.median < 1.03 * found[best].median else best
         chosen.append(best)
     table: list[Row] = []
-    for place, (size, name) in enumerate(zip(sizes, chosen, strict=True)):
-        last = place + 1 == len(sizes)
-        if last or chosen[place + 1] != name:
-            up_to = None if last else math.isqrt(size * sizes[place + 1])
+    for index, (size, name) in enumerate(zip(sizes, chosen, strict=True)):
+        last = index + 1 == len(sizes)
+        if last or chosen[index + 1] != name:
+            up_to = None if last else math.isqrt(size * sizes[index + 1])
             table.append(Row(up_to, name, timings[size][name]))
     return table
 

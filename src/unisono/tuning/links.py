@@ -28,24 +28,24 @@ from unisono.transports.messages import wait
 from unisono.tuning.topology import Pair, pairings, supernodes
 from unisono.world import World
 
-ROUNDS = 8
+REPETITIONS = 8
 """Repetitions of each measurement; each pair of nodes exchanges about half as often."""
 
-ENOUGH = 0.06
-"""Least seconds of an exchange between a pair: its bytes are doubled until it takes so long, or up to LARGEST."""
+MIN_EXCHANGE_SECONDS = 0.06
+"""Least seconds of an exchange between a pair: its bytes are doubled until it takes so long, or up to MAX_BYTES."""
 
-LARGEST = 32 << 20
+MAX_BYTES = 32 << 20
 
-PIECE = 128 << 10
+MESSAGE_BYTES = 128 << 10
 """Bytes of a message: schedules send pieces of this order, and one message of megabytes may be slower than they are."""
 
-MANY = 16
+OVERHEAD_MESSAGES = 16
 """Messages in flight together, from which the overhead of one is computed."""
 
-BLOCK = 512 << 10
+SUM_BLOCK_BYTES = 512 << 10
 """Bytes of a block in the measurement of sums."""
 
-LIMITED = 1.15
+MIN_UPLINK_RATIO = 1.15
 """Ratio of the times of crossing pairs to those inside a supernode from which an uplink counts as a limit."""
 
 
@@ -61,9 +61,9 @@ def measure_links(world: World) -> Links:
     """Measure the links between and within the nodes of `world`. Called by all ranks, with the same result on each."""
     gamma, (within_alpha, within_beta) = _summing(world), _within(world)
     inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
-    speaks = world.rank == world.placement.nodes[world.node][0]
-    leaders: MPI.Intracomm = world.comm.Split(0 if speaks else 1, world.node)  # type: ignore[assignment]
-    found = _between(leaders, inside) if speaks and world.nodes > 1 else Links(inside, (0,) * world.nodes)
+    is_leader = world.rank == world.placement.nodes[world.node][0]
+    leaders: MPI.Intracomm = world.comm.Split(0 if is_leader else 1, world.node)  # type: ignore[assignment]
+    found = _between(leaders, inside) if is_leader and world.nodes > 1 else Links(inside, (0,) * world.nodes)
     world.barrier()
     leaders.Free()
     links: Links = world.comm.bcast(found, 0)
@@ -73,23 +73,23 @@ def measure_links(world: World) -> Links:
 def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
     """Return the links between nodes; `nodes` has a rank of each node, `inside` the costs measured within nodes."""
     cycle = nodes.size - 1 + nodes.size % 2
-    rounds = pairings(nodes.size, max(ROUNDS, ROUNDS // 2 * cycle) if nodes.size <= 64 else ROUNDS * 8)
+    rounds = pairings(nodes.size, max(REPETITIONS, REPETITIONS // 2 * cycle) if nodes.size <= 64 else REPETITIONS * 8)
     alpha, overhead = _ping_pong(nodes, rounds[0]), _overhead(nodes, rounds[0])
     nbytes = 64 << 10
-    while nbytes < LARGEST and statistics.median(_meet(nodes, rounds[0], nbytes)) < ENOUGH:
+    while nbytes < MAX_BYTES and statistics.median(_exchange_seconds(nodes, rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
         nbytes *= 2
     speeds = [
         (pair, 1 / seconds)
         for pairs in rounds
-        for pair, seconds in zip(pairs, _meet(nodes, pairs, nbytes), strict=True)
+        for pair, seconds in zip(pairs, _exchange_seconds(nodes, pairs, nbytes), strict=True)
     ]
     groups = supernodes(nodes.size, speeds)
-    beta = statistics.median(_meet(nodes, _inside(groups), 4 * nbytes, 3)) / (4 * nbytes)
+    beta = statistics.median(_exchange_seconds(nodes, _inside(groups), 4 * nbytes, 3)) / (4 * nbytes)
     network = replace(inside, alpha=alpha, beta=beta, overhead=overhead)
     if crossing := _crossing(groups):
-        slow = statistics.median(_meet(nodes, crossing, 4 * nbytes, 3)) / (4 * nbytes)
+        slow = statistics.median(_exchange_seconds(nodes, crossing, 4 * nbytes, 3)) / (4 * nbytes)
         load = max(sum(group in (groups[a], groups[b]) for a, b in crossing) for group in set(groups))
-        network = replace(network, uplink_beta=slow / load if slow > LIMITED * beta else None)
+        network = replace(network, uplink_beta=slow / load if slow > MIN_UPLINK_RATIO * beta else None)
     return Links(network, groups)
 
 
@@ -112,7 +112,7 @@ def _crossing(groups: Sequence[int]) -> list[Pair]:
     ]
 
 
-def _meet(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
+def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
     """Return the seconds that each pair takes to exchange `nbytes` both ways, the median of `times` exchanges.
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
@@ -124,14 +124,14 @@ def _meet(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int =
         nodes.Barrier()
         start = time.perf_counter()
         if peer is not None:
-            starts = range(0, nbytes, PIECE)
-            requests = [nodes.Irecv(back[start : start + PIECE], peer) for start in starts]
-            requests += [nodes.Isend(there[start : start + PIECE], peer) for start in starts]
+            starts = range(0, nbytes, MESSAGE_BYTES)
+            requests = [nodes.Irecv(back[start : start + MESSAGE_BYTES], peer) for start in starts]
+            requests += [nodes.Isend(there[start : start + MESSAGE_BYTES], peer) for start in starts]
             for request in requests:
-                wait(request, _go_on)
+                wait(request, _never_interrupted)
         took.append(time.perf_counter() - start)
-    everyone = nodes.allgather(statistics.median(took))
-    return [max(everyone[a], everyone[b]) for a, b in pairs]
+    of_all_nodes = nodes.allgather(statistics.median(took))
+    return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
 
 
 def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
@@ -142,61 +142,63 @@ def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     start = time.perf_counter()
     if pair is not None:
         first, peer = nodes.rank == min(pair), sum(pair) - nodes.rank
-        for turn in range(4 * ROUNDS):
-            serves = first == (turn % 2 == 0)
-            wait(nodes.Isend(ball, peer) if serves else nodes.Irecv(ball, peer), _go_on)
-    took = (time.perf_counter() - start) / (4 * ROUNDS)
-    everyone: list[float] = nodes.allgather(took)
-    return statistics.median(seconds for rank, seconds in enumerate(everyone) if rank in sum(pairs, ()))
+        for offset in range(4 * REPETITIONS):
+            serves = first == (offset % 2 == 0)
+            wait(nodes.Isend(ball, peer) if serves else nodes.Irecv(ball, peer), _never_interrupted)
+    took = (time.perf_counter() - start) / (4 * REPETITIONS)
+    of_all_nodes: list[float] = nodes.allgather(took)
+    return statistics.median(seconds for rank, seconds in enumerate(of_all_nodes) if rank in sum(pairs, ()))
 
 
 def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
     peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
-    took: dict[int, list[float]] = {1: [], MANY: []}
-    places = np.zeros((MANY, 1024), np.uint8)
-    for count in [1, MANY] * ROUNDS:
+    took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
+    buffers = np.zeros((OVERHEAD_MESSAGES, 1024), np.uint8)
+    for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
         nodes.Barrier()
         start = time.perf_counter()
         if peer is not None:
-            requests = [nodes.Irecv(places[number], peer) for number in range(count)]
+            requests = [nodes.Irecv(buffers[number], peer) for number in range(count)]
             requests += [nodes.Isend(np.zeros(1024, np.uint8), peer) for _ in range(count)]
             for request in requests:
-                wait(request, _go_on)
+                wait(request, _never_interrupted)
         took[count].append(time.perf_counter() - start)
-    one, many = (statistics.median(took[count]) for count in (1, MANY))
-    everyone: list[float] = nodes.allgather(max(0.0, many - one) / (2 * (MANY - 1)))
-    return statistics.median(everyone)
+    one, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
+    of_all_nodes: list[float] = nodes.allgather(max(0.0, many - one) / (2 * (OVERHEAD_MESSAGES - 1)))
+    return statistics.median(of_all_nodes)
 
 
 def _summing(world: World) -> float:
     """Return the seconds to sum a byte while every rank does so."""
-    total, part = np.zeros(BLOCK // 4, np.float32), np.ones(BLOCK // 4, np.float32)
+    total, part = np.zeros(SUM_BLOCK_BYTES // 4, np.float32), np.ones(SUM_BLOCK_BYTES // 4, np.float32)
     world.barrier()
     start = time.perf_counter()
-    for _ in range(4 * ROUNDS):
+    for _ in range(4 * REPETITIONS):
         np.add(total, part, total)
-    return statistics.median(world.all_gather_object((time.perf_counter() - start) / (4 * ROUNDS * BLOCK)))
+    return statistics.median(
+        world.all_gather_object((time.perf_counter() - start) / (4 * REPETITIONS * SUM_BLOCK_BYTES))
+    )
 
 
 def _within(world: World) -> tuple[float, float]:
     """Return the seconds of a 4-byte allreduce within a node, and of a further byte; zeros with one rank a node."""
     node = world.node_world()
     seconds = []
-    for nbytes in (4, 4 * BLOCK):
+    for nbytes in (4, 4 * SUM_BLOCK_BYTES):
         payload = torch.zeros(nbytes // 4)
         node.allreduce(payload)
         node.barrier()
         start = time.perf_counter()
-        for _ in range(ROUNDS):
+        for _ in range(REPETITIONS):
             node.allreduce(payload)
-        took = (time.perf_counter() - start) / ROUNDS if node.size > 1 else None
+        took = (time.perf_counter() - start) / REPETITIONS if node.size > 1 else None
         seconds.append([found for found in world.all_gather_object(took) if found is not None])
     if not seconds[0]:
         return 0.0, 0.0
     short, long = map(statistics.median, seconds)
-    return short, max(0.0, long - short) / (4 * BLOCK)
+    return short, max(0.0, long - short) / (4 * SUM_BLOCK_BYTES)
 
 
-def _go_on() -> None:
+def _never_interrupted() -> None:
     """Do nothing: a measurement is not interrupted."""

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 Pair = tuple[int, int]
 Matrix = NDArray[np.float64]
 
-SLOW = 0.75
+SLOW_FRACTION = 0.75
 """Fraction of the speed inside a supernode below which a pair counts as slow."""
 
-RARELY = 0.2
+MAX_SLOW_SHARE = 0.2
 """Largest share of slow exchanges of pairs inside one supernode."""
 
 
@@ -34,15 +34,15 @@ def pairings(nodes: int, rounds: int, seed: int = 0) -> list[list[Pair]]:
 
     In every `nodes - 1` rounds (one more where `nodes` is odd) each two nodes are paired once, in a new random order.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     found: list[list[Pair]] = []
     while len(found) < rounds and nodes > 1:
         order: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
-        chance.shuffle(order)
+        rng.shuffle(order)
         for _ in range(len(order) - 1):  # the circle method: one stays, the others go round
             half = len(order) // 2
-            met = zip(order[:half], reversed(order[half:]), strict=True)
-            found.append([(min(a, b), max(a, b)) for a, b in met if a is not None and b is not None])
+            exchanges = zip(order[:half], reversed(order[half:]), strict=True)
+            found.append([(min(a, b), max(a, b)) for a, b in exchanges if a is not None and b is not None])
             order = [order[0], order[-1], *order[1:-1]]
     return found[:rounds]
 
@@ -53,16 +53,16 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
     Supernodes are numbered in the order of their lowest node; there is one where no pairs stand out as slow. Average
     linkage over the share of slow exchanges; costs O(nodes^3) in NumPy.
     """
-    met, slow = _meetings(nodes, list(speeds))
+    exchanges, slow = _count_exchanges(nodes, list(speeds))
     alive = list(range(nodes))
     groups = {node: [node] for node in alive}
     while len(alive) > 1:
-        share = np.where(met > 0, slow / np.maximum(met, 1), 1.0)[np.ix_(alive, alive)]
+        share = np.where(exchanges > 0, slow / np.maximum(exchanges, 1), 1.0)[np.ix_(alive, alive)]
         np.fill_diagonal(share, np.inf)
-        one, other = sorted(alive[place] for place in np.unravel_index(np.argmin(share), share.shape))
-        if share.min() >= RARELY:
+        one, other = sorted(alive[index] for index in np.unravel_index(np.argmin(share), share.shape))
+        if share.min() >= MAX_SLOW_SHARE:
             break
-        for matrix in (met, slow):
+        for matrix in (exchanges, slow):
             matrix[one] += matrix[other]
             matrix[:, one] += matrix[:, other]
         groups[one] += groups.pop(other)
@@ -75,16 +75,16 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
     return tuple(numbers[node] for node in range(nodes))
 
 
-def _meetings(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[Matrix, Matrix]:
+def _count_exchanges(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[Matrix, Matrix]:
     """Return the number of exchanges of each pair of nodes, and of slow ones, as symmetric (nodes, nodes) matrices."""
-    met, slow = np.zeros((nodes, nodes)), np.zeros((nodes, nodes))
+    exchanges, slow = np.zeros((nodes, nodes)), np.zeros((nodes, nodes))
     if speeds:
         full = _full_speed(nodes, speeds)
         for (a, b), speed in speeds:
-            for place in ((a, b), (b, a)):
-                met[place] += 1
-                slow[place] += speed < SLOW * full
-    return met, slow
+            for index in ((a, b), (b, a)):
+                exchanges[index] += 1
+                slow[index] += speed < SLOW_FRACTION * full
+    return exchanges, slow
 
 
 def _full_speed(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> float:

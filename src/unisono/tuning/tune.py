@@ -11,7 +11,7 @@ import tomli_w
 import torch
 
 from unisono.choosing.priced import LIBRARY
-from unisono.choosing.table import COLLECTIVES, SHARED
+from unisono.choosing.schedule_table import COLLECTIVES, SHARED_MEMORY_COLLECTIVES
 from unisono.network import Network, estimate
 from unisono.placement import Placement, place
 from unisono.schedules import candidates, find
@@ -24,17 +24,17 @@ from unisono.world import World
 SIZES = tuple(4**power for power in range(1, 15))
 """Payloads in bytes: 4 B to 256 MB."""
 
-LARGEST = {name: 16 << 20 for name in COLLECTIVES if name != "allreduce"}
+MAX_BYTES = {name: 16 << 20 for name in COLLECTIVES if name != "allreduce"}
 """Largest payloads of the collectives other than allreduce: the best choice there serves larger ones too."""
 
-BUDGET = 6.0
+TRIAL_SECONDS_PER_SIZE = 6.0
 """Seconds of trials for each size, beyond the trials that every candidate gets."""
 
-FEWEST, MOST = 3, 41
+MIN_TRIALS, MAX_TRIALS = 3, 41
 """Fewest and most trials of a candidate that is worth them."""
 
 
-class Tuned(NamedTuple):
+class TuningResult(NamedTuple):
     """Result of tuning: the network, the placement of ranks, and the rows of the table."""
 
     network: Network
@@ -43,17 +43,17 @@ class Tuned(NamedTuple):
     """Rows of each collective."""
 
 
-def tune(world: World, largest: int = SIZES[-1], say: Callable[[str], None] = lambda _: None) -> Tuned:
-    """Measure the links, and time the candidates up to `largest` bytes. Called by all ranks, with the same result."""
-    say(f"measuring the links of {world.size} ranks on {world.nodes} nodes")
+def tune(world: World, max_bytes: int = SIZES[-1], log: Callable[[str], None] = lambda _: None) -> TuningResult:
+    """Measure the links, and time the candidates up to `max_bytes` bytes. Called by all ranks, with the same result."""
+    log(f"measuring the links of {world.size} ranks on {world.nodes} nodes")
     links = measure_links(world)
     groups = [links.supernodes[world.placement.node_of(rank)] for rank in range(world.size)]
     placement = place(world.placement.node_of_rank, groups)
-    say(describe(links.network, placement))
+    log(describe(links.network, placement))
     known = World(world.comm.Dup(), placement, world.table)
-    found = {collective: rows(_timings(known, collective, links.network, largest, say)) for collective in COLLECTIVES}
+    found = {collective: rows(_timings(known, collective, links.network, max_bytes, log)) for collective in COLLECTIVES}
     known.free()
-    return Tuned(links.network, placement, found)
+    return TuningResult(links.network, placement, found)
 
 
 def describe(network: Network, placement: Placement) -> str:
@@ -66,7 +66,7 @@ def describe(network: Network, placement: Placement) -> str:
     return words
 
 
-def write(tuned: Tuned, hosts: list[str]) -> str:
+def write(tuned: TuningResult, hosts: list[str]) -> str:
     """Return the table as TOML. `hosts` has the host name of each rank."""
     network = {name: float(value) for name, value in vars(tuned.network).items() if value is not None}
     placement = tuned.placement
@@ -86,7 +86,7 @@ def write(tuned: Tuned, hosts: list[str]) -> str:
     head += "# The format is described at the head of src/unisono/choosing/default.toml; rows may be edited.\n"
     head += f"# {describe(tuned.network, placement)}\n"
     if placement.supernodes and not distinct:
-        head += "# The supernodes are left out: nodes that are known by the same host name cannot be told apart here.\n"
+        head += "# The supernodes are omitted: several nodes have the same host name.\n"
     return f"{head}\n{tomli_w.dumps(content)}"
 
 
@@ -106,35 +106,37 @@ def hosts_of(world: World) -> list[str]:
 
 
 def _timings(
-    world: World, collective: str, network: Network, largest: int, say: Callable[[str], None]
+    world: World, collective: str, network: Network, max_bytes: int, log: Callable[[str], None]
 ) -> dict[int, dict[str, Timing]]:
     """Return, for each size in bytes, the timings of the candidates that were worth timing."""
     found: dict[int, dict[str, Timing]] = {}
     names = _names(collective, world.placement)
-    hopeful = list(names)
-    for nbytes in (size for size in SIZES if size <= min(largest, LARGEST.get(collective, largest))):
+    remaining = list(names)
+    for nbytes in (size for size in SIZES if size <= min(max_bytes, MAX_BYTES.get(collective, max_bytes))):
         payload = torch.zeros(nbytes // 4)
-        calls = {name: _call(world, collective, name, payload) for name in hopeful}
-        seconds = times(world, calls, FEWEST, MOST, BUDGET, factor=1.5)
-        found[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= FEWEST}
+        calls = {name: _call(world, collective, name, payload) for name in remaining}
+        seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS_PER_SIZE, factor=1.5)
+        found[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= MIN_TRIALS}
         best = min(found[nbytes], key=lambda name: found[nbytes][name].median)
-        say(f"{collective} {nbytes} B: {best} {found[nbytes][best].median * 1e3:.3f} ms")
-        promising = _promising(names, collective, world.placement, network, 4 * nbytes)
-        near = worth_another(seconds, factor=2.0)
-        hopeful = [name for name in names if name in near or name in promising]
+        log(f"{collective} {nbytes} B: {best} {found[nbytes][best].median * 1e3:.3f} ms")
+        estimated = _estimated_near_best(names, collective, world.placement, network, 4 * nbytes)
+        close = worth_another(seconds, factor=2.0)
+        remaining = [name for name in names if name in close or name in estimated]
     return found
 
 
 def _names(collective: str, placement: Placement) -> list[str]:
     """Return the names of the candidates."""
-    if placement.one_node and collective in SHARED:
+    if placement.one_node and collective in SHARED_MEMORY_COLLECTIVES:
         return [LIBRARY, *(["flat"] if collective == "allreduce" else []), "direct"]
     return [LIBRARY, *candidates(collective, placement)]
 
 
-def _promising(names: list[str], collective: str, placement: Placement, network: Network, nbytes: int) -> set[str]:
+def _estimated_near_best(
+    names: list[str], collective: str, placement: Placement, network: Network, nbytes: int
+) -> set[str]:
     """Return the schedules estimated within 1.3 of the cheapest at `nbytes` bytes."""
-    if placement.one_node and collective in SHARED:
+    if placement.one_node and collective in SHARED_MEMORY_COLLECTIVES:
         return set(names)
     prices = {
         name: float(estimate(getattr(find(name, placement), collective), placement, network, nbytes))

@@ -23,6 +23,8 @@ WIRES = Registry(
         "float32": "unisono.wires.rounded:float32",
         "float16": "unisono.wires.rounded:float16",
         "bfloat16": "unisono.wires.rounded:bfloat16",
+        "int8": "unisono.wires.block_scaled:int8",
+        "int4": "unisono.wires.block_scaled:int4",
     },
 )
 """Functions by name that make a wire for payloads of a dtype, or return None if that dtype is sent unencoded."""
@@ -30,6 +32,22 @@ WIRES = Registry(
 
 ENCODED = ("torch.float32", "torch.float64")
 """Dtypes that are encoded, as flat arrays; payloads of other dtypes are sent unencoded."""
+
+
+SHARE_LENGTH = 1 << 16
+"""Elements of the stretch whose encoded size is taken for that of any."""
+
+
+@cache
+def encoded_share(name: str | None) -> float:
+    """Return the encoded size of float32 numbers, relative to their own; 1 without a wire. Raises TensorError for an
+    unknown name."""
+    if name is None:
+        return 1.0
+    import torch  # noqa: PLC0415  recipes are checked without PyTorch
+
+    wire = wire_of(name, torch.float32)
+    return 1.0 if wire is None else wire.nbytes(SHARE_LENGTH) / (4 * SHARE_LENGTH)
 
 
 @cache

@@ -20,40 +20,40 @@ BLOCK_LENGTH = 1 << 15
 
 
 class Rounded:
-    """Wire for payloads of `dtype`, sent as `flight`, which has fewer bits."""
+    """Wire for payloads of `dtype`, sent as `wire_dtype`, which has fewer bits."""
 
-    by_element = True
+    elementwise = True
 
-    def __init__(self, dtype: torch.dtype, flight: torch.dtype) -> None:
-        self.dtype, self.flight = dtype, flight
+    def __init__(self, dtype: torch.dtype, wire_dtype: torch.dtype) -> None:
+        self.dtype, self.wire_dtype = dtype, wire_dtype
 
     def nbytes(self, length: int) -> int:
         """Return the encoded size in bytes of a stretch of `length` elements."""
-        return length * self.flight.itemsize
+        return length * self.wire_dtype.itemsize
 
-    def encode(self, stretch: Array, parcel: Array) -> None:
-        """Round `stretch` in place, and write it into `parcel`."""
-        held, sent = torch.from_numpy(stretch), self._numbers(parcel)
+    def encode(self, values: Array, encoded: Array) -> None:
+        """Round `values` in place, and write it into `encoded`."""
+        held, sent = torch.from_numpy(values), self._numbers(encoded)
         for start in range(0, len(held), BLOCK_LENGTH):
             block = slice(start, start + BLOCK_LENGTH)
             rounded = sent[block].copy_(held[block])
             held[block].copy_(rounded)
 
-    def decode(self, parcel: Array, stretch: Array) -> None:
-        """Widen the numbers in `parcel` into `stretch`."""
-        held, sent = torch.from_numpy(stretch), self._numbers(parcel)
+    def decode(self, encoded: Array, values: Array) -> None:
+        """Widen the numbers in `encoded` into `values`."""
+        held, sent = torch.from_numpy(values), self._numbers(encoded)
         for start in range(0, len(held), BLOCK_LENGTH):
             block = slice(start, start + BLOCK_LENGTH)
             held[block].copy_(sent[block])
 
-    def _numbers(self, parcel: Array) -> torch.Tensor:
-        same_size = np.dtype(f"int{8 * self.flight.itemsize}")  # PyTorch views no empty bytes as anything wider
-        return torch.from_numpy(parcel.view(same_size)).view(self.flight)
+    def _numbers(self, encoded: Array) -> torch.Tensor:
+        same_size = np.dtype(f"int{8 * self.wire_dtype.itemsize}")  # PyTorch views no empty bytes as anything wider
+        return torch.from_numpy(encoded.view(same_size)).view(self.wire_dtype)
 
 
-def rounded(flight: torch.dtype, dtype: torch.dtype) -> Rounded | None:
-    """Return the wire of `dtype` as `flight`; None for a dtype that is not wider, or not floating-point."""
-    return Rounded(dtype, flight) if dtype.is_floating_point and dtype.itemsize > flight.itemsize else None
+def rounded(wire_dtype: torch.dtype, dtype: torch.dtype) -> Rounded | None:
+    """Return the wire of `dtype` as `wire_dtype`; None for a dtype that is not wider, or not floating-point."""
+    return Rounded(dtype, wire_dtype) if dtype.is_floating_point and dtype.itemsize > wire_dtype.itemsize else None
 
 
 float32 = partial(rounded, torch.float32)

@@ -19,15 +19,15 @@ class Wire(Protocol):
     with different numbers. So `encode` after `decode` changes nothing for a stretch with the same beginning and end.
     """
 
-    by_element: bool
+    elementwise: bool
     """True if each number is encoded independently: the limits of a stretch then do not matter. Other wires need
     schedules that cut a payload in the same way in all rounds."""
 
     def nbytes(self, length: int) -> int:
         """Return the encoded size in bytes of a stretch of `length` elements."""
 
-    def encode(self, stretch: Array, parcel: Array) -> None:
-        """Encode `stretch` into `parcel`, and set `stretch` to the numbers that the other end will decode."""
+    def encode(self, values: Array, encoded: Array) -> None:
+        """Encode `values` into `encoded`, and set `values` to the numbers that the other end will decode."""
 
-    def decode(self, parcel: Array, stretch: Array) -> None:
-        """Decode the numbers in `parcel` into `stretch`."""
+    def decode(self, encoded: Array, values: Array) -> None:
+        """Decode the numbers in `encoded` into `values`."""

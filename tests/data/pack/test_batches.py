@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.pack.batches import CHECKSUM, UNISONO, checksum, samples_of, schema, to_batch
-from unisono.data.sources.source import PICTURE, RAW, SOUND
+from unisono.data.sources.source import AUDIO, IMAGE, RAW
 from unisono.errors import PackError
 
 Row = tuple[bytes, int, str]
@@ -20,7 +20,7 @@ STRIPE = Path("pack/stripe-00007.arrow")
 
 def batch_of(rows: list[Row]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
     samples, labels, keys = (list(column) for column in zip(*rows, strict=True))
-    return to_batch(schema(PICTURE, {}), samples, labels, keys)
+    return to_batch(schema(IMAGE, {}), samples, labels, keys)
 
 
 def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: int) -> pa.RecordBatch:
@@ -86,7 +86,7 @@ def test_a_batch_without_a_checksum_is_damaged(beside: dict[bytes, bytes] | None
         samples_of(STRIPE, 0, batch_of([(b"a", 0, "x")])[0], beside)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(PICTURE, "image"), (RAW, "image"), (SOUND, "audio")])
+@pytest.mark.parametrize(("kind", "name"), [(IMAGE, "image"), (RAW, "image"), (AUDIO, "audio")])
 def test_a_schema_names_its_columns_and_tells_what_the_pack_is(kind: str, name: str) -> None:
     made = schema(kind, {"classes": ["cat", "dog"]})
     assert (made.names, made.types) == ([name, "label", "key"], [pa.binary(), pa.int64(), pa.string()])

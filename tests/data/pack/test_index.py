@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
+from unisono.data.pack.batches import CHECKSUM, UNISONO
+from unisono.data.pack.index import COLUMNS, About, Index, _checksum, read_index, write_index
 from unisono.data.pack.layout import INDEX
 from unisono.errors import PackError
 
 ABOUT = About(
-    kind="picture",
+    kind="image",
     classes=("cat", "dog"),
     mean=(0.1, 1 / 3, 0.7),
-    deviation=(0.25, 0.5, 0.125),
+    std=(0.25, 0.5, 0.125),
     skipped=(("dog/ö.jpg", "it is empty"),),
     stripes=(("stripe-00000.arrow", 1_234), ("stripe-00002.arrow", 777)),
 )
@@ -70,7 +71,7 @@ def test_an_index_comes_back_as_it_was(folder: Path) -> None:
     assert (found.folder, len(found), found.nbytes) == (folder, 7, 42)
 
 
-@pytest.mark.parametrize("about", [About("raw", ("0",), (8, 8, 3), (0.5,), (0.5,)), About("sound", ())])
+@pytest.mark.parametrize("about", [About("raw", ("0",), (8, 8, 3), (0.5,), (0.5,)), About("audio", ())])
 def test_whatever_a_pack_is_comes_back(about: About, tmp_path: Path) -> None:
     write_index(an_index(about), tmp_path / INDEX)
     assert read_index(tmp_path).about == about
@@ -87,11 +88,11 @@ def test_an_index_opens_in_arrow(folder: Path) -> None:
     assert table["length"].to_pylist() == [9, 8, 7, 6, 5, 4, 3]
 
 
-def test_what_is_no_pack_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"empty is no pack: it has no index\.arrow; unisono pack makes one"):
+def test_what_is_no_pack_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"empty is no pack: it has no index\.arrow; create one with unisono pack"):
         (tmp_path / "empty").mkdir()
         read_index(tmp_path / "empty")
-    with pytest.raises(PackError, match=r"nowhere is no pack: there is no such folder; unisono pack makes one"):
+    with pytest.raises(PackError, match=r"nowhere is no pack: there is no such folder; create one with unisono pack"):
         read_index(tmp_path / "nowhere")
 
 
@@ -122,22 +123,36 @@ def test_another_arrow_file_is_no_index(folder: Path, tmp_path: Path, change: Ca
         read_index(tmp_path)
 
 
-def test_an_index_of_another_version_is_told(tmp_path: Path) -> None:
-    write_index(an_index(replace(ABOUT, version=2)), tmp_path / INDEX)
-    with pytest.raises(PackError, match=r"index\.arrow is of version 2; this Unisono reads version 1"):
+def test_an_index_of_another_version_is_reported(tmp_path: Path) -> None:
+    write_index(an_index(replace(ABOUT, version=3)), tmp_path / INDEX)
+    with pytest.raises(PackError, match=r"index\.arrow is of version 3; this release reads versions 1 and 2"):
         read_index(tmp_path)
+
+
+@pytest.mark.parametrize(("old", "kind"), [("picture", "image"), ("sound", "audio"), ("raw", "raw")])
+def test_an_index_of_version_1_opens(tmp_path: Path, old: str, kind: str) -> None:
+    write_index(an_index(), tmp_path / INDEX)
+    with pa.OSFile(str(tmp_path / INDEX)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    about = json.loads(table.schema.metadata[UNISONO])
+    about = json.dumps(about | {"version": 1, "kind": old, "deviation": about.pop("std")}).encode()
+    columns = {name: table[name].to_numpy() for name in COLUMNS}
+    table = table.replace_schema_metadata({UNISONO: about, CHECKSUM: _checksum(columns, about)})
+    with pa.OSFile(str(tmp_path / INDEX), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert same(read_index(tmp_path), an_index(replace(ABOUT, kind=kind)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(choose=st.data())
-def test_a_truncated_index_is_told(folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject) -> None:
+def test_a_truncated_index_is_reported(folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject) -> None:
     whole = (folder / INDEX).read_bytes()
-    with pytest.raises(PackError, match=r"index\.arrow is not whole \(.*\); pack the data again"):
+    with pytest.raises(PackError, match=r"index\.arrow is damaged or incomplete \(.*\); pack the data again"):
         read_index(harm(whole[: choose.draw(st.integers(0, len(whole) - 1))]))
 
 
-def test_an_index_whose_names_are_no_text_is_told(folder: Path, harm: Callable[[bytes], Path]) -> None:
-    with pytest.raises(PackError, match=r"index\.arrow is not whole \(.*\); pack the data again"):
+def test_an_index_whose_names_are_no_text_is_reported(folder: Path, harm: Callable[[bytes], Path]) -> None:
+    with pytest.raises(PackError, match=r"index\.arrow is damaged or incomplete \(.*\); pack the data again"):
         read_index(harm((folder / INDEX).read_bytes().replace(b"length", b"\xecength")))
 
 

@@ -33,7 +33,7 @@ def test_there_are_as_many_stripes_as_wanted_where_none_would_be_too_large(sizes
     assert {type(bound) for bound in bounds} == {int}
 
 
-def test_the_picture() -> None:
+def test_the_image() -> None:
     assert plan_stripes([90] * 8, 2, 256) == [0, 2, 4, 6, 8]
 
 

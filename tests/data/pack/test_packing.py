@@ -19,35 +19,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.pack import packing, stripe
-from unisono.data.pack.describing import describe
+from unisono.data.pack.describe import describe
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, _fingerprint, pack
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.sources import find
-from unisono.data.sources.source import RAW, SOUND, Source
+from unisono.data.sources.source import AUDIO, IMAGE, RAW, Source
 from unisono.errors import PackError
 
 Pictures = Callable[..., Path]
 
 SAMPLES = 30
-WAY = Way(stripes=5)
+WAY = PackOptions(stripes=5)
 
 
-def sounds() -> Source:
-    """Sounds of two classes, of different lengths."""
-    dice, files = np.random.default_rng(0), list[bytes]()
+def audio_samples() -> Source:
+    """Recordings of two classes, of different lengths."""
+    rng, files = np.random.default_rng(0), list[bytes]()
     for _ in range(SAMPLES):
         out = io.BytesIO()
         with wave.open(out, "wb") as file:
             file.setparams((1, 2, 8_000, 0, "NONE", ""))
-            file.writeframes(dice.bytes(2 * int(dice.integers(1, 100))))
+            file.writeframes(rng.bytes(2 * int(rng.integers(1, 100))))
         files.append(out.getvalue())
-    keys, labels = [f"{number}.wav" for number in range(SAMPLES)], dice.integers(0, 2, SAMPLES)
+    keys, labels = [f"{number}.wav" for number in range(SAMPLES)], rng.integers(0, 2, SAMPLES)
     sizes = np.array([len(file) for file in files], np.int64)
-    return Source(SOUND, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
+    return Source(AUDIO, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
 
 
-SOUNDS = sounds()
+SOUNDS = audio_samples()
 
 
 def quiet() -> None:
@@ -69,7 +69,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def finished(folder: Path) -> dict[str, tuple[int, int]]:
+def read_finished(folder: Path) -> dict[str, tuple[int, int]]:
     """The stripes that are finished in a folder without an index, and which files they are."""
     files = {note: note.with_suffix(".arrow").stat() for note in folder.glob("stripe-*.json")}
     return {note.stem: (stat.st_ino, stat.st_mtime_ns) for note, stat in files.items()}
@@ -113,7 +113,7 @@ def test_a_pack_has_all_samples_in_order(tmp_path: Path) -> None:
     assert samples_of(index) == [SOUNDS.read(number) for number in range(SAMPLES)]
     assert index.label.tolist() == SOUNDS.labels.tolist()
     assert index.length.tolist() == SOUNDS.sizes.tolist()
-    assert (index.about.kind, index.about.classes, index.about.skipped) == (SOUND, ("no", "yes"), ())
+    assert (index.about.kind, index.about.classes, index.about.skipped) == (AUDIO, ("no", "yes"), ())
     assert len(calls) == SAMPLES
 
 
@@ -131,7 +131,7 @@ def test_a_pack_is_the_same_whatever_the_number_of_threads(
 
 @settings(deadline=None, max_examples=25)
 @given(after=st.integers(0, SAMPLES - 1), threads=st.integers(1, 3), interrupted=st.booleans())
-def test_what_was_stopped_goes_on_and_ends_the_same(
+def test_a_stopped_pack_resumes_and_ends_the_same(
     after: int,
     threads: int,
     interrupted: bool,
@@ -142,14 +142,14 @@ def test_what_was_stopped_goes_on_and_ends_the_same(
     error = KeyboardInterrupt() if interrupted else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(KeyboardInterrupt if interrupted else PackError) as caught:
         pack(SOUNDS, folder, WAY, threads, failing(after, error))
-    before = finished(folder)
+    before = read_finished(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         f"{stem}{ending}" for stem in before for ending in (".arrow", ".json")
     )
     if not interrupted:
         assert str(caught.value) == (
-            f"{folder}: No space left on device; {len(before)} of 5 stripes are finished, and the same command goes on "
-            "from there"
+            f"{folder}: No space left on device; {len(before)} of 5 stripes are finished; run the same command again "
+            "to resume"
         )
     calls: list[None] = []
     pack(SOUNDS, folder, WAY, 1, lambda: calls.append(None))
@@ -161,7 +161,7 @@ def test_what_was_stopped_goes_on_and_ends_the_same(
 def test_one_thread_that_is_stopped_late_has_finished_the_first_stripes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         pack(SOUNDS, tmp_path, WAY, 1, failing(SAMPLES - 1, KeyboardInterrupt()))
-    assert sorted(finished(tmp_path)) == [f"stripe-0000{number}" for number in range(4)]
+    assert sorted(read_finished(tmp_path)) == [f"stripe-0000{number}" for number in range(4)]
 
 
 def test_what_fails_in_one_thread_stops_the_others(tmp_path: Path) -> None:
@@ -185,14 +185,14 @@ def test_what_fails_in_one_thread_stops_the_others(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     keys, sizes = [str(number) for number in range(2 * count)], np.full(2 * count, len(sound), np.int64)
-    source = Source(SOUND, ("no",), keys, np.zeros(2 * count, np.int64), sizes, read)
+    source = Source(AUDIO, ("no",), keys, np.zeros(2 * count, np.int64), sizes, read)
     with pytest.raises(PackError, match="No space left on device; 0 of 2 stripes are finished"):
-        pack(source, tmp_path, Way(stripes=2), 2, advance)
+        pack(source, tmp_path, PackOptions(stripes=2), 2, advance)
     assert len(reads) < count
     assert contents(tmp_path) == {}
 
 
-def test_a_full_disk_while_the_index_is_written_is_told(
+def test_a_full_disk_while_the_index_is_written_is_reported(
     whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(index: Index, path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_full_disk_while_the_index_is_written_is_told(
         patch.setattr(packing, "write_index", write)
         with pytest.raises(PackError, match="No space left on device; 5 of 5 stripes are finished"):
             pack(SOUNDS, tmp_path, WAY, 1, quiet)
-    before = finished(tmp_path)
+    before = read_finished(tmp_path)
     assert (len(before), [*tmp_path.glob("index*")]) == (5, [])
     pack(SOUNDS, tmp_path, WAY, 1, quiet)
     assert still(tmp_path, before)
@@ -257,19 +257,19 @@ OTHERS = [other_labels, other_keys, other_classes, other_sizes, other_way]
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_data_set_or_way_is_refused_in_a_folder_that_is_begun(
+def test_another_data_set_or_other_options_is_refused_in_a_folder_that_is_begun(
     other: Callable[[Path], None], tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         pack(SOUNDS, tmp_path, WAY, 1, failing(20, KeyboardInterrupt()))
     before = contents(tmp_path)
-    with pytest.raises(PackError, match="holds a part of another pack, or of this one packed otherwise; remove it"):
+    with pytest.raises(PackError, match="holds a part of another pack, or of this one with other options; remove it"):
         other(tmp_path)
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_data_set_or_way_is_refused_in_a_folder_that_is_full(
+def test_another_data_set_or_other_options_is_refused_in_a_folder_that_is_full(
     other: Callable[[Path], None], tmp_path: Path
 ) -> None:
     pack(SOUNDS, tmp_path, WAY, 1, quiet)
@@ -290,20 +290,20 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(PackError, match=r"is not empty: it has letter\.txt; name a new folder"):
         pack(SOUNDS, tmp_path, WAY, 1, quiet)
-    with pytest.raises(PackError, match=r"cannot make .*letter\.txt: "):
+    with pytest.raises(PackError, match=r"cannot create .*letter\.txt: "):
         pack(SOUNDS, tmp_path / "letter.txt", WAY, 1, quiet)
     assert contents(tmp_path) == {"letter.txt": b"dear"}
 
 
-def test_broken_and_empty_files_are_left_out_and_listed(pictures: Pictures, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data")
+def test_broken_and_empty_files_are_skipped_and_listed(image_samples: Pictures, tmp_path: Path) -> None:
+    data = image_samples(tmp_path / "data")
     (data / "cat/001.jpg").write_bytes(b"")
     whole = (data / "dog/002.jpg").read_bytes()
     (data / "dog/002.jpg").write_bytes(whole[: len(whole) // 2])
     (data / "dog/005.jpg").write_text("no picture")
     source = find(data)[""]
     (data / "cat/003.jpg").unlink()
-    index = pack(source, tmp_path / "pack", Way(stripes=3), 2, quiet)
+    index = pack(source, tmp_path / "pack", PackOptions(stripes=3), 2, quiet)
     whys = dict(index.about.skipped)
     assert list(whys) == ["cat/001.jpg", "cat/003.jpg", "dog/002.jpg", "dog/005.jpg"]
     assert (whys["cat/001.jpg"], whys["cat/003.jpg"]) == ("it is empty", "No such file or directory")
@@ -311,25 +311,25 @@ def test_broken_and_empty_files_are_left_out_and_listed(pictures: Pictures, tmp_
     kept = [number for number, key in enumerate(source.keys) if key not in whys]
     assert samples_of(index) == [(data / source.keys[number]).read_bytes() for number in kept]
     assert index.label.tolist() == source.labels[kept].tolist()
-    told = list(describe(tmp_path / "pack"))
-    assert [line for line in told if line.strip().split(":")[0] in whys] == [
+    reported = list(describe(tmp_path / "pack"))
+    assert [line for line in reported if line.strip().split(":")[0] in whys] == [
         f"    {key}: {why}" for key, why in index.about.skipped
     ]
 
 
-def test_a_stripe_of_broken_files_alone_is_no_file(pictures: Pictures, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data")
+def test_a_stripe_of_broken_files_alone_is_no_file(image_samples: Pictures, tmp_path: Path) -> None:
+    data = image_samples(tmp_path / "data")
     for number in range(4):
         (data / f"cat/{number:03}.jpg").write_bytes(b"")
-    index = pack(find(data)[""], tmp_path / "pack", Way(stripes=12), 2, quiet)
+    index = pack(find(data)[""], tmp_path / "pack", PackOptions(stripes=12), 2, quiet)
     names = [f"stripe-{number:05}.arrow" for number in range(4, 12)]
     assert [name for name, _ in index.about.stripes] == names
     assert sorted(contents(tmp_path / "pack")) == ["index.arrow", *names]
     assert len(samples_of(index)) == 8
 
 
-def test_nothing_but_broken_files_leaves_nothing(pictures: Pictures, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", count=3)
+def test_nothing_but_broken_files_leaves_nothing(image_samples: Pictures, tmp_path: Path) -> None:
+    data = image_samples(tmp_path / "data", count=3)
     for path in data.rglob("*.jpg"):
         path.write_bytes(b"")
     with pytest.raises(PackError) as caught:
@@ -340,14 +340,14 @@ def test_nothing_but_broken_files_leaves_nothing(pictures: Pictures, tmp_path: P
     assert contents(tmp_path / "pack") == {}
 
 
-def test_no_samples_at_all_are_told(tmp_path: Path) -> None:
-    nothing = Source(SOUND, (), [], np.empty(0, np.int64), np.empty(0, np.int64), lambda number: b"")
+def test_no_samples_at_all_are_reported(tmp_path: Path) -> None:
+    nothing = Source(AUDIO, (), [], np.empty(0, np.int64), np.empty(0, np.int64), lambda number: b"")
     with pytest.raises(PackError, match=r"there is no sample to pack$"):
         pack(nothing, tmp_path / "pack", WAY, 2, quiet)
 
 
-def test_names_that_are_no_text_are_packed(pictures: Pictures, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", count=2)
+def test_names_that_are_no_text_are_packed(image_samples: Pictures, tmp_path: Path) -> None:
+    data = image_samples(tmp_path / "data", count=2)
     latin = os.fsdecode(b"caf\xe9")
     (data / "cat").rename(data / latin)
     (data / "dog/000.jpg").rename(data / "dog" / f"{latin}.jpg")
@@ -361,9 +361,9 @@ def test_names_that_are_no_text_are_packed(pictures: Pictures, tmp_path: Path) -
 
 
 @pytest.fixture
-def stripe_of_pictures(pictures: Pictures, tmp_path: Path) -> Path:
+def stripe_of_pictures(image_samples: Pictures, tmp_path: Path) -> Path:
     """A pack's only stripe."""
-    pack(find(pictures(tmp_path / "data"))[""], tmp_path / "pack", Way(stripes=1), 1, quiet)
+    pack(find(image_samples(tmp_path / "data"))[""], tmp_path / "pack", PackOptions(stripes=1), 1, quiet)
     return tmp_path / "pack/stripe-00000.arrow"
 
 
@@ -383,12 +383,12 @@ def test_a_stripe_opens_in_arrow_with_its_classes(stripe_of_pictures: Path) -> N
     check_columns(stripe_of_pictures, table.to_pydict())
     assert table.schema.types == [pa.binary(), pa.int64(), pa.string()]
     about = json.loads(table.schema.metadata[b"unisono"])
-    assert about == {"classes": ["cat", "dog"], "kind": "picture", "shape": None}
+    assert about == {"classes": ["cat", "dog"], "kind": "image", "shape": None}
 
 
-def test_stripes_open_together_as_an_arrow_data_set(pictures: Pictures, tmp_path: Path) -> None:
+def test_stripes_open_together_as_an_arrow_data_set(image_samples: Pictures, tmp_path: Path) -> None:
     dataset = pytest.importorskip("pyarrow.dataset")
-    pack(find(pictures(tmp_path / "data"))[""], tmp_path / "pack", Way(stripes=4), 1, quiet)
+    pack(find(image_samples(tmp_path / "data"))[""], tmp_path / "pack", PackOptions(stripes=4), 1, quiet)
     stripes = sorted(map(str, (tmp_path / "pack").glob("stripe-*")))
     check_columns(tmp_path / "pack/any", dataset.dataset(stripes, format="ipc").to_table().to_pydict())
 
@@ -414,6 +414,19 @@ def test_raw_samples_keep_their_shape(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
     labels, sizes = np.arange(7) % 2, np.full(7, 60, np.int64)
     source = Source(RAW, ("0", "1"), list("abcdefg"), labels, sizes, lambda row: pixels[row].tobytes(), (4, 5, 3))
-    index = pack(source, tmp_path / "pack", Way(stripes=2), 1, quiet)
+    index = pack(source, tmp_path / "pack", PackOptions(stripes=2), 1, quiet)
     assert read_index(tmp_path / "pack").about.shape == (4, 5, 3)
     assert b"".join(samples_of(index)) == pixels.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "fingerprint"),
+    [
+        (IMAGE, None, "23d866350bf9054eacfe7812413eee4d62f2e260fa611bd5998d4525096d819b"),
+        (AUDIO, None, "cae0b132527980decbae9933801085c69884a4fc83f6a3e348c87fcc86151e26"),
+        (RAW, (8, 8), "44d8825e583e3836bf3431d58eb0ae3627873bf74ba668de44dd0704b0bc5b31"),
+    ],
+)
+def test_fingerprints_equal_those_of_older_releases(kind: str, shape: tuple[int, int] | None, fingerprint: str) -> None:
+    source = Source(kind, ("no", "yes"), ["0.x", "1.x"], np.array([0, 1]), np.array([3, 4]), lambda _: b"", shape)
+    assert _fingerprint(source, PackOptions(20, 1, 1024, 50)) == fingerprint

@@ -17,10 +17,17 @@ from hypothesis import strategies as st
 
 from unisono.data.pack import stripe
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.packing import Way, pack
-from unisono.data.pack.stripe import finished, forget_notes, read_stretch, whole_or_nothing, write_stripe
-from unisono.data.sources.source import SOUND, Source
-from unisono.errors import PackError, PictureError
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.stripe import (
+    fingerprints,
+    read_finished,
+    read_stretch,
+    remove_notes,
+    write_atomically,
+    write_stripe,
+)
+from unisono.data.sources.source import AUDIO, Source
+from unisono.errors import DecodeError, PackError
 
 SAMPLES, STRIPES = 40, 3
 
@@ -35,15 +42,15 @@ def sound(content: bytes) -> bytes:
 
 
 def source_of(files: Sequence[bytes]) -> Source:
-    """Sounds of two classes, one after the other."""
+    """Recordings of two classes, one after the other."""
     keys, labels = [f"{number}.wav" for number in range(len(files))], np.arange(len(files)) % 2
     sizes = np.array([len(file) for file in files], np.int64)
-    return Source(SOUND, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
+    return Source(AUDIO, ("no", "yes"), keys, labels, sizes, lambda number: files[number])
 
 
 def files_of(count: int) -> list[bytes]:
-    dice = np.random.default_rng(5)
-    return [sound(dice.bytes(2 * int(dice.integers(1, 100)))) for _ in range(count)]
+    rng = np.random.default_rng(5)
+    return [sound(rng.bytes(2 * int(rng.integers(1, 100)))) for _ in range(count)]
 
 
 FILES = files_of(SAMPLES)
@@ -61,7 +68,7 @@ def small_batches() -> Iterator[None]:
 def packed(small_batches: None, tmp_path_factory: pytest.TempPathFactory) -> Index:
     """A pack that nobody changes."""
     folder = tmp_path_factory.mktemp("packed") / "pack"
-    return pack(source_of(FILES), folder, Way(stripes=STRIPES), 1, lambda: None)
+    return pack(source_of(FILES), folder, PackOptions(stripes=STRIPES), 1, lambda: None)
 
 
 @pytest.fixture
@@ -191,7 +198,7 @@ def misnamed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (missing, r"pack is not whole: stripe-00001\.arrow is missing"),
+        (missing, r"pack is incomplete: stripe-00001\.arrow is missing"),
         (longer, r"stripe-00001\.arrow has \d+ bytes, but \d+ were written"),
         (shorter, r"stripe-00001\.arrow has \d+ bytes, but \d+ were written"),
         (empty, r"stripe-00001\.arrow has 0 bytes, but \d+ were written"),
@@ -199,20 +206,22 @@ def misnamed(path: Path) -> None:
         (misnamed, r"stripe-00001\.arrow is damaged: "),
     ],
 )
-def test_a_stripe_that_is_not_as_it_was_written_is_told(own: Index, harm: Callable[[Path], None], words: str) -> None:
+def test_a_stripe_that_is_not_as_it_was_written_is_reported(
+    own: Index, harm: Callable[[Path], None], words: str
+) -> None:
     harm(path_of(own, 1))
     with pytest.raises(PackError, match=words):
         read(own, 0, SAMPLES)
 
 
 @pytest.mark.parametrize("column", ["length", "row", "batch"])
-def test_a_stripe_of_another_pack_is_told(packed: Index, column: str) -> None:
+def test_a_stripe_of_another_pack_is_reported(packed: Index, column: str) -> None:
     strange = replace(packed, **{column: getattr(packed, column) + 100})
     with pytest.raises(PackError, match=r"stripe-00000\.arrow: batch \d+ is not what the index says"):
         read(strange, 0, SAMPLES)
 
 
-def test_a_stripe_of_other_columns_is_told(own: Index) -> None:
+def test_a_stripe_of_other_columns_is_reported(own: Index) -> None:
     path = path_of(own, 0)
     table = pa.table({"label": [1], "image": [b"a"], "key": ["a"]})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
@@ -224,40 +233,44 @@ def test_a_stripe_of_other_columns_is_told(own: Index) -> None:
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with whole_or_nothing(path) as partial:
+    with write_atomically(path) as partial:
         partial.write_text("old")
         assert not path.exists()
     assert path.read_text() == "old"
-    with pytest.raises(OSError, match="full"), whole_or_nothing(path) as partial:
+    with pytest.raises(OSError, match="full"), write_atomically(path) as partial:
         partial.write_text("ne")
         raise OSError("full")
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_a_finished_stripe_is_known_by_its_note(tmp_path: Path) -> None:
-    def make() -> stripe.Done:
+    def make() -> stripe.WrittenStripe:
         return write_stripe(source_of(FILES), 3, 9, lambda sample: sample, tmp_path, 4, "mark", lambda: None)
 
-    assert finished(tmp_path, 4, "mark") is None
+    assert read_finished(tmp_path, 4, "mark") is None
     done = make()
-    assert finished(tmp_path, 4, "mark") == done
-    assert (finished(tmp_path, 4, "another"), finished(tmp_path, 3, "mark")) == (None, None)
+    assert read_finished(tmp_path, 4, "mark") == done
+    assert (read_finished(tmp_path, 4, "another"), read_finished(tmp_path, 3, "mark")) == (None, None)
     path, note = tmp_path / "stripe-00004.arrow", tmp_path / "stripe-00004.json"
+    note.write_text(note.read_text().replace('"fingerprint"', '"mark"'))  # written by an older release
+    assert read_finished(tmp_path, 4, "mark") == done
+    assert fingerprints(tmp_path) == {"mark"}
+    make()
     for harm in (missing, longer, empty):
         harm(path)
-        assert finished(tmp_path, 4, "mark") is None
+        assert read_finished(tmp_path, 4, "mark") is None
         make()
     note.write_text(note.read_text()[:-5])
-    assert finished(tmp_path, 4, "mark") is None
+    assert read_finished(tmp_path, 4, "mark") is None
     make()
-    forget_notes(tmp_path)
+    remove_notes(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["stripe-00004.arrow"]
 
 
-def test_what_cannot_be_made_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_encoded_are_skipped_and_counted(tmp_path: Path) -> None:
     def make(sample: bytes) -> bytes:
         if sample in (FILES[4], FILES[6]):
-            raise PictureError("it is ugly")
+            raise DecodeError("it is ugly")
         if sample == FILES[5]:
             raise FileNotFoundError(2, "No such file or directory", "5.wav")
         return sample
@@ -267,17 +280,17 @@ def test_what_cannot_be_made_is_left_out_and_counted(tmp_path: Path) -> None:
     assert done.skipped == [("4.wav", "it is ugly"), ("5.wav", "No such file or directory"), ("6.wav", "it is ugly")]
     assert (done.lengths, done.labels, done.batches[-1]) == ([len(FILES[3]), len(FILES[7])], [1, 1], 2)
     assert len(calls) == 5
-    assert finished(tmp_path, 0, "mark") == done
+    assert read_finished(tmp_path, 0, "mark") == done
 
 
 def test_a_stripe_of_nothing_but_broken_samples_is_a_note_alone(tmp_path: Path) -> None:
     def make(sample: bytes) -> bytes:
-        raise PictureError("it is ugly")
+        raise DecodeError("it is ugly")
 
     done = write_stripe(source_of(FILES), 0, 2, make, tmp_path, 0, "mark", lambda: None)
     assert (done.nbytes, len(done.skipped)) == (0, 2)
     assert [each.name for each in tmp_path.iterdir()] == ["stripe-00000.json"]
-    assert finished(tmp_path, 0, "mark") == done
+    assert read_finished(tmp_path, 0, "mark") == done
 
 
 def test_batches_stay_small_and_a_large_sample_has_one_alone(tmp_path: Path) -> None:
@@ -293,4 +306,4 @@ def test_a_stripe_tells_its_classes_and_its_kind(packed: Index) -> None:
     with pa.OSFile(str(path_of(packed, 0))) as file:
         opened = pa.ipc.open_file(file).schema
     assert opened.names == ["audio", "label", "key"]
-    assert json.loads(opened.metadata[b"unisono"]) == {"classes": ["no", "yes"], "kind": "sound", "shape": None}
+    assert json.loads(opened.metadata[b"unisono"]) == {"classes": ["no", "yes"], "kind": "audio", "shape": None}

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.arrow import find
-from unisono.data.sources.source import PICTURE, RAW, SOUND, Source
+from unisono.data.sources.source import AUDIO, IMAGE, RAW, Source
 from unisono.errors import PackError
 
 NAMES = ("dog", "cat", "ant")
@@ -48,7 +48,7 @@ def test_both_forms_of_arrow_files_are_read(tmp_path: Path, form: str) -> None:
     assert found is not None
     assert list(found) == [""]
     source = found[""]
-    assert source.kind == PICTURE
+    assert source.kind == IMAGE
     assert source.classes == ("0", "2")
     assert source.labels.tolist() == [1, 0, 1]
     assert source.sizes.tolist() == [5, 3, 5]
@@ -133,7 +133,7 @@ def test_a_pack_can_be_packed_again(tmp_path: Path) -> None:
     """With all its classes, though one may have no sample."""
     sizes, labels = np.full(3, 4, np.int64), np.array([2, 0, 2])
     source = Source(RAW, NAMES, ["a", "b", "c"], labels, sizes, [b"1234", b"5678", b"9012"].__getitem__, (2, 2))
-    pack(source, tmp_path / "pack", Way(stripes=2), 1, lambda: None)
+    pack(source, tmp_path / "pack", PackOptions(stripes=2), 1, lambda: None)
     found = find(tmp_path / "pack")
     assert found is not None
     again = found[""]
@@ -150,10 +150,10 @@ def test_large_binary_columns_are_read(tmp_path: Path) -> None:
     assert found[""].read(2) == b"three"
 
 
-def test_sounds_are_known_by_their_first_bytes(tmp_path: Path) -> None:
+def test_audio_files_are_known_by_their_first_bytes(tmp_path: Path) -> None:
     found = find(write(tmp_path / "a.arrow", table([b"RIFF....", b"RIFF", b"RIFF"], sample="audio")))
     assert found is not None
-    assert found[""].kind == SOUND
+    assert found[""].kind == AUDIO
 
 
 def test_a_part_without_samples_is_empty(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_table_without_samples_or_labels_is_refused_with_its_columns(tmp_path:
 def test_samples_that_are_mere_paths_are_refused_with_their_number(tmp_path: Path) -> None:
     samples = [{"bytes": None, "path": "a.jpg"}, {"bytes": b"x", "path": None}, {"bytes": None, "path": "b.jpg"}]
     content = pa.table({"image": pa.array(samples, STRUCT), "label": [0, 1, 2]})
-    with pytest.raises(PackError, match="2 of 3 samples in 'image' are empty or mere paths"):
+    with pytest.raises(PackError, match="2 of 3 samples in 'image' are empty or only paths"):
         find(write(tmp_path / "a.arrow", content))
 
 
@@ -194,7 +194,7 @@ def test_labels_that_are_missing_are_refused_with_their_number(tmp_path: Path, l
 
 @pytest.mark.parametrize("labels", [[-1, 2, -1], [0, 3, -1]])
 def test_labels_of_no_class_are_refused_with_their_number(tmp_path: Path, labels: list[int]) -> None:
-    """Data sets whose held out labels are kept secret are saved with -1 for each."""
+    """Data sets whose in the test set labels are kept secret are saved with -1 for each."""
     as_saved(tmp_path, labels)
     with pytest.raises(PackError, match="2 of 3 samples have no label"):
         find(tmp_path)
@@ -206,7 +206,7 @@ def test_a_file_that_is_not_all_there_is_refused_with_its_name(tmp_path: Path, f
     path = write(tmp_path / "a.arrow", table(SAMPLES * 50, [1, 2, 3] * 50), form, rows=30)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(PackError, match=r"a\.arrow is no Arrow file, or not all of it is there"):
+    with pytest.raises(PackError, match=r"a\.arrow is no Arrow file, or incomplete"):
         find(path)
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_is_missing_is_refused_with_its_name(tmp_path: Path) -> None
     files = [{"filename": file.name} for file in sorted(tmp_path.glob("*.arrow"))]
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
     (tmp_path / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(PackError, match=r"data-00001-of-00002\.arrow is no Arrow file, or not all of it is there"):
+    with pytest.raises(PackError, match=r"data-00001-of-00002\.arrow is no Arrow file, or incomplete"):
         find(tmp_path)
 
 

@@ -121,7 +121,7 @@ def test_a_file_that_ends_too_early_is_refused_with_its_bytes(tmp_path: Path) ->
     binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(PackError, match=r"data_batch_1.bin has 6136 bytes, which are no rows of 3073"):
+    with pytest.raises(PackError, match=r"data_batch_1.bin has 6136 bytes, not a multiple of 3073"):
         find(tmp_path)
 
 
@@ -139,7 +139,7 @@ class Evil:
 def test_a_pickle_of_anything_but_arrays_is_refused_and_does_nothing(tmp_path: Path, name: str) -> None:
     pickled(tmp_path / "data_batch_1", data=rows(1), labels=[1])
     pickled(tmp_path / name, data=rows(1), labels=[1], label_names=Evil(tmp_path / "made"))
-    with pytest.raises(PackError, match=rf"{name} is none of CIFAR's files: it holds a "):
+    with pytest.raises(PackError, match=rf"{name} is no CIFAR file: it holds a "):
         find(tmp_path)
     assert not (tmp_path / "made").exists()
 
@@ -152,19 +152,19 @@ def test_a_pickle_of_anything_but_arrays_is_refused_and_does_nothing(tmp_path: P
 def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path, name: str, content: bytes) -> None:
     pickled(tmp_path / "data_batch_1", data=rows(1), labels=[1])
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(PackError, match=f"{name} is none of CIFAR's files"):
+    with pytest.raises(PackError, match=f"{name} is no CIFAR file"):
         find(tmp_path)
 
 
-def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     pickled(tmp_path / "data_batch_1", data=rows(2)[:, :100], labels=[1, 2])
-    with pytest.raises(PackError, match="data_batch_1 is none of CIFAR's files"):
+    with pytest.raises(PackError, match="data_batch_1 is no CIFAR file"):
         find(tmp_path)
 
 
-def test_more_pictures_than_labels_are_refused(tmp_path: Path) -> None:
+def test_more_images_than_labels_are_refused(tmp_path: Path) -> None:
     pickled(tmp_path / "data_batch_1", data=rows(3), labels=[1, 2])
-    with pytest.raises(PackError, match="data_batch_1 is none of CIFAR's files: 3 pictures, but 2 labels"):
+    with pytest.raises(PackError, match="data_batch_1 is no CIFAR file: 3 images, but 2 labels"):
         find(tmp_path)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from unisono.data.sources import KINDS, find
-from unisono.data.sources.source import PICTURE, RAW, SOUND
+from unisono.data.sources.source import AUDIO, IMAGE, RAW
 from unisono.errors import PackError
 
 
@@ -23,7 +23,7 @@ def folders(path: Path) -> Path:
     return path
 
 
-def sounds(path: Path) -> Path:
+def audio_samples(path: Path) -> Path:
     (path / "0_anna_1.wav").write_bytes(b"x")
     return path
 
@@ -54,7 +54,7 @@ def arrow(path: Path) -> Path:
     return path
 
 
-def table(path: Path) -> Path:
+def tabular(path: Path) -> Path:
     folders(path)
     (path / "some.csv").write_text("path,label\ntrain/cat/1.jpg,0\n")
     return path / "some.csv"
@@ -63,13 +63,13 @@ def table(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("lay", "kind", "parts"),
     [
-        (folders, PICTURE, ["test", "train"]),
-        (sounds, SOUND, [""]),
+        (folders, IMAGE, ["test", "train"]),
+        (audio_samples, AUDIO, [""]),
         (idx, RAW, ["train"]),
         (cifar, RAW, ["train"]),
-        (shard, PICTURE, [""]),
-        (arrow, PICTURE, [""]),
-        (table, PICTURE, [""]),
+        (shard, IMAGE, [""]),
+        (arrow, IMAGE, [""]),
+        (tabular, IMAGE, [""]),
     ],
 )
 def test_every_kind_is_found_by_one_reader_alone(
@@ -91,12 +91,12 @@ def test_a_class_has_the_same_number_in_every_part(tmp_path: Path) -> None:
 
 
 def test_a_path_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="nowhere: there is no such file or folder"):
+    with pytest.raises(PackError, match="nowhere: no such file or folder"):
         find(tmp_path / "nowhere")
 
 
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("words")
     for path in (tmp_path, tmp_path / "words.txt"):
-        with pytest.raises(PackError, match=r"is none of: folders of classes .* a table"):
+        with pytest.raises(PackError, match=r"is no data set of a known kind: folders of classes .* a table"):
             find(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unisono.data.sources.folders import find
-from unisono.data.sources.source import PICTURE, SOUND
+from unisono.data.sources.source import AUDIO, IMAGE
 from unisono.errors import PackError
 
 
@@ -23,7 +23,7 @@ def test_a_folder_is_a_class(tmp_path: Path) -> None:
     assert found is not None
     assert list(found) == [""]
     source = found[""]
-    assert source.kind == PICTURE
+    assert source.kind == IMAGE
     assert source.shape is None
     assert source.classes == ("cat", "dog")
     assert list(source.keys) == ["cat/1.jpg", "cat/3.png", "dog/2.jpg", "dog/more/4.webp"]
@@ -54,11 +54,11 @@ def test_a_part_without_samples_is_none(tmp_path: Path) -> None:
     assert list(found) == ["train"]
 
 
-def test_sounds_side_by_side_begin_with_their_class(tmp_path: Path) -> None:
+def test_audio_files_side_by_side_begin_with_their_class(tmp_path: Path) -> None:
     found = find(lay(tmp_path, "7_paul_4.wav", "3_anna_0.wav", "10_anna_1.wav"))
     assert found is not None
     source = found[""]
-    assert source.kind == SOUND
+    assert source.kind == AUDIO
     assert source.classes == ("3", "7", "10")
     assert dict(zip(source.keys, source.labels.tolist(), strict=True)) == {
         "7_paul_4.wav": 1,
@@ -67,26 +67,26 @@ def test_sounds_side_by_side_begin_with_their_class(tmp_path: Path) -> None:
     }
 
 
-def test_pictures_side_by_side_have_no_class(tmp_path: Path) -> None:
+def test_images_side_by_side_have_no_class(tmp_path: Path) -> None:
     assert find(lay(tmp_path, "1.jpg", "2.jpg")) is None
 
 
 @pytest.mark.parametrize("stray", ["overview.png", "._overview.jpg", "cat/._1.jpg", ".thumbs/1.jpg"])
-def test_a_stray_picture_beside_the_classes_is_none_of_them(tmp_path: Path, stray: str) -> None:
+def test_a_stray_image_beside_the_classes_is_none_of_them(tmp_path: Path, stray: str) -> None:
     found = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg", stray))
     assert found is not None
     assert found[""].classes == ("cat", "dog")
     assert list(found[""].keys) == ["cat/1.jpg", "dog/2.jpg"]
 
 
-def test_pictures_and_sounds_together_are_refused(tmp_path: Path) -> None:
+def test_images_and_audio_files_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="pack them one by one"):
         find(lay(tmp_path, "cat/1.jpg", "dog/2.wav"))
 
 
 def test_a_class_beside_parts_is_refused_with_both_names(tmp_path: Path) -> None:
     """It may be a class that is called as parts are, like train."""
-    with pytest.raises(PackError, match="has train, which is a part of a data set, beside bus, which is none"):
+    with pytest.raises(PackError, match="has train, which is a split of a data set, beside bus, which is not"):
         find(lay(tmp_path, "train/1.jpg", "bus/2.jpg"))
 
 
@@ -114,7 +114,7 @@ def test_folders_of_nothing_known_are_none(tmp_path: Path) -> None:
     assert find(tmp_path / "dog.csv") is None
 
 
-def test_a_file_that_is_gone_is_told_when_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_reported_when_it_is_read(tmp_path: Path) -> None:
     found = find(lay(tmp_path, "cat/1.jpg", "dog/2.jpg"))
     assert found is not None
     (tmp_path / "dog" / "2.jpg").unlink()

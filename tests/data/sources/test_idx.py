@@ -20,7 +20,7 @@ def content(array: NDArray[np.uint8]) -> bytes:
 
 
 def lay(folder: Path, part: str = "train", dot: str = "-", ending: str = "") -> Path:
-    """The two files of a part; the one with pictures."""
+    """The two files of a part; the one with images."""
     for kind, array in (("images", PICTURES), ("labels", LABELS)):
         file = content(array)
         path = folder / f"{part}-{kind}{dot}idx{array.ndim}-ubyte{ending}"
@@ -30,7 +30,7 @@ def lay(folder: Path, part: str = "train", dot: str = "-", ending: str = "") -> 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("dot", ["-", "."])
-def test_pictures_and_labels_are_read(tmp_path: Path, dot: str, ending: str) -> None:
+def test_images_and_labels_are_read(tmp_path: Path, dot: str, ending: str) -> None:
     lay(tmp_path, dot=dot, ending=ending)
     found = find(tmp_path)
     assert found is not None
@@ -59,7 +59,7 @@ def test_parts_are_train_and_test_or_as_they_are_called(tmp_path: Path) -> None:
     assert sorted(found) == ["emnist-letters-test", "test", "train"]
 
 
-def test_one_file_of_pictures_can_be_named(tmp_path: Path) -> None:
+def test_one_file_of_images_can_be_named(tmp_path: Path) -> None:
     lay(tmp_path)
     found = find(lay(tmp_path, "t10k"))
     assert found is not None
@@ -73,17 +73,17 @@ def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
     assert find(tmp_path / "cat.jpg") is None
 
 
-def test_pictures_without_labels_are_refused_with_the_name_that_is_missing(tmp_path: Path) -> None:
+def test_images_without_labels_are_refused_with_the_name_that_is_missing(tmp_path: Path) -> None:
     lay(tmp_path, ending=".gz")
     (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(PackError, match=r"train-labels-idx1-ubyte\.gz is missing"):
         find(tmp_path)
 
 
-def test_more_pictures_than_labels_are_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_more_images_than_labels_are_refused_with_both_numbers(tmp_path: Path) -> None:
     lay(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(content(LABELS[:3]))
-    with pytest.raises(PackError, match="4 pictures, but train-labels-idx1-ubyte has 3 labels"):
+    with pytest.raises(PackError, match="4 images, but train-labels-idx1-ubyte has 3 labels"):
         find(tmp_path)
 
 

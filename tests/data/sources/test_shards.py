@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unisono.data.sources.shards import find
-from unisono.data.sources.source import PICTURE, SOUND
+from unisono.data.sources.source import AUDIO, IMAGE
 from unisono.errors import PackError
 
 
@@ -22,13 +22,13 @@ def lay(path: Path, **members: bytes) -> Path:
     return path
 
 
-def test_labels_lie_beside_the_pictures(tmp_path: Path) -> None:
+def test_labels_lie_beside_the_images(tmp_path: Path) -> None:
     members = {"0001.jpg": b"one", "0001.cls": b"10\n", "0002.cls": b"9", "0002.jpg": b"twotwo", "read.me": b"words"}
     found = find(lay(tmp_path / "shard.tar", **members))
     assert found is not None
     assert list(found) == [""]
     source = found[""]
-    assert source.kind == PICTURE
+    assert source.kind == IMAGE
     assert source.classes == ("9", "10")
     assert source.labels.tolist() == [1, 0]
     assert list(source.keys) == ["shard.tar/0001.jpg", "shard.tar/0002.jpg"]
@@ -39,7 +39,7 @@ def test_labels_lie_beside_the_pictures(tmp_path: Path) -> None:
 def test_a_label_can_be_a_name(tmp_path: Path) -> None:
     found = find(lay(tmp_path / "a.tar", **{"1.wav": b"x", "1.cls": b"no\n", "2.wav": b"y", "2.cls": b"go"}))
     assert found is not None
-    assert found[""].kind == SOUND
+    assert found[""].kind == AUDIO
     assert found[""].classes == ("go", "no")
 
 
@@ -121,7 +121,7 @@ def test_one_tar_file_is_no_part_whatever_its_name(tmp_path: Path) -> None:
 
 def test_a_sample_in_no_part_is_refused_where_others_are_in_some(tmp_path: Path) -> None:
     members = {"train/cat/1.jpg": b"x", "stray/2.jpg": b"y", "test/cat/3.jpg": b"z"}
-    with pytest.raises(PackError, match=r"stray/2\.jpg in a\.tar is in no part, but others are in test, train"):
+    with pytest.raises(PackError, match=r"stray/2\.jpg in a\.tar is in no split, but others are in test, train"):
         find(lay(tmp_path / "a.tar", **members))
 
 
@@ -166,11 +166,11 @@ def test_a_label_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path, na
 
 
 def test_a_tar_file_without_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"a\.tar holds no picture or sound"):
+    with pytest.raises(PackError, match=r"a\.tar has no image or audio file"):
         find(lay(tmp_path / "a.tar", **{"1.txt": b"x"}))
 
 
-def test_pictures_and_sounds_together_are_refused(tmp_path: Path) -> None:
+def test_images_and_audio_files_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="pack them one by one"):
         find(lay(tmp_path / "a.tar", **{"cat/1.jpg": b"x", "cat/1.wav": b"x"}))
 

@@ -5,25 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.sources.source import PICTURE, RAW, SOUND, Source, kind_of, numbered, one_kind, same_classes
+from unisono.data.sources.source import AUDIO, IMAGE, RAW, Source, common_kind, kind_of, number_classes, unify_classes
 from unisono.errors import PackError
 
 
 def source(*names: str) -> Source:
     """A sample of each of these classes."""
-    classes, labels = numbered(names)
+    classes, labels = number_classes(names)
     return Source(RAW, classes, names, labels, np.ones(len(names), np.int64), lambda number: b"x", (1, 1))
 
 
 @pytest.mark.parametrize(
     "name", ["a.jpg", "a.JPEG", "b/a.x.png", "a.bmp", "a.webp", "a.gif", "a.tif", "a.TIFF", "a.pgm"]
 )
-def test_pictures_are_known_by_their_names(name: str) -> None:
-    assert kind_of(name) == PICTURE
+def test_images_are_known_by_their_names(name: str) -> None:
+    assert kind_of(name) == IMAGE
 
 
-def test_sounds_are_known_by_their_names() -> None:
-    assert kind_of("a.wav") == kind_of("b/a.WAV") == SOUND
+def test_audio_files_are_known_by_their_names() -> None:
+    assert kind_of("a.wav") == kind_of("b/a.WAV") == AUDIO
 
 
 @pytest.mark.parametrize("name", ["a.txt", "jpg", "a", "a.jpg.gz", "", "._a.jpg", "cat/._a.jpg", ".jpg"])
@@ -31,28 +31,28 @@ def test_other_and_hidden_files_hold_nothing_that_is_known(name: str) -> None:
     assert kind_of(name) is None
 
 
-def test_pictures_and_sounds_are_not_packed_together() -> None:
-    assert one_kind(["a.jpg", "b.png"], Path("data")) == PICTURE
-    assert one_kind(["a.wav"], Path("data")) == SOUND
-    with pytest.raises(PackError, match=r"data has pictures and sounds; pack them one by one"):
-        one_kind(["a.jpg", "b.wav"], Path("data"))
+def test_images_and_audio_files_are_not_packed_together() -> None:
+    assert common_kind(["a.jpg", "b.png"], Path("data")) == IMAGE
+    assert common_kind(["a.wav"], Path("data")) == AUDIO
+    with pytest.raises(PackError, match=r"data has images and audio files; pack them one by one"):
+        common_kind(["a.jpg", "b.wav"], Path("data"))
 
 
 def test_classes_are_in_the_order_of_their_names_or_numbers() -> None:
-    assert numbered(["dog", "cat", "dog"])[0] == ("cat", "dog")
-    assert numbered(["10", "9", "0"])[0] == ("0", "9", "10")
-    assert numbered(["10", "9", "x"])[0] == ("10", "9", "x")
-    assert numbered([])[0] == ()
+    assert number_classes(["dog", "cat", "dog"])[0] == ("cat", "dog")
+    assert number_classes(["10", "9", "0"])[0] == ("0", "9", "10")
+    assert number_classes(["10", "9", "x"])[0] == ("10", "9", "x")
+    assert number_classes([])[0] == ()
 
 
 def test_the_same_number_written_in_two_ways_is_two_classes_in_one_order() -> None:
     for number in range(1, 40):
-        assert numbered([f"{number}", f"0{number}"])[0] == (f"0{number}", f"{number}")
+        assert number_classes([f"{number}", f"0{number}"])[0] == (f"0{number}", f"{number}")
 
 
 @given(st.lists(st.text("0123ab", min_size=1, max_size=3)))
 def test_the_number_of_a_class_is_its_place_among_the_classes(names: list[str]) -> None:
-    classes, labels = numbered(names)
+    classes, labels = number_classes(names)
     assert [classes[label] for label in labels] == names
     assert set(classes) == set(names)
     assert len(classes) == len(set(classes))
@@ -64,10 +64,10 @@ def test_a_source_is_as_long_as_its_samples() -> None:
 
 
 def test_parts_get_the_classes_of_all_of_them() -> None:
-    parts = same_classes({"train": source("a", "b", "c", "b"), "test": source("c", "a"), "val": source()})
+    parts = unify_classes({"train": source("a", "b", "c", "b"), "test": source("c", "a"), "val": source()})
     assert {part.classes for part in parts.values()} == {("a", "b", "c")}
     assert [part.labels.tolist() for part in parts.values()] == [[0, 1, 2, 1], [2, 0], []]
-    numbers = same_classes({"train": source("9", "10"), "test": source("11", "10")})
+    numbers = unify_classes({"train": source("9", "10"), "test": source("11", "10")})
     assert numbers["test"].classes == ("9", "10", "11")
     assert numbers["test"].labels.tolist() == [2, 1]
 
@@ -76,5 +76,5 @@ def test_parts_whose_classes_are_the_same_stay_as_they_are() -> None:
     """Names that a data set tells may be in any order."""
     part = Source(RAW, ("dog", "cat"), ["0"], np.zeros(1, np.int64), np.ones(1, np.int64), lambda number: b"x", (1, 1))
     parts = {"train": part, "test": part}
-    assert same_classes(parts) == parts
-    assert same_classes({"": part})[""] is part
+    assert unify_classes(parts) == parts
+    assert unify_classes({"": part})[""] is part

@@ -20,7 +20,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.scatter import scatter
 from unisono.errors import MismatchError, TensorError, UsageError
-from unisono.placement import Placement, apart, place, regular
+from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.transports import reserve
 from unisono.transports.arithmetic import dtypes_of
 from unisono.world import World
@@ -28,7 +28,7 @@ from unisono.world import World
 PLACEMENTS: dict[str, Callable[[int], Placement]] = {
     "one node": lambda ranks: regular(1, 1, ranks),
     "two nodes by turns": lambda ranks: place([rank % 2 for rank in range(ranks)]),
-    "apart": apart,
+    "apart": one_rank_per_node,
 }
 
 DTYPES = (torch.float32, torch.bool, torch.complex128, torch.bfloat16, torch.int64, torch.float8_e5m2, torch.uint16)
@@ -82,7 +82,7 @@ def lengths_of(chance: random.Random, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_exchange(these: Group, dtype: torch.dtype) -> None:
+def test_all_to_all_v(these: Group, dtype: torch.dtype) -> None:
     rank, size, chance = these.rank, these.size, random.Random(str(dtype))
     for _ in range(4):
         lengths = [lengths_of(chance, size) for _ in range(size)]
@@ -176,7 +176,7 @@ def test_all_to_all_into_a_tensor(these: Group, algorithm: str) -> None:
         for out in (torch.zeros(these.size * part, dtype=dtype), torch.zeros(part * these.size, 2, dtype=dtype)[:, 1]):
             assert all_to_all(these, mine, algorithm, out) is out
             assert same(out, expected)
-    with pytest.raises(TensorError, match="cannot take"):
+    with pytest.raises(TensorError, match="does not fit"):
         all_to_all(these, torch.zeros(these.size), algorithm, torch.zeros(these.size + 1))
 
 
@@ -188,7 +188,7 @@ def test_conjugated_tensors(these: Group) -> None:
     assert all(torch.equal(part, values.conj()) for part in parts)
 
 
-def test_what_does_not_fit(these: Group) -> None:
+def test_sizes_that_do_not_fit_raise(these: Group) -> None:
     one = torch.zeros(3)
     with pytest.raises(TensorError, match=f"it needs {these.size} of float32, one for each rank"):
         all_to_all_v(these, [one] * (these.size + 1), [one] * these.size)
@@ -214,7 +214,7 @@ WRONG = {"too short": (5, 7), "too long": (7, 5), "nothing": (0, 7), "unexpected
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_sizes_that_do_not_fit_are_told_on_every_rank(broken: Group, case: str) -> None:
+def test_size_mismatch_raises_on_every_rank(broken: Group, case: str) -> None:
     if broken.size == 1:
         pytest.skip("one rank agrees with itself")
     goes, comes = WRONG[case]
@@ -287,7 +287,7 @@ CALLS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_every_rank_is_told_both_calls(broken: Group, case: str) -> None:
+def test_mismatch_names_both_calls_on_every_rank(broken: Group, case: str) -> None:
     if broken.size == 1:
         pytest.skip("one rank agrees with itself")
     one, other, words, other_words = CALLS[case]

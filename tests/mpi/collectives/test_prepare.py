@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.wires.scaled import BLOCK
 
-from unisono.choosing.pace import PIECES
+from unisono.choosing.pace import PIECE_BYTES_RANGE
 from unisono.collectives import prepare
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.group import Group
 from unisono.errors import UsageError
-from unisono.placement import Placement, apart, place, regular
+from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.registry import Registry
 from unisono.schedules import SCHEDULES, find, names
 from unisono.schedules.pieces import bounds, cut
@@ -56,7 +56,7 @@ def by_threads(placement: Placement, collective: str, schedule: str, rows: list[
 def test_a_fused_allreduce_equals_its_schedule(group: World, schedule: str, length: int) -> None:
     for dtype in DTYPES if length < 5000 else DTYPES[:1]:
         rows = payloads(group.size, length, dtype)
-        expected = by_threads(apart(group.size), "allreduce", schedule, rows)[group.rank]
+        expected = by_threads(one_rank_per_node(group.size), "allreduce", schedule, rows)[group.rank]
         window = group.empty(length, dtype)
         window.copy_(rows[group.rank])
         for tensor in (rows[group.rank].clone(), window):
@@ -69,8 +69,10 @@ def test_fused_halves_equal_theirs(group: World, length: int) -> None:
         rows = payloads(group.size, length, dtype)
         own = slice(*bounds(length, group.size, group.rank))
         part = group.reduce_scatter(rows[group.rank], "direct")
-        assert torch.equal(part, by_threads(apart(group.size), "reduce_scatter", "direct", rows)[group.rank][own])
-        whole = by_threads(apart(group.size), "all_gather", "direct", rows)[group.rank]
+        assert torch.equal(
+            part, by_threads(one_rank_per_node(group.size), "reduce_scatter", "direct", rows)[group.rank][own]
+        )
+        whole = by_threads(one_rank_per_node(group.size), "all_gather", "direct", rows)[group.rank]
         assert torch.equal(group.all_gather(rows[group.rank][own], torch.empty(length, dtype=dtype), "direct"), whole)
 
 
@@ -78,13 +80,13 @@ def test_a_fused_all_to_all_equals_its_schedule(group: World) -> None:
     rows = payloads(group.size, 1001 * group.size, torch.float32)
     expected = torch.stack([row.view(group.size, -1)[group.rank] for row in rows]).view(-1)
     assert torch.equal(group.all_to_all(rows[group.rank], "direct"), expected)
-    apart_ = World(group.comm.Dup(), apart(group.size), group.table)
+    apart_ = World(group.comm.Dup(), one_rank_per_node(group.size), group.table)
     assert torch.equal(all_to_all(apart_._group, rows[group.rank], "direct"), expected)
     apart_.free()
 
 
 def test_every_fused_form_names_a_schedule_that_has_the_collective() -> None:
-    assert all(getattr(find(schedule, apart(4)), collective) is not None for collective, schedule in FUSED)
+    assert all(getattr(find(schedule, one_rank_per_node(4)), collective) is not None for collective, schedule in FUSED)
 
 
 SEATINGS = {
@@ -112,21 +114,21 @@ def _plan_in(limit: int, pool: int, *asked: int) -> Seats | None:
     return plan_seats(min(pool, limit), *asked)
 
 
-def test_mailboxes_that_are_small_cut_shorter_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_mailboxes_shorten_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """And where a lane of its program would not fit at all, messages carry the same schedule."""
     placement = place([rank % 2 for rank in range(world.size)])
     rows = whole_numbers(world.size, 300_007)
     expected = by_threads(placement, "allreduce", "hierarchical", rows)[world.rank]
-    for limit in (8 * PIECES[0], 0):
+    for limit in (8 * PIECE_BYTES_RANGE[0], 0):
         monkeypatch.setattr(prepare, "plan_seats", partial(_plan_in, limit))
         spread = World(world.comm.Dup(), placement, world.table)
         assert torch.equal(spread.allreduce(rows[world.rank].clone(), "hierarchical"), expected), limit
         spread.free()
 
 
-def test_a_wire_of_ones_own_with_scales(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_wire_with_scales(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file and one row: it encodes stretches into bytes, scales included; all ranks end with the same bits."""
-    monkeypatch.setattr(WIRES, "_places", {**WIRES, "scaled": "tests.wires.scaled:scaled"})
+    monkeypatch.setattr(WIRES, "_locations", {**WIRES, "scaled": "tests.wires.scaled:scaled"})
     assert isinstance(WIRES, Registry)
     rows = payloads(spread.size, 40 * BLOCK + 7, torch.float32)
     exact = torch.stack(rows).sum(dim=0)
@@ -140,7 +142,22 @@ def test_a_wire_of_ones_own_with_scales(spread: World, monkeypatch: pytest.Monke
     wire_of.cache_clear()
 
 
-def test_what_was_prepared_is_started_again(spread: World) -> None:
+@pytest.mark.parametrize(("wire", "levels"), [("int8", 127), ("int4", 7)])
+def test_block_scaled_wires(spread: World, wire: str, levels: int) -> None:
+    """One rounding of each part and one of the sum by `direct`; a ring rounds in every hop. Both in several pieces."""
+    rows = payloads(spread.size, 300_007, torch.float32)
+    exact, largest = torch.stack(rows).sum(dim=0), max(float(row.abs().max()) for row in rows)
+    for algorithm in ("direct", "ring", "auto"):
+        found = spread.allreduce(rows[spread.rank].clone(), algorithm, wire)
+        assert (found - exact).abs().max() <= spread.size**2 * largest / levels
+        assert len(set(spread.all_gather_object(found.numpy().tobytes()))) == 1
+        assert torch.equal(found, exact) == (spread.size == 1)
+    if spread.size > 2:
+        with pytest.raises(UsageError, match=rf"the wire '{wire}': .* use 'direct' or 'ring'"):
+            spread.allreduce(rows[spread.rank].clone(), "halving", wire)
+
+
+def test_prepared_collectives_are_reused(spread: World) -> None:
     """A plan is prepared once, and starts on memory at any address."""
     group: Group = spread._group
     for _ in range(3):
@@ -150,7 +167,7 @@ def test_what_was_prepared_is_started_again(spread: World) -> None:
 
 
 def test_one_rank_a_node_has_no_mailboxes(world: World) -> None:
-    alone = World(world.comm.Dup(), apart(world.size), world.table)
+    alone = World(world.comm.Dup(), one_rank_per_node(world.size), world.table)
     assert alone.allreduce(torch.ones(1000), "hierarchical").eq(world.size).all()
     assert not alone._group._mailboxes
     alone.free()

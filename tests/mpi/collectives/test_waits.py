@@ -1,4 +1,4 @@
-"""`interrupted` ends every wait of a group, wherever ranks sit and whichever thread waits; then it is abandoned."""
+"""`check_interrupt` ends every wait of a group, wherever ranks sit and whichever thread waits; then it is abandoned."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.errors import UnisonoError
-from unisono.placement import Placement, apart, place, regular
+from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.world import World
 
 PLACEMENTS: dict[str, Callable[[int], Placement]] = {
     "one node": lambda ranks: regular(1, 1, ranks),
     "two nodes by turns": lambda ranks: place([rank % 2 for rank in range(ranks)]),
-    "apart": apart,
+    "apart": one_rank_per_node,
 }
 
 CALLS: dict[str, Callable[[Group], object]] = {
@@ -46,10 +46,10 @@ CALLS: dict[str, Callable[[Group], object]] = {
 
 
 class LateError(UnisonoError):
-    """What the tests' `interrupted` raises."""
+    """What the tests' `check_interrupt` raises."""
 
 
-PATIENCE = 0.05
+WAIT_SECONDS = 0.05
 """Seconds that a rank waits."""
 
 
@@ -65,18 +65,18 @@ class Limit:
 
 
 def group_of(world: World, where: str, limit: Limit) -> Group:
-    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table, interrupted=limit)
+    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table, check_interrupt=limit)
 
 
 @pytest.mark.parametrize("where", PLACEMENTS)
 @pytest.mark.parametrize("what", CALLS)
-def test_a_wait_for_a_rank_that_does_not_come_is_ended(world: World, what: str, where: str) -> None:
+def test_wait_for_a_missing_rank_is_interrupted(world: World, what: str, where: str) -> None:
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     limit = Limit()
     group = group_of(world, where, limit)
     if world.rank:
-        limit.end = time.monotonic() + PATIENCE
+        limit.end = time.monotonic() + WAIT_SECONDS
         with pytest.raises(LateError):
             CALLS[what](group)
         assert group.broken
@@ -87,7 +87,7 @@ def test_a_wait_for_a_rank_that_does_not_come_is_ended(world: World, what: str, 
     assert world.allreduce(torch.ones(3)).tolist() == [world.size] * 3
 
 
-def test_a_wait_in_another_thread_is_ended(world: World) -> None:
+def test_wait_in_another_thread_is_interrupted(world: World) -> None:
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     for where in PLACEMENTS:
@@ -96,7 +96,7 @@ def test_a_wait_in_another_thread_is_ended(world: World) -> None:
         caught: list[str] = []
 
         def run(group: Group = group, limit: Limit = limit, caught: list[str] = caught) -> None:
-            limit.end = time.monotonic() + PATIENCE
+            limit.end = time.monotonic() + WAIT_SECONDS
             try:
                 barrier(group)
             except LateError as error:
@@ -112,7 +112,7 @@ def test_a_wait_in_another_thread_is_ended(world: World) -> None:
 
 
 @pytest.mark.parametrize("where", PLACEMENTS)
-def test_while_nothing_is_raised_all_is_as_ever(world: World, where: str) -> None:
+def test_check_interrupt_without_error_changes_nothing(world: World, where: str) -> None:
     group = group_of(world, where, Limit())
     for what in CALLS.values():
         if world.size > 1:

@@ -80,7 +80,7 @@ def broken(world: World, differing: None) -> Iterator[World]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("odd", ["first", "last"])
-def test_every_rank_is_told_both_calls(broken: World, case: str, odd: str) -> None:
+def test_mismatch_names_both_calls_on_every_rank(broken: World, case: str, odd: str) -> None:
     if broken.size == 1:
         pytest.skip("one rank agrees with itself")
     one, other, words, other_words = CASES[case]
@@ -94,8 +94,8 @@ def test_every_rank_is_told_both_calls(broken: World, case: str, odd: str) -> No
         broken.allreduce(torch.zeros(3), "ring")
 
 
-def test_a_rank_that_is_late_is_no_difference(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "COMPARE_AFTER", 0.1)
+def test_late_rank_is_no_mismatch(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "COMPARE_AFTER_SECONDS", 0.1)
     for algorithm in ("ring", "library", "hierarchical"):
         if spread.rank == 0:
             time.sleep(0.4)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import wave
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from unisono.data.feed import Feed, Hold, InMemory, Packed
+from unisono.data.feed import Feed, InMemoryFeed
 from unisono.data.loading import Batch
-from unisono.data.order import permutation, steps_of
+from unisono.data.order import permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
-from unisono.data.pack.packing import Way, pack
-from unisono.data.sources.source import SOUND, Source
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.data.sources.source import AUDIO, Source
 from unisono.world import World
 
 BATCH, SEED, SAMPLES, TESTED = 16, 4, 101, 37
@@ -35,17 +37,17 @@ def whole(world: World, feed: Feed, epoch: int, first: int = 0, last: int = STEP
 def numbers_in(batches: list[Batch], packs: Path) -> list[int]:
     """What the first two pixels say."""
     about = read_index(packs / "train").about
-    pixels = [((inputs[:, 0, 0, :2] * about.deviation[0] + about.mean[0]) * 255).round() for inputs, _ in batches]
+    pixels = [((inputs[:, 0, 0, :2] * about.std[0] + about.mean[0]) * 255).round() for inputs, _ in batches]
     return [int(low + 256 * high) for each in pixels for low, high in each.tolist()]
 
 
-@pytest.mark.parametrize("hold", ["even", "groups", "whole"])
-def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: Path, hold: str) -> None:
-    groups = group.size if hold == "groups" else 1
+@pytest.mark.parametrize("storage", ["partitioned", "groups", "replicated"])
+def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: Path, storage: str) -> None:
+    groups = group.size if storage == "groups" else 1
     alone = group.split(group.rank)
-    one = Packed(Hold(packs, augment="shift"), alone, SEED)
-    feed = Packed(Hold(packs, hold == "whole", groups, augment="shift", threads=2), group, SEED)
-    assert (feed.samples, feed.tested, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
+    one = PackedFeed(FeedOptions(packs, augment="shift"), alone, SEED)
+    feed = PackedFeed(FeedOptions(packs, storage == "replicated", groups, augment="shift", threads=2), group, SEED)
+    assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
         for serial, parallel in zip(whole(alone, one, epoch), whole(group, feed, epoch), strict=True):
             assert torch.equal(serial[0], parallel[0])
@@ -57,8 +59,8 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
 
 def test_between_nodes_too(spread: World, packs: Path) -> None:
     seen = []
-    for hold in (Hold(packs), Hold(packs, whole=True), Hold(packs, groups=spread.size)):
-        feed = Packed(hold, spread, SEED)
+    for options in (FeedOptions(packs), FeedOptions(packs, replicated=True), FeedOptions(packs, groups=spread.size)):
+        feed = PackedFeed(options, spread, SEED)
         seen.append(whole(spread, feed, 1))
         feed.close()
     assert numbers_in(seen[0], packs) == permutation(SAMPLES, SEED, 1).tolist()
@@ -71,10 +73,10 @@ def test_between_nodes_too(spread: World, packs: Path) -> None:
 def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_once(
     group: World, packs: Path, whole_pack: bool
 ) -> None:
-    hold, seen = Hold(packs, whole_pack), list[int]()
+    options, seen = FeedOptions(packs, whole_pack), list[int]()
     part = group.split(int(group.rank >= (group.size + 1) // 2))  # each part of the ranks makes the rest of it
     for world, first, last in ((group, 0, 2), (group, 2, 3), (part, 3, STEPS)):
-        feed = Packed(hold, world, SEED)
+        feed = PackedFeed(options, world, SEED)
         seen += numbers_in(whole(world, feed, 1, first, last), packs)
         feed.close()
     assert sorted(seen) == list(range(SAMPLES))
@@ -82,10 +84,10 @@ def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_o
     part.free()
 
 
-def test_what_is_held_out_is_seen_once(group: World, packs: Path) -> None:
-    feed = Packed(Hold(packs, augment="shift"), group, SEED)
+def test_the_test_set_is_seen_once(group: World, packs: Path) -> None:
+    feed = PackedFeed(FeedOptions(packs, augment="shift"), group, SEED)
     for _ in range(2):
-        own = [(inputs.clone(), labels) for inputs, labels in feed.held_out(4)]
+        own = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(4)]
         everyone = [batch for batches in group.all_gather_object(own) for batch in batches]
         assert numbers_in(everyone, packs) == list(range(TESTED))
         labels = [label for _, labels in everyone for label in labels.tolist()]
@@ -94,7 +96,7 @@ def test_what_is_held_out_is_seen_once(group: World, packs: Path) -> None:
 
 
 def recordings(folder: Path) -> Path:
-    """Packs of noises of many lengths, 101 to train on and 37 held out."""
+    """Packs of noises of many lengths, 101 to train on and 37 in the test set."""
 
     def noise(number: int) -> bytes:
         chance, file = np.random.default_rng(number), io.BytesIO()
@@ -107,22 +109,24 @@ def recordings(folder: Path) -> Path:
         samples = [noise(number) for number in range(count)]
         sizes = np.array([len(sample) for sample in samples])
         keys = [str(number) for number in range(count)]
-        source = Source(SOUND, ("even", "odd"), keys, np.arange(count) % 2, sizes, samples.__getitem__)
-        pack(source, folder / part, Way(stripes=3), 1, lambda: None)
+        source = Source(AUDIO, ("even", "odd"), keys, np.arange(count) % 2, sizes, samples.__getitem__)
+        pack(source, folder / part, PackOptions(stripes=3), 1, lambda: None)
     return folder
 
 
-def test_recordings_are_heard_alike_too(group: World, tmp_path: Path) -> None:
-    hold = Hold(group.call_on_root(lambda: recordings(tmp_path)), augment="mask", windows=3, context=1, threads=2)
+def test_recordings_are_the_same_on_any_number_of_ranks(group: World, tmp_path: Path) -> None:
+    options = FeedOptions(
+        group.call_on_root(lambda: recordings(tmp_path)), augment="mask", windows=3, context=1, threads=2
+    )
     alone = group.split(group.rank)
-    one, feed = Packed(hold, alone, SEED), Packed(hold, group, SEED)
-    assert (feed.samples, feed.tested, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
+    one, feed = PackedFeed(options, alone, SEED), PackedFeed(options, group, SEED)
+    assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
     for serial, parallel in zip(whole(alone, one, 1), whole(group, feed, 1), strict=True):
         assert torch.equal(serial[0], parallel[0])
         assert torch.equal(serial[1], parallel[1])
-    own = [(inputs.clone(), labels) for inputs, labels in feed.held_out(7)]
+    own = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(7)]
     everyone = torch.cat([inputs for batches in group.all_gather_object(own) for inputs, _ in batches])
-    assert torch.equal(everyone, torch.cat([inputs.clone() for inputs, _ in one.held_out(7)]))
+    assert torch.equal(everyone, torch.cat([inputs.clone() for inputs, _ in one.test_batches(7)]))
     feed.close()
     one.close()
     alone.free()
@@ -132,9 +136,69 @@ def test_a_data_set_that_every_rank_holds(group: World) -> None:
     from unisono.data.digits import load
 
     data = load()
-    feed = InMemory(data, group, SEED)
+    feed = InMemoryFeed(data, group, SEED)
     batches = feed.epoch(2, 100, 3)
     own = [labels for _, labels in batches]
     steps = [torch.cat(step) for step in zip(*group.all_gather_object(own), strict=True)]
     assert torch.equal(torch.cat(steps), data.train.labels[permutation(1437, SEED, 2)[300:]])
-    assert sum(group.all_gather_object(sum(len(labels) for _, labels in feed.held_out(7)))) == feed.tested == 360
+    tested = sum(len(labels) for _, labels in feed.test_batches(7))
+    assert sum(group.all_gather_object(tested)) == feed.test_samples == 360
+
+
+def own(feed: Feed, batch: int, step: int, count: int) -> list[Batch]:
+    """This rank's own batches from `step` on."""
+    return [(inputs.clone(), labels.clone()) for inputs, labels in islice(feed.own_batches(batch, step), count)]
+
+
+@pytest.mark.parametrize("storage", ["partitioned", "replicated"])
+def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, packs: Path, storage: str) -> None:
+    """One rank after another draws two epochs of its own and the test set; the others are in no call of the feed."""
+    options = FeedOptions(packs, storage == "replicated", threads=2, whole_test=True)
+    feed = PackedFeed(options, group, SEED)
+    mine = np.arange(SAMPLES)
+    if storage == "partitioned":
+        mine = np.sort(share(permutation(SAMPLES, SEED, 0), SAMPLES, 0, group.rank, group.size))
+    steps = steps_of(len(mine), 7)
+    drawn = list[Batch]()
+    for rank in range(group.size):
+        if rank == group.rank:
+            drawn = own(feed, 7, 0, 2 * steps)
+            tested = [(inputs.clone(), labels) for inputs, labels in feed.all_test_batches(10)]
+        group.barrier()
+    labels = read_index(packs / "train").label
+    for epoch in (0, 1):
+        found = drawn[epoch * steps : (epoch + 1) * steps]
+        order = worker_order(mine, SEED, group.rank, epoch)
+        assert numbers_in(found, packs) == order.tolist()
+        assert torch.cat([its for _, its in found]).tolist() == labels[order].tolist()
+    assert numbers_in(tested, packs) == list(range(TESTED))
+    assert [len(its) for _, its in tested] == [10, 10, 10, 7]
+    held = [number for numbers in group.all_gather_object(mine.tolist()) for number in numbers]
+    assert sorted(set(held)) == list(range(SAMPLES))
+    assert storage == "replicated" or len(held) == SAMPLES
+    feed.close()
+
+
+def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Path) -> None:
+    feed = PackedFeed(FeedOptions(packs, augment="shift", threads=2, whole_test=True), group, SEED)
+    drawn = own(feed, 7, 0, 40)
+    for step in (1, 14, 15, 33):
+        for (one, its), (other, others) in zip(own(feed, 7, step, 3), drawn[step : step + 3], strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(its, others)
+    feed.close()
+
+
+def test_ranks_draw_by_themselves_from_a_data_set_that_all_hold(group: World) -> None:
+    from unisono.data.digits import load
+
+    data = load()
+    feed = InMemoryFeed(data, group, SEED)
+    drawn = own(feed, 100, 0, 30)
+    order = np.concatenate([worker_order(np.arange(feed.samples), SEED, group.rank, epoch) for epoch in (0, 1)])
+    assert torch.equal(torch.cat([labels for _, labels in drawn])[: len(order)], data.train.labels[order])
+    assert torch.equal(own(feed, 100, 17, 1)[0][0], drawn[17][0])
+    tested = torch.cat([labels for _, labels in feed.all_test_batches(7)])
+    assert torch.equal(tested, data.test.labels)
+    everyone = group.all_gather_object([labels.tolist() for _, labels in drawn])
+    assert len({str(one) for one in everyone}) == group.size

@@ -7,12 +7,12 @@ import zlib
 import numpy as np
 import pytest
 
-from unisono.data.memory.blocks import block_of, blocks_of
-from unisono.data.memory.holding import at_first
-from unisono.data.memory.shelf import Shelf
-from unisono.data.memory.shuffle import shuffle
-from unisono.data.memory.sliding import capacity
-from unisono.data.pack.batches import Samples
+from unisono.data.pack.batches import EncodedSamples
+from unisono.data.storage.blocks import block_of, blocks_of
+from unisono.data.storage.compaction import capacity
+from unisono.data.storage.ownership import initial_owners
+from unisono.data.storage.sample_store import SampleStore
+from unisono.data.storage.shuffle import shuffle
 from unisono.world import World
 
 SAMPLES = 200
@@ -26,67 +26,67 @@ def contents(request: pytest.FixtureRequest) -> list[bytes]:
     return ALIKE if request.param == "alike" else UNLIKE
 
 
-def begin(world: World, contents: list[bytes], count: int, private: bool = False) -> Shelf:
+def begin(world: World, contents: list[bytes], count: int, private: bool = False) -> SampleStore:
     """A stretch for each rank, in `count` segments."""
-    own = np.flatnonzero(at_first(SAMPLES, world.size) == world.rank).astype(np.int32)
+    own = np.flatnonzero(initial_owners(SAMPLES, world.size) == world.rank).astype(np.int32)
     lengths = np.array([len(content) for content in contents], np.int32)
     blocks = int(blocks_of(lengths[own], block_of(lengths)).sum())
     samples, blocks = (max(sizes) for sizes in zip(*world.all_gather_object((len(own), blocks)), strict=True))
     room = capacity(samples, blocks, -(-samples // count))
-    shelf = Shelf(world, lengths, room, shared=not private and world.nodes == 1 and world.size > 1)
+    store = SampleStore(world, lengths, room, shared=not private and world.nodes == 1 and world.size > 1)
     data = np.frombuffer(b"".join(contents[number] for number in own), np.uint8)
     ends = np.concatenate([[0], lengths[own].cumsum(dtype=np.int64)])
-    shelf.fill(own, [Samples(data, ends)], np.arange(count + 1) * len(own) // count)
-    return shelf
+    store.fill(own, [EncodedSamples(data, ends)], np.arange(count + 1) * len(own) // count)
+    return store
 
 
-def check(shelf: Shelf, contents: list[bytes], holders: np.ndarray) -> None:
+def check(store: SampleStore, contents: list[bytes], owners: np.ndarray) -> None:
     """This rank holds what it is to hold, and nothing else, whole."""
-    numbers = shelf.numbers.tolist()
-    assert sorted(numbers) == np.flatnonzero(holders == shelf.world.rank).tolist()
-    sums = [zlib.crc32(sample) for sample in shelf.samples(np.arange(len(numbers)))]
+    numbers = store.numbers.tolist()
+    assert sorted(numbers) == np.flatnonzero(owners == store.world.rank).tolist()
+    sums = [zlib.crc32(sample) for sample in store.samples(np.arange(len(numbers)))]
     assert sums == [zlib.crc32(contents[number]) for number in numbers]
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_after_100_shuffles_every_sample_is_there_once(group: World, contents: list[bytes], count: int) -> None:
-    shelf = begin(group, contents, count)
+    store = begin(group, contents, count)
     for epoch in range(100):
-        holders = np.random.default_rng(epoch).integers(0, group.size, SAMPLES).astype(np.int32)
-        shuffle(shelf, holders)
-        check(shelf, contents, holders)
-    everywhere = group.all_gather_object(shelf.numbers.tolist())
+        owners = np.random.default_rng(epoch).integers(0, group.size, SAMPLES).astype(np.int32)
+        shuffle(store, owners)
+        check(store, contents, owners)
+    everywhere = group.all_gather_object(store.numbers.tolist())
     assert sorted(number for numbers in everywhere for number in numbers) == list(range(SAMPLES))
-    shelf.free()
+    store.free()
 
 
 @pytest.mark.parametrize("count", [1, 3, SAMPLES])
 def test_between_nodes(spread: World, contents: list[bytes], count: int) -> None:
-    shelf = begin(spread, contents, count)
+    store = begin(spread, contents, count)
     for epoch in range(4 if count < SAMPLES else 1):
-        holders = np.random.default_rng(epoch).integers(0, spread.size, SAMPLES).astype(np.int32)
-        shuffle(shelf, holders)
-        check(shelf, contents, holders)
-    shelf.free()
+        owners = np.random.default_rng(epoch).integers(0, spread.size, SAMPLES).astype(np.int32)
+        shuffle(store, owners)
+        check(store, contents, owners)
+    store.free()
 
 
 @pytest.mark.parametrize("where", ["group", "spread"])
 def test_all_to_one_rank_and_back(request: pytest.FixtureRequest, contents: list[bytes], where: str) -> None:
     world = request.getfixturevalue(where)
-    shelf = begin(world, contents, 2)
-    for holders in (np.full(SAMPLES, world.size - 1, np.int32), at_first(SAMPLES, world.size)) * 2:
-        shuffle(shelf, holders)
-        check(shelf, contents, holders)
-    shelf.free()
+    store = begin(world, contents, 2)
+    for owners in (np.full(SAMPLES, world.size - 1, np.int32), initial_owners(SAMPLES, world.size)) * 2:
+        shuffle(store, owners)
+        check(store, contents, owners)
+    store.free()
 
 
-def test_on_one_node_the_same_lies_at_the_same_rows_whichever_way_it_came(group: World, contents: list[bytes]) -> None:
+def test_on_one_node_the_same_lies_at_the_same_rows_on_either_path(group: World, contents: list[bytes]) -> None:
     one, other = begin(group, contents, 3), begin(group, contents, 3, private=True)
     for epoch in range(5):
-        holders = np.random.default_rng(epoch).integers(0, group.size, SAMPLES)
-        for shelf in (one, other):
-            shuffle(shelf, holders)
-            check(shelf, contents, holders)
+        owners = np.random.default_rng(epoch).integers(0, group.size, SAMPLES)
+        for store in (one, other):
+            shuffle(store, owners)
+            check(store, contents, owners)
         assert one.numbers.tolist() == other.numbers.tolist()
     one.free()
     other.free()

@@ -25,7 +25,7 @@ def trained(world: World, steps: int, rule: unisono.BSP) -> bytes:
     return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 
 
-def test_steps_end_with_the_same_bits_however_they_are_embedded(spread: World) -> None:
+def test_all_overlaps_end_with_the_same_bits(spread: World) -> None:
     found = {name: trained(spread, 20, unisono.BSP(SMALL, name)) for name in OVERLAPS}
     assert len(set(found.values())) == 1
     assert len(set(spread.all_gather_object(found["chain"]))) == 1

@@ -36,7 +36,9 @@ def same(world: World, tensor: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("where", ["group", "spread"])
-def test_all_ranks_have_rank_0s_after_each_backward_pass(where: str, request: pytest.FixtureRequest) -> None:
+def test_all_ranks_have_the_buffers_of_rank_0_after_each_backward_pass(
+    where: str, request: pytest.FixtureRequest
+) -> None:
     world: World = request.getfixturevalue(where)
     model = unisono.parallel(
         Centred(), world, unisono.BSP(unisono.Exchange("ring", wire="bfloat16", bucket_bytes=2000))
@@ -52,7 +54,7 @@ def test_all_ranks_have_rank_0s_after_each_backward_pass(where: str, request: py
 
 
 @pytest.mark.parametrize("overlap", ["auto", "chain", "concurrent", "funnel", "none"])
-def test_a_trainer_reads_and_writes_no_buffer_before_it_has_come(spread: World, overlap: str) -> None:
+def test_a_trainer_waits_for_buffers_before_it_uses_them(spread: World, overlap: str) -> None:
     model = Centred().double()
     rule = unisono.BSP(unisono.Exchange(bucket_bytes=2000), overlap)
     trainer = unisono.Trainer(
@@ -87,7 +89,7 @@ def test_a_trainer_reads_and_writes_no_buffer_before_it_has_come(spread: World, 
             assert same(spread, state[name])
 
 
-def test_a_rank_without_a_batch_gets_them_too(group: World) -> None:
+def test_a_rank_without_a_batch_gets_the_gradients(group: World) -> None:
     model = unisono.parallel(Centred(), group)
     for _ in range(2):
         if group.rank == 0:

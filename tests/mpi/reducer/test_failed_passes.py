@@ -56,7 +56,7 @@ def serial(ranks: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel", "none"])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_the_next_pass_is_exact_and_nothing_comes_late(group: World, overlap: str, set_to_none: bool) -> None:
+def test_the_pass_after_a_failed_one_is_exact(group: World, overlap: str, set_to_none: bool) -> None:
     model, right = make(group, overlap), serial(group.size)
     for fails, pause in ((4, 0.0), (2, 0.0), (0, 0.0), (3, 0.1), (1, 0.0)):
         model.fails = fails
@@ -108,7 +108,7 @@ def test_samples_and_requests_of_a_failed_pass(group: World) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["chain", "none"])
-def test_own_hooks_see_the_gradient_and_may_change_it(group: World, overlap: str) -> None:
+def test_user_hooks_see_the_gradient_and_may_change_it(group: World, overlap: str) -> None:
     model, right = make(group, overlap), serial(group.size)
     seen: list[torch.Tensor | None] = []
 

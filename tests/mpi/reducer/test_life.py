@@ -68,7 +68,7 @@ def settles(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel", "auto"])
-def test_nothing_of_a_forgotten_model_stays(world: World, overlap: str) -> None:
+def test_an_unreferenced_model_is_freed(world: World, overlap: str) -> None:
     gc.disable()  # what is forgotten goes without the collector
     try:
         before, alive = None, weakref.WeakSet[nn.Parameter]()
@@ -84,7 +84,7 @@ def test_nothing_of_a_forgotten_model_stays(world: World, overlap: str) -> None:
         gc.enable()
 
 
-def test_nothing_of_a_forgotten_trainer_stays(world: World) -> None:
+def test_an_unreferenced_trainer_is_freed(world: World) -> None:
     gc.disable()
     gc.collect()
     gc.freeze()  # what is there already is not looked through in each round
@@ -146,7 +146,7 @@ def test_models_that_differ_are_named(group: World) -> None:
     step(unisono.parallel(nn.Linear(4, 4), group, CHAIN), group)  # the world is as good as before
 
 
-def test_models_that_ranks_come_to_in_different_order(world: World) -> None:
+def test_models_used_in_different_order_by_ranks(world: World) -> None:
     """Alike as they are, no rank adds one's gradients to the other's."""
     if world.size == 1:
         pytest.skip("one rank has one order")
@@ -297,7 +297,7 @@ def test_a_freed_world(world: World) -> None:
     step(unisono.parallel(model, world, CHAIN), world)
 
 
-def test_worlds_of_models_come_and_go(world: World) -> None:
+def test_worlds_of_models_are_created_and_freed(world: World) -> None:
     before = None
     for _ in range(5):
         group = world.split(0)

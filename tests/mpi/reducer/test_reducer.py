@@ -137,10 +137,10 @@ def test_a_backward_pass_that_fails_does_no_lasting_harm(group: World) -> None:
 
 def test_a_copy_of_the_model_is_a_model_of_its_own(group: World) -> None:
     model = unisono.parallel(make(0), group)
-    twin = copy.deepcopy(model)
-    assert reducer_of(twin) is None
+    duplicate = copy.deepcopy(model)
+    assert reducer_of(duplicate) is None
     if group.rank == 0:  # alone: nothing is exchanged
-        twin(torch.ones(2, 7).double()).sum().backward()
+        duplicate(torch.ones(2, 7).double()).sum().backward()
 
 
 def test_several_losses_in_one_step(group: World) -> None:
@@ -160,7 +160,7 @@ def test_making_a_model_parallel_twice(group: World) -> None:
         unisono.parallel(model, group)
 
 
-def test_gradients_travel_by_a_wire(spread: World) -> None:
+def test_gradients_are_sent_in_a_wire_format(spread: World) -> None:
     rule = unisono.BSP(unisono.Exchange("ring", wire="bfloat16"))
     model = unisono.parallel(torch.nn.Linear(300, 50, bias=False), spread, rule)
     data = torch.randn(8, 300, generator=torch.Generator().manual_seed(spread.rank))

@@ -13,10 +13,10 @@ from torch import nn
 
 import unisono
 from unisono.errors import UsageError
-from unisono.rules import LocalSGD
+from unisono.rules import EASGD, LocalSGD
 from unisono.step.layout import Layout
 from unisono.step.overlaps import OVERLAPS
-from unisono.step.program import Group, Step, StepProgram
+from unisono.step.program import RankGroup, Step, StepProgram
 from unisono.world import World
 
 SMALL = unisono.Exchange(bucket_bytes=20_000)
@@ -31,10 +31,13 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
 
 
-def trained(world: World, rule: unisono.BSP | LocalSGD, steps: int = 12) -> list[torch.Tensor]:
+def trained(
+    world: World, rule: unisono.BSP | LocalSGD, steps: int = 12, rate: float = 0.1, decay: float = 1e-3
+) -> list[torch.Tensor]:
     """The weights after some steps of a Trainer; all ranks have as many samples."""
     model = network()
-    trainer = unisono.Trainer(model, world, rule, optimizer_of(model))
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=decay)
+    trainer = unisono.Trainer(model, world, rule, optimizer)
     for inputs, labels in batches(world, steps, 12):
         trainer.step(inputs.double(), labels)
     trainer.wait()
@@ -51,8 +54,13 @@ def test_averaging_weights_in_each_step_is_averaging_gradients(group: World, ove
     close(trained(group, LocalSGD(SMALL, overlap, every=1)), trained(group, unisono.BSP(SMALL, overlap)))
 
 
+def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(group: World) -> None:
+    summed = trained(group, unisono.BSP(SMALL, scale="sum"), decay=0.0)
+    close(trained(group, LocalSGD(SMALL, every=1), rate=0.1 * group.size, decay=0.0), summed)
+
+
 @pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel"])
-def test_in_a_loop_of_ones_own(group: World, overlap: str) -> None:
+def test_a_rule_in_a_custom_loop(group: World, overlap: str) -> None:
     """Gradients stay this rank's; the weights are averaged at the end of the optimizer's step."""
     model = network()
     optimizer = optimizer_of(model)
@@ -76,6 +84,12 @@ def test_a_rule_on_weights_needs_the_optimizer(group: World) -> None:
         unisono.parallel(network(), group, LocalSGD())
 
 
+def test_an_asynchronous_rule_is_for_recipes(group: World) -> None:
+    model = network()
+    with pytest.raises(UsageError, match="EASGD has servers, which `unisono train` runs: name the rule in a recipe"):
+        unisono.parallel(model, group, EASGD(), optimizer_of(model))
+
+
 def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
     model = network()
     trainer = unisono.Trainer(model, group, LocalSGD(every=100), optimizer_of(model))
@@ -89,7 +103,7 @@ def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
     assert all(torch.equal(one, before) for one, before in zip(model.parameters(), own, strict=True))
 
 
-def test_a_rule_of_ones_own_ends_with_the_same_bits_on_all_ranks(group: World) -> None:
+def test_a_custom_rule_gives_the_same_bits_on_all_ranks(group: World) -> None:
     before = [one.detach().clone() for one in network().parameters()]
     found = trained(group, Largest(SMALL, "chain"))
     assert all(not torch.equal(one, old) for one, old in zip(found, before, strict=True))
@@ -97,7 +111,7 @@ def test_a_rule_of_ones_own_ends_with_the_same_bits_on_all_ranks(group: World) -
         assert all(torch.equal(one, other) for one, other in zip(mine, found, strict=True))
 
 
-def test_a_request_is_told_with_the_next_average(group: World) -> None:
+def test_a_request_is_sent_with_the_next_average(group: World) -> None:
     model = network()
     trainer = unisono.Trainer(model, group, LocalSGD(every=4), optimizer_of(model))
     heard = []
@@ -111,7 +125,7 @@ def test_a_request_is_told_with_the_next_average(group: World) -> None:
     assert heard[3] == {"save": f"rank {group.size - 1}"}
 
 
-def test_a_step_of_the_optimizer_that_is_left_out_holds_nobody_up(group: World) -> None:
+def test_a_skipped_optimizer_step_does_not_block_other_ranks(group: World) -> None:
     """As a program does that skips a step whose loss is not finite, here on rank 0 where weights would be averaged."""
     model = network()
     optimizer = optimizer_of(model)
@@ -125,11 +139,11 @@ def test_a_step_of_the_optimizer_that_is_left_out_holds_nobody_up(group: World) 
     assert all(torch.equal(one, weights) for one in group.all_gather_object(weights))
 
 
-def test_what_the_player_cannot_do_is_refused(group: World) -> None:
+def test_programs_that_the_player_does_not_support_are_refused(group: World) -> None:
     @dataclass(frozen=True)
     class Half(unisono.BSP):
         def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
-            mine = Group((rank,))
+            mine = RankGroup((rank,))
             program = super().__call__(event, rank, layout)
             return tuple(t._replace(group=mine) if t.group is not None else t for t in program)
 

@@ -125,7 +125,7 @@ def test_mixed_precision_and_channels_last(group: World) -> None:
         assert torch.allclose(model[3].bias.grad, torch.full((2,), 2.0))
 
 
-def test_what_was_found_is_kept_for_a_run_that_goes_on(group: World) -> None:
+def test_the_result_is_stored_for_a_resumed_run(group: World) -> None:
     trainers = [
         unisono.Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.01))
         for model in (SmallConvnet(10), SmallConvnet(10))
@@ -140,7 +140,7 @@ def test_what_was_found_is_kept_for_a_run_that_goes_on(group: World) -> None:
     assert trainers[1].reducer.state() == state
 
 
-def test_a_step_that_fails_in_another_thread_is_told(group: World) -> None:
+def test_a_failure_in_another_thread_is_raised(group: World) -> None:
     class Broken(torch.optim.SGD):
         def step(self, closure: None = None) -> None:
             raise ValueError("no update today")
@@ -153,7 +153,7 @@ def test_a_step_that_fails_in_another_thread_is_told(group: World) -> None:
         trainer.step(torch.ones(2, 2), torch.zeros(2))
 
 
-def test_a_model_that_waits_is_read_whole_by_whoever_asks(group: World) -> None:
+def test_reading_a_model_waits_for_its_updates(group: World) -> None:
     torch.manual_seed(0)
     model = nn.LSTM(3, 5, num_layers=2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -185,7 +185,7 @@ def test_clearing_gradients_between_steps_changes_nothing(group: World) -> None:
     assert found[0] == found[1]
 
 
-def test_a_backward_pass_of_ones_own_updates_nothing(group: World) -> None:
+def test_a_backward_pass_outside_the_trainer_updates_nothing(group: World) -> None:
     model = nn.Linear(3, 1)
     trainer = unisono.Trainer(
         model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1), loss=lambda scores, _: scores.sum()
@@ -199,7 +199,7 @@ def test_a_backward_pass_of_ones_own_updates_nothing(group: World) -> None:
         assert torch.equal(model.weight, weights)
 
 
-def test_what_a_trainer_cannot_do_is_said(group: World) -> None:
+def test_unsupported_trainer_options_are_refused(group: World) -> None:
     model, elsewhere = nn.Linear(3, 1), nn.Parameter(torch.ones(5))
     optimizer = torch.optim.SGD([*model.parameters(), elsewhere], 0.1)
     trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer, loss=lambda scores, _: scores.sum())

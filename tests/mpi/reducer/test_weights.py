@@ -1,4 +1,4 @@
-"""The weights of ranks are said by the program, not guessed."""
+"""Weights of ranks come from the given samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def weighted(samples: list[int]) -> float:
     return sum(count * (rank + 1) for rank, count in enumerate(samples)) / sum(samples)
 
 
-def test_all_ranks_weigh_the_same_where_nobody_says(group: World) -> None:
+def test_equal_weights_without_given_samples(group: World) -> None:
     model = unisono.parallel(make(), group)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def test_no_samples_on_any_rank(group: World) -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("call", ["whole", "layers"])
-def test_eval_mode_and_layers_called_by_themselves(group: World, train: bool, call: str) -> None:
+def test_eval_mode_and_layers_called_directly(group: World, train: bool, call: str) -> None:
     torch.manual_seed(0)
     model = unisono.parallel(nn.Sequential(make(), nn.Tanh()).train(train), group)
     samples = [2 + 8 * rank for rank in range(group.size)]
@@ -82,7 +82,7 @@ def test_eval_mode_and_layers_called_by_themselves(group: World, train: bool, ca
         assert float(model[0].weight.grad) == pytest.approx(right, abs=1e-14)
 
 
-def test_a_forward_pass_alone_weighs_nothing(group: World) -> None:
+def test_a_forward_pass_alone_adds_no_weight(group: World) -> None:
     model = unisono.parallel(make(), group)
     if group.rank == 0:
         mean(model, 600, 5.0)
@@ -103,7 +103,7 @@ def test_samples_add_up_until_the_next_average(group: World) -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_a_rank_without_a_batch_gives_what_it_has_accumulated(group: World, said: bool) -> None:
+def test_a_rank_without_a_batch_contributes_accumulated_gradients(group: World, said: bool) -> None:
     model = unisono.parallel(make(), group)
     for _ in range(2):
         model.zero_grad()
@@ -130,11 +130,11 @@ def test_a_rank_without_anything_is_absent(group: World, set_to_none: bool) -> N
         assert float(model.weight.grad) == 2.0
 
 
-def test_some_ranks_say_and_others_do_not(group: World) -> None:
+def test_samples_given_on_some_ranks_only(group: World) -> None:
     if group.size == 1:
         return
     model = unisono.parallel(make(), group)
-    match = f"rank{'s' if group.size > 2 else ''} 1.* not said how many samples .* unisono.add_samples"
+    match = f"rank{'s' if group.size > 2 else ''} 1.* not given the number of samples .* unisono.add_samples"
     for _ in range(2):
         with pytest.raises(UsageError, match=match):
             step(model, 4, 1.0, say=group.rank == 0)
@@ -142,7 +142,7 @@ def test_some_ranks_say_and_others_do_not(group: World) -> None:
         assert step(model, 4, group.rank + 1.0) == pytest.approx((group.size + 1) / 2)
 
 
-def test_rank_0_warns_once_where_nobody_says_and_inputs_differ(group: World) -> None:
+def test_rank_0_warns_once_if_input_sizes_differ_without_given_samples(group: World) -> None:
     model = unisono.parallel(make(), group)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -157,7 +157,7 @@ def test_rank_0_warns_once_where_nobody_says_and_inputs_differ(group: World) -> 
 
 
 @pytest.mark.parametrize("samples", [-1, math.nan, math.inf])
-def test_a_number_of_samples_that_is_none(group: World, samples: float) -> None:
+def test_invalid_numbers_of_samples(group: World, samples: float) -> None:
     model = unisono.parallel(make(), group)
     with pytest.raises(UsageError, match="0 or more"):
         unisono.add_samples(model, samples)

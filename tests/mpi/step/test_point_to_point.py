@@ -1,4 +1,4 @@
-"""Sends and receives of step programs over MPI: a rule's own operations say what goes and what comes."""
+"""Sends and receives of step programs over MPI, with operations of a custom rule."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from unisono.engine.exchanges import Exchanges
+from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.mpi import MPI
 from unisono.step.operations import ALL_GATHER, REDUCE_SCATTER, receive, send
 from unisono.step.play import Player
-from unisono.step.program import COMMUNICATION, Group, Task, bucket, order
+from unisono.step.program import COMMUNICATION, RankGroup, Task, bucket, order
 from unisono.world import World
 
 
@@ -28,11 +28,11 @@ def _receive(replica: Any, task: Task, world: World) -> None:
 SEND, RECEIVE = send(_send, None), receive(_receive, None)
 
 
-def test_each_rank_sends_to_the_next_one_and_rank_0_hears_whoever_comes(world: World) -> None:
+def test_each_rank_sends_to_the_next_and_rank_0_receives_from_any(world: World) -> None:
     rank, size = world.rank, world.size
     replica = SimpleNamespace(mine=torch.full((5,), float(rank)), came=torch.full((5,), -1.0), sources=[])
-    group, exchanges = Group(tuple(range(size)), 0), Exchanges(world.split(0))
-    player = Player(exchanges, 1, "a test")
+    group, pool = RankGroup(tuple(range(size)), 0), CommunicatorPool(world.split(0))
+    player = Player(pool, 1, "a test")
     tasks = [
         Task(SEND, 1, COMMUNICATION, (bucket(1),), (order(0),), group, peer=(rank + 1) % size),
         Task(RECEIVE, 2, COMMUNICATION, (), (bucket(2), order(0)), group, peer=(rank - 1) % size if rank else None),
@@ -43,7 +43,7 @@ def test_each_rank_sends_to_the_next_one_and_rank_0_hears_whoever_comes(world: W
         player.wait()
         assert replica.came.eq((rank - 1) % size).all()
         assert replica.sources == [(rank - 1) % size]
-    exchanges.close()
+    pool.close()
 
 
 def test_a_bucket_is_scattered_and_gathered_in_place(world: World) -> None:

@@ -77,7 +77,7 @@ def test_gradients_that_become_ready_in_any_order(world: World, name: str) -> No
             torch.testing.assert_close(weights[key], wanted, rtol=0, atol=0)
 
 
-def test_keys_that_are_not_there(world: World) -> None:
+def test_unknown_keys(world: World) -> None:
     with create("chain", world) as store:
         store.init(0, torch.zeros(3))
         with pytest.raises(UsageError, match="key 1 has not been initialised"):
@@ -88,7 +88,7 @@ def test_keys_that_are_not_there(world: World) -> None:
             store.pull(0, torch.zeros(4, dtype=torch.float64))
 
 
-def test_nothing_is_left(world: World) -> None:
+def test_no_threads_or_memory_are_left(world: World) -> None:
     before = threading.active_count()
     for name in NAMES:
         with create(name, world) as store:

@@ -1,4 +1,4 @@
-"""What goes straight to the MPI library, with tensors of the host in place of a GPU's: the library sees addresses."""
+"""Tensors passed directly to the MPI library; CPU tensors take the place of GPU tensors, as it sees only addresses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from unisono.torch_backend.direct import (
     all_gather_directly,
     allreduce_directly,
     broadcast_directly,
+    gpu_sum_works,
+    mpi_reports_gpu_support,
     reduce_scatter_directly,
-    says_so,
-    shows_so,
 )
 from unisono.world import World
 
@@ -61,10 +61,10 @@ def test_all_gather(world: World, group: Group) -> None:
 
 
 def test_the_probe_sums_on_all_ranks(world: World, group: Group) -> None:
-    assert shows_so(group, torch.device("cpu"))
+    assert gpu_sum_works(group, torch.device("cpu"))
 
 
-def test_ranks_that_differ_are_told(world: World, group: Group) -> None:
+def test_mismatched_calls_are_reported(world: World, group: Group) -> None:
     if world.size == 1:
         pytest.skip("needs two ranks")
     with pytest.raises(MismatchError):
@@ -72,6 +72,6 @@ def test_ranks_that_differ_are_told(world: World, group: Group) -> None:
 
 
 def test_a_library_without_gpus_does_not_claim_them() -> None:
-    assert says_so() in (True, False)
+    assert mpi_reports_gpu_support() in (True, False)
     if not torch.cuda.is_available():
-        assert not says_so(), "a library that was built for GPUs, on a machine without"
+        assert not mpi_reports_gpu_support(), "a library that was built for GPUs, on a machine without"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import unisono  # noqa: F401 - registers the backend
 from unisono.errors import BackendError, MismatchError, TensorError
 from unisono.placement import place
-from unisono.torch_backend.job import job
+from unisono.torch_backend.mpi_job import mpi_job
 from unisono.world import World
 
 Tensors = list[torch.Tensor]
@@ -340,7 +340,7 @@ def find_place(request: pytest.FixtureRequest, world: World, default_group: None
     nodes = [rank % request.param for rank in range(world.size)]
 
     def find() -> Place:
-        comm, shared = world.comm.Dup(), job()
+        comm, shared = world.comm.Dup(), mpi_job()
         apart, before = World(comm, place(nodes), world.table), shared.world
         shared.world = apart  # new groups sit where it says
         try:
@@ -380,7 +380,7 @@ def test_every_form(name: str, find_place: Callable[[], Place]) -> None:
     assert found == expected
 
 
-def test_a_rank_that_refuses_alone_is_told_of(find_place: Callable[[], Place]) -> None:
+def test_an_error_of_one_rank_reaches_all(find_place: Callable[[], Place]) -> None:
     at = find_place()
     if at.size == 1:
         pytest.skip("one rank has no others")
@@ -388,9 +388,9 @@ def test_a_rank_that_refuses_alone_is_told_of(find_place: Callable[[], Place]) -
     words = r"rank 1.*all_gather.*output 1 and output 0 share memory"
     if at.me == 1:
         outputs[1] = outputs[0]
-    with pytest.raises(BackendError, match=words) as told:
+    with pytest.raises(BackendError, match=words) as reported:
         dist.all_gather(outputs, torch.ones(3), at.group)
-    assert isinstance(told.value.__cause__, TensorError if at.me == 1 else MismatchError)
+    assert isinstance(reported.value.__cause__, TensorError if at.me == 1 else MismatchError)
     dist.barrier()
 
 

@@ -47,7 +47,7 @@ def everyone(*shape: int) -> torch.Tensor:
     return torch.stack([of(number, *shape) for number in range(size())])
 
 
-def test_the_group_is_ours() -> None:
+def test_the_group_uses_the_backend() -> None:
     assert isinstance(dist.group.WORLD, ProcessGroup)
     assert dist.get_backend() == "unisono"
 
@@ -176,7 +176,7 @@ def test_a_message_that_does_not_fit() -> None:
         dist.send(torch.ones(3), 1)
         dist.send(torch.ones(3), 1)
     if rank() == 1:
-        with pytest.raises(RuntimeError, match=r"12 bytes came, but the tensor has 20"):
+        with pytest.raises(RuntimeError, match=r"received 12 bytes, but the tensor has 20"):
             dist.recv(torch.ones(5), 0)
         with pytest.raises(RuntimeError, match="recv from rank 0"):
             dist.recv(torch.ones(2), 0)
@@ -192,7 +192,7 @@ def test_futures_give_tensors_and_callbacks_may_wait() -> None:
     assert torch.equal(work.get_future().then(again).wait(), torch.full((4,), float(size() ** 2)))
 
 
-def test_ranks_that_differ_are_told() -> None:
+def test_mismatched_calls_are_reported() -> None:
     if size() == 1:
         pytest.skip("one rank agrees with itself")
     for in_background in (False, True):
@@ -206,28 +206,28 @@ def test_ranks_that_differ_are_told() -> None:
     dist.all_reduce(tensor)
 
 
-def test_a_time_out_names_who_has_not_come() -> None:
+def test_a_timeout_names_the_missing_ranks() -> None:
     if size() == 1:
         pytest.skip("one rank waits for nobody")
     ranks = list(range(size()))
     late, done = dist.new_group(ranks, timeout=timedelta(seconds=0.5)), dist.new_group(ranks)
     dist.all_reduce(torch.ones(1), group=late)
     if rank() != 1:
-        with pytest.raises(BackendError, match=r"all_reduce, number 2 .* Timed out after 0\.5 s; not come: rank 1 \("):
+        with pytest.raises(BackendError, match=r"all_reduce, number 2 .* Timed out after 0\.5 s; missing: rank 1 \("):
             dist.all_reduce(torch.ones(2), group=late)
         with pytest.raises(BackendError, match="number 2"):  # the group is of no more use
             dist.all_reduce(torch.ones(2), group=late)
     dist.barrier(done)
 
 
-def test_a_group_larger_than_what_mpi_started(world: World) -> None:
-    from unisono.torch_backend.job import job
+def test_a_group_larger_than_the_mpi_job(world: World) -> None:
+    from unisono.torch_backend.mpi_job import mpi_job
 
     with pytest.raises(LaunchError, match=f"mpiexec -n {world.size + 1} python"):
-        job().members(None, 0, world.size + 1, [])
+        mpi_job().members(None, 0, world.size + 1, [])
 
 
-def test_a_monitored_barrier_says_who_is_missing() -> None:
+def test_a_monitored_barrier_names_the_missing_ranks() -> None:
     if size() == 1:
         pytest.skip("one rank waits for nobody")
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20))

@@ -34,8 +34,8 @@ def recipe_of(packs: Path, hold: str = "even", groups: int = 1) -> Recipe:
 def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """The metrics of the epochs, and the weights at the end."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    checkpoint, torn = load_newest(run / "checkpoints")
-    assert (checkpoint.step, torn) == (8, [])
+    checkpoint, incomplete = load_newest(run / "checkpoints")
+    assert (checkpoint.step, incomplete) == (8, [])
     return lines, checkpoint.weights
 
 
@@ -82,13 +82,17 @@ def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_pat
     alone.free()
 
 
-def test_a_run_whose_ranks_differ_goes_on_bit_for_bit_on_as_many_and_from_their_mean_on_others(
-    group: World, packs: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["local_sgd", "diloco"])
+def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common_weights_on_others(
+    group: World, packs: Path, tmp_path: Path, name: str
 ) -> None:
-    """Local SGD: the checkpoint, two steps before the end, lies between two averages."""
+    """The checkpoint, two steps before the end, lies between two averages; with DiLoCo, a fragment is in flight."""
     home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
-    recipe = replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=4))
+    options = {} if name == "local_sgd" else {"fragments": 1, "delay": 2, "outer_momentum": 0.5}
+    recipe = replace(recipe, rule=replace(recipe.rule, name=name, every=4, **options))
+    if name == "diloco":
+        recipe = replace(recipe, exchange=replace(recipe.exchange, wire="int4"))
     train(recipe, group, home / "whole", None)
 
     def stop() -> None:

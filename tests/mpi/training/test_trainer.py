@@ -10,10 +10,10 @@ from torch import nn
 
 import unisono
 from unisono.data.digits import load
-from unisono.data.feed import InMemory
+from unisono.data.feed import InMemoryFeed
 from unisono.data.order import permutation, share, steps_of
 from unisono.models.small_convnet import SmallConvnet
-from unisono.optimizers.table import OPTIMIZERS, make_optimizer
+from unisono.optimizers.build import OPTIMIZERS, make_optimizer
 from unisono.training.accuracy import accuracy_of, count
 from unisono.training.loss import classification_loss
 from unisono.world import World
@@ -104,9 +104,9 @@ def test_evaluation_sees_each_sample_once(group: World) -> None:
     trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     with torch.no_grad():
         expected = accuracy_of(count(model(data.test.inputs), data.test.labels), len(data.test))
-    feed = InMemory(data, group, 0)
+    feed = InMemoryFeed(data, group, 0)
     for batch in (7, 1000):
-        assert trainer.evaluate(feed.held_out(batch), feed.tested) == expected
+        assert trainer.evaluate(feed.test_batches(batch), feed.test_samples) == expected
 
 
 def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from unisono.bench.collectives import measure
-from unisono.choosing.table import COLLECTIVES, read_table
+from unisono.choosing.schedule_table import COLLECTIVES, read_table
 from unisono.tuning.tune import tune, write
 from unisono.world import World
 
 
 @pytest.mark.parametrize("where", ["world", "spread"])
-def test_what_is_written_is_read_again(
+def test_written_table_is_read_again(
     request: pytest.FixtureRequest, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from unisono.tuning import tune as tuning
 
-    monkeypatch.setattr(tuning, "BUDGET", 0.05)
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS_PER_SIZE", 0.05)
     these: World = request.getfixturevalue(where)
     if these.size == 1:
-        pytest.skip("one rank has nobody to exchange with")
+        pytest.skip("a single rank cannot communicate")
     said: list[str] = []
-    tuned = tune(these, largest=1 << 6, say=said.append)
+    tuned = tune(these, max_bytes=1 << 6, log=said.append)
     assert len(said) == 2 + 3 * len(COLLECTIVES)
     text = these.comm.bcast(write(tuned, [f"host{node}" for node in these.placement.node_of_rank]), 0)
     assert these.all_gather_object(tuned) == [tuned] * these.size
@@ -40,8 +40,8 @@ def test_what_is_written_is_read_again(
 
 def test_the_bench_measures_every_contender(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
     if spread.size == 1:
-        pytest.skip("one rank has nobody to exchange with")
-    monkeypatch.setattr("unisono.bench.collectives.BUDGET", 0.2)
+        pytest.skip("a single rank cannot communicate")
+    monkeypatch.setattr("unisono.bench.collectives.TRIAL_SECONDS", 0.2)
     found = measure(spread, [4, 4096], ["ring", "auto bfloat16"])
     assert [row["bytes"] for row in found["sizes"]] == [4, 4096]
     for row in found["sizes"]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint import Checkpoint, load_newest, save, set_aside
+from unisono.training.checkpoint import Checkpoint, load_newest, rename_damaged, save
 
 Trained = Callable[..., Checkpoint]
 
@@ -37,9 +37,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_what_was_saved_is_loaded(tmp_path: Path, trained: Trained) -> None:
     save(tmp_path, trained(7))
-    found, torn = load_newest(tmp_path)
+    found, damaged = load_newest(tmp_path)
     assert same(found, trained(7))
-    assert torn == []
+    assert damaged == []
     assert found.optimizer["param_groups"] == trained(7).optimizer["param_groups"], "tuples too"
     fresh = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
     fresh.load_state_dict(found.optimizer)
@@ -48,8 +48,8 @@ def test_what_was_saved_is_loaded(tmp_path: Path, trained: Trained) -> None:
 
 def test_one_of_format_1_is_loaded() -> None:
     """`format_1` was written before there was a format 2: a Linear(3, 2) with seed 7, and Adam's third step."""
-    found, torn = load_newest(Path(__file__).parent / "format_1")
-    assert (found.step, found.progress, torn) == (7, {"epoch": 7, "loss": 0.1}, [])
+    found, damaged = load_newest(Path(__file__).parent / "format_1")
+    assert (found.step, found.progress, damaged) == (7, {"epoch": 7, "loss": 0.1}, [])
     torch.manual_seed(7)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -67,7 +67,9 @@ def test_one_of_format_1_is_loaded() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "empty"])
-def test_a_torn_one_is_passed_over_and_said(tmp_path: Path, trained: Trained, file: str, harm: str) -> None:
+def test_an_incomplete_checkpoint_is_skipped_and_reported(
+    tmp_path: Path, trained: Trained, file: str, harm: str
+) -> None:
     save(tmp_path, trained(1))
     path = save(tmp_path, trained(2)) / file
     content = bytearray(path.read_bytes())
@@ -80,18 +82,18 @@ def test_a_torn_one_is_passed_over_and_said(tmp_path: Path, trained: Trained, fi
         path.write_bytes(b"")
     else:
         path.unlink()
-    found, torn = load_newest(tmp_path)
+    found, damaged = load_newest(tmp_path)
     assert found.step == 1
-    assert len(torn) == 1
-    assert str(torn[0]).startswith("step-000000002 is torn: ")
+    assert len(damaged) == 1
+    assert str(damaged[0]).startswith("step-000000002 is damaged: ")
 
 
-def test_a_torn_one_is_renamed_and_taken_for_none_any_more(tmp_path: Path, trained: Trained) -> None:
+def test_an_incomplete_checkpoint_is_renamed(tmp_path: Path, trained: Trained) -> None:
     save(tmp_path, trained(1))
     for new in ("step-000000002.torn", "step-000000002.torn-2"):
         (save(tmp_path, trained(2)) / "manifest.json").unlink()
-        _, torn = load_newest(tmp_path)
-        assert set_aside(tmp_path, torn) == [new]
+        _, damaged = load_newest(tmp_path)
+        assert rename_damaged(tmp_path, damaged) == [new]
         assert (tmp_path / new / "weights.safetensors").is_file()
         assert load_newest(tmp_path)[1] == []
     save(tmp_path, trained(2))
@@ -135,10 +137,10 @@ def test_one_that_may_be_whole_ends_the_command_and_nothing_changes(
     path = save(tmp_path, trained(2))
     harm(path / file)
     before = tree(tmp_path)
-    with pytest.raises(CheckpointError, match="nothing was changed") as told:
+    with pytest.raises(CheckpointError, match="nothing was changed") as reported:
         load_newest(tmp_path)
-    assert str(path) in str(told.value)
-    assert ("newer release" if harm is newer else "cannot read") in str(told.value)
+    assert str(path) in str(reported.value)
+    assert ("newer release" if harm is newer else "cannot read") in str(reported.value)
     assert tree(tmp_path) == before
 
 
@@ -180,6 +182,8 @@ def test_no_checkpoint_and_a_folder_that_is_a_link_to_nowhere(tmp_path: Path, tr
 def test_none_whole(tmp_path: Path, trained: Trained) -> None:
     (save(tmp_path, trained(1)) / "manifest.json").unlink()
     before = tree(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole: step-000000001 is torn: .*nothing was"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* is complete: step-000000001 is damaged: .*nothing was"
+    ):
         load_newest(tmp_path)
     assert tree(tmp_path) == before

@@ -15,7 +15,7 @@ from torch import nn
 
 from unisono.errors import CheckpointError
 from unisono.training.checkpoint import Checkpoint, check_state, load_newest, save
-from unisono.training.checkpoint.state import put_together, take_apart
+from unisono.training.checkpoint.state import flatten_state, unflatten_state
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 TENSORS = st.integers(0, 4).map(lambda size: torch.arange(float(size)))
@@ -41,8 +41,8 @@ def same(one: Any, other: Any) -> bool:
 
 @given(NESTED)
 def test_what_was_taken_apart_is_put_together(value: Any) -> None:
-    tensors, outline = take_apart(value, "it")
-    assert same(value, put_together(json.loads(json.dumps(outline)), tensors))
+    tensors, outline = flatten_state(value, "it")
+    assert same(value, unflatten_state(json.loads(json.dumps(outline)), tensors))
 
 
 class Tied(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint import KEPT, Checkpoint, load_newest, names, save
+from unisono.training.checkpoint import CHECKPOINTS_KEPT, Checkpoint, checkpoint_names, load_newest, save
 
 Trained = Callable[..., Checkpoint]
 
@@ -33,7 +33,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_the_newest_three_are_kept_and_nothing_else(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / ".step-000000003.tmp").mkdir()
-    for step in range(KEPT + 3):
+    for step in range(CHECKPOINTS_KEPT + 3):
         save(tmp_path, trained(step))
     assert entries(tmp_path) == ["step-000000003", "step-000000004", "step-000000005"]
 
@@ -43,7 +43,7 @@ def test_newer_ones_are_left_alone(tmp_path: Path, trained: Trained) -> None:
     for step in (1, 2, 3, 10, 20, 30):
         (tmp_path / f"step-{step:09d}").mkdir()
     save(tmp_path, trained(5))
-    assert [int(name[5:]) for name in names(tmp_path)] == [2, 3, 5, 10, 20, 30]
+    assert [int(name[5:]) for name in checkpoint_names(tmp_path)] == [2, 3, 5, 10, 20, 30]
 
 
 def test_what_was_set_aside_stays(tmp_path: Path, trained: Trained) -> None:
@@ -72,15 +72,15 @@ def test_killed_while_one_is_replaced(tmp_path: Path, trained: Trained) -> None:
     assert entries(tmp_path) == [f"step-00000000{step}" for step in (7, 8, 9)]
 
 
-def test_a_full_disk_is_told_and_older_ones_stay(tmp_path: Path, trained: Trained) -> None:
+def test_a_full_disk_is_reported_and_older_ones_stay(tmp_path: Path, trained: Trained) -> None:
     save(tmp_path, trained(1))
     large = Checkpoint(2, {"weight": torch.zeros(100_000)}, {"state": {}, "param_groups": []}, {})
     with (
         files_of_at_most(100_000),
-        pytest.raises(CheckpointError, match="cannot write the checkpoint of step 2") as told,
+        pytest.raises(CheckpointError, match="cannot write the checkpoint of step 2") as reported,
     ):
         save(tmp_path, large)
-    assert "go on with --resume" in str(told.value)
+    assert "resume with --resume" in str(reported.value)
     assert entries(tmp_path) == ["step-000000001"]
     assert load_newest(tmp_path)[0].step == 1
 
@@ -110,5 +110,5 @@ def test_all_checkpoints_behind_a_link(tmp_path: Path, trained: Trained) -> None
     (tmp_path / "checkpoints").symlink_to(tmp_path / "other")
     for step in range(5):
         save(tmp_path / "checkpoints", trained(step))
-    assert len(entries(tmp_path / "other")) == KEPT
+    assert len(entries(tmp_path / "other")) == CHECKPOINTS_KEPT
     assert load_newest(tmp_path / "checkpoints")[0].step == 4

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.sources.source import SOUND
+from unisono.data.sources.source import AUDIO
 from unisono.errors import PackError
 
 CHECKSUM = b"crc32"
@@ -27,11 +27,11 @@ UNISONO = b"unisono"
 
 TYPES = (pa.binary(), pa.int64(), pa.string())
 
-DAMAGES = (pa.ArrowException, ValueError, OSError)
+DAMAGE_ERRORS = (pa.ArrowException, ValueError, OSError)
 """Errors that Arrow raises for changed files; ValueError is raised for names that are no longer valid text."""
 
 
-class Samples(NamedTuple):
+class EncodedSamples(NamedTuple):
     """Samples side by side in memory: sample i is data[offsets[i] : offsets[i + 1]]."""
 
     data: NDArray[np.uint8]
@@ -40,7 +40,7 @@ class Samples(NamedTuple):
 
 def schema(kind: str, about: dict[str, object]) -> pa.Schema:
     """Return the columns of a stripe; `about` describes the pack."""
-    names = "audio" if kind == SOUND else "image", "label", "key"
+    names = "audio" if kind == AUDIO else "image", "label", "key"
     return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
 
 
@@ -62,19 +62,19 @@ def checksum(batch: pa.RecordBatch) -> int:
     return zlib.crc32(np.ascontiguousarray(batch.column(1).to_numpy()).data, found)
 
 
-def samples_of(path: Path, number: int, batch: pa.RecordBatch, beside: dict[bytes, bytes]) -> Samples:
+def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> EncodedSamples:
     """Return the samples of a batch that was read. Raises PackError, naming file and batch, if it was changed."""
-    written = (beside or {}).get(CHECKSUM, b"none").decode(errors="replace")
+    written = (metadata or {}).get(CHECKSUM, b"none").decode(errors="replace")
     found = f"{checksum(batch):08x}"
     if found != written:
         raise PackError(f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written")
-    return Samples(*_content(batch.column(0)))
+    return EncodedSamples(*_content(batch.column(0)))
 
 
-def _content(column: pa.Array) -> Samples:
+def _content(column: pa.Array) -> EncodedSamples:
     """Return the bytes of a column of binary or text, as views of Arrow's memory."""
     _, offsets, data = column.buffers()
     begin, rows = column.offset, len(column)
-    places = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)
+    bounds = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)
     whole = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
-    return Samples(whole[places[0] : places[-1]], places - places[0])
+    return EncodedSamples(whole[bounds[0] : bounds[-1]], bounds - bounds[0])

@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.pack.batches import CHECKSUM, DAMAGES, UNISONO
+from unisono.data.pack.batches import CHECKSUM, DAMAGE_ERRORS, UNISONO
 from unisono.data.pack.layout import INDEX
+from unisono.data.sources.source import OLD_KINDS
 from unisono.errors import PackError
 
-VERSION = 1
+VERSION = 2
+"""Version that is written. Version 1 can be read: some keys and kinds had other names."""
 
 COLUMNS = {"stripe": pa.int32(), "batch": pa.int32(), "row": pa.int32(), "length": pa.int32(), "label": pa.int32()}
 
@@ -34,20 +36,20 @@ class About:
     shape: tuple[int, ...] | None = None
     """Shape of raw samples."""
     mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     """Mean and standard deviation of each channel, over about 1,000 images at most, for values from 0 to 1."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Samples that were skipped, as (key, reason)."""
     stripes: tuple[tuple[str, int], ...] = ()
     """Files of the stripes, as (name, bytes)."""
     made_from: str = ""
-    """Fingerprint of the data set and of the settings with which it was packed."""
+    """Fingerprint of the data set and of the options with which it was packed."""
     version: int = VERSION
 
 
 @dataclass(frozen=True)
 class Index:
-    """Places of all samples: arrays with one entry for each sample."""
+    """Positions of all samples: arrays with one entry for each sample."""
 
     about: About
     stripe: NDArray[np.int32]
@@ -61,7 +63,7 @@ class Index:
         return len(self.label)
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Fingerprint of the samples, made from their number, lengths and labels."""
         return f"{len(self)} {_crc([self.length, self.label]):08x}"
 
@@ -75,8 +77,8 @@ def write_index(index: Index, path: Path) -> None:
     """Write the index to a file. Raises OSError."""
     columns = {name: getattr(index, name) for name in COLUMNS}
     about = json.dumps(asdict(index.about)).encode()
-    beside = {UNISONO: about, CHECKSUM: _checksum(columns, about)}
-    batch = pa.record_batch(columns, schema=pa.schema(list(COLUMNS.items()), beside))
+    metadata = {UNISONO: about, CHECKSUM: _checksum(columns, about)}
+    batch = pa.record_batch(columns, schema=pa.schema(list(COLUMNS.items()), metadata))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -86,33 +88,36 @@ def read_index(folder: Path) -> Index:
     path = folder / INDEX
     if not path.is_file():
         there = "" if folder.is_dir() else ": there is no such folder"
-        raise PackError(f"{folder} is no pack{there or f': it has no {INDEX}'}; unisono pack makes one")
+        raise PackError(f"{folder} is no pack{there or f': it has no {INDEX}'}; create one with unisono pack")
     try:
         with pa.OSFile(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
             table.validate()
             columns = {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
-    except DAMAGES as error:
-        raise PackError(f"{path} is not whole ({str(error).splitlines()[0]}); pack the data again") from error
-    beside = table.schema.metadata or {}
-    if UNISONO not in beside or not table.schema.equals(pa.schema(list(COLUMNS.items()))):
+    except DAMAGE_ERRORS as error:
+        raise PackError(
+            f"{path} is damaged or incomplete ({str(error).splitlines()[0]}); pack the data again"
+        ) from error
+    metadata = table.schema.metadata or {}
+    if UNISONO not in metadata or not table.schema.equals(pa.schema(list(COLUMNS.items()))):
         raise PackError(f"{path} is no index of a pack")
-    if beside.get(CHECKSUM) != _checksum(columns, beside[UNISONO]):
+    if metadata.get(CHECKSUM) != _checksum(columns, metadata[UNISONO]):
         raise PackError(f"{path} is damaged: its checksum is not the one that was written; pack the data again")
-    about = _about(json.loads(beside[UNISONO]), path)
+    about = _about(json.loads(metadata[UNISONO]), path)
     return Index(about, **columns, folder=folder)
 
 
 def _about(content: dict[str, object], path: Path) -> About:
-    if content.get("version") != VERSION:
-        raise PackError(f"{path} is of version {content.get('version')}; this Unisono reads version {VERSION}")
+    version, kind = content.get("version"), str(content.get("kind"))
+    if version not in (1, VERSION):
+        raise PackError(f"{path} is of version {version}; this release reads versions 1 and {VERSION}")
     shape = content.get("shape")
     return About(
-        kind=str(content["kind"]),
+        kind=OLD_KINDS.get(kind, kind),
         classes=tuple(content["classes"]),  # type: ignore[arg-type]
         shape=tuple(shape) if shape else None,  # type: ignore[arg-type]
         mean=tuple(content["mean"]),  # type: ignore[arg-type]
-        deviation=tuple(content["deviation"]),  # type: ignore[arg-type]
+        std=tuple(content["deviation" if version == 1 else "std"]),  # type: ignore[arg-type]
         skipped=tuple(tuple(entry) for entry in content["skipped"]),  # type: ignore[attr-defined]
         stripes=tuple(tuple(entry) for entry in content["stripes"]),  # type: ignore[attr-defined]
         made_from=str(content.get("made_from", "")),

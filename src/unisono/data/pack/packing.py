@@ -14,18 +14,26 @@ from threading import Event
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.pack.encode import encode
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
-from unisono.data.pack.making import make
 from unisono.data.pack.statistics import statistics
-from unisono.data.pack.stripe import PARTIAL, Done, finished, forget_notes, marks, whole_or_nothing, write_stripe
-from unisono.data.sources.source import Source
+from unisono.data.pack.stripe import (
+    PARTIAL,
+    WrittenStripe,
+    fingerprints,
+    read_finished,
+    remove_notes,
+    write_atomically,
+    write_stripe,
+)
+from unisono.data.sources.source import OLD_KINDS, Source
 from unisono.errors import PackError
 
 
 @dataclass(frozen=True)
-class Way:
-    """Settings with which a data set is packed."""
+class PackOptions:
+    """Options with which a data set is packed."""
 
     short_side: int = 256
     """Pixels to which longer short sides of images are reduced; 0 reduces none."""
@@ -37,101 +45,102 @@ class Way:
     """JPEG quality of images that are encoded again."""
 
 
-class _Stopped(Exception):  # noqa: N818  nothing is wrong with what stops
+class _Stopped(Exception):  # noqa: N818  not an error
     """Raised in a thread when another thread has failed or the user has interrupted the work."""
 
 
-def pack(source: Source, folder: Path, way: Way, threads: int, advance: Callable[[], None]) -> Index:
+def pack(source: Source, folder: Path, options: PackOptions, threads: int, advance: Callable[[], None]) -> Index:
     """Pack `source` into `folder` and return its index; stripes that an earlier run has finished there are kept.
 
     `advance` is called after each sample. Raises PackError if the folder holds another pack, the disk is full, or no
     sample is valid.
     """
     source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes))
-    mark = _mark(source, way)
-    if (whole := _packed(folder, mark)) is not None:
+    fingerprint = _fingerprint(source, options)
+    if (existing := _packed(folder, fingerprint)) is not None:
         for _ in range(len(source)):
             advance()
-        forget_notes(folder)
-        return whole
-    bounds = plan_stripes(source.sizes, way.stripes, way.stripe_bytes)
+        remove_notes(folder)
+        return existing
+    bounds = plan_stripes(source.sizes, options.stripes, options.stripe_bytes)
     stretches = pairs(bounds)
-    _check_folder(folder, mark, len(stretches))
-    done: dict[int, Done] = {}
+    _check_folder(folder, fingerprint, len(stretches))
+    done: dict[int, WrittenStripe] = {}
     stop = Event()
 
-    def one(number: int) -> None:
+    def write_one(number: int) -> None:
         first, last = stretches[number]
-        found = finished(folder, number, mark)
+        found = read_finished(folder, number, fingerprint)
         if found is not None:
             for _ in range(first, last):
                 advance()
-        done[number] = found or write_stripe(source, first, last, carry, folder, number, mark, advance)
+        done[number] = found or write_stripe(source, first, last, encode_sample, folder, number, fingerprint, advance)
 
-    def carry(sample: bytes) -> bytes:
+    def encode_sample(sample: bytes) -> bytes:
         if stop.is_set():
             raise _Stopped
-        return make(source.kind, sample, way.short_side, way.quality)
+        return encode(source.kind, sample, options.short_side, options.quality)
 
     try:
         with ThreadPoolExecutor(threads, "pack") as pool:
-            works = [pool.submit(one, number) for number in range(len(stretches))]
+            futures = [pool.submit(write_one, number) for number in range(len(stretches))]
             try:
-                wait(works, return_when=FIRST_EXCEPTION)
+                wait(futures, return_when=FIRST_EXCEPTION)
             finally:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
-            failed = [error for work in works if not work.cancelled() and (error := work.exception())]
+            failed = [error for future in futures if not future.cancelled() and (error := future.exception())]
             for error in failed:
                 if not isinstance(error, _Stopped):
                     raise error
-        index = _index(source, folder, [done[number] for number in sorted(done)], mark)
+        index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint)
         if len(index):
-            with whole_or_nothing(folder / INDEX) as partial:
+            with write_atomically(folder / INDEX) as partial:
                 write_index(index, partial)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         raise PackError(
-            f"{folder}: {reason}; {len(done)} of {len(stretches)} stripes are finished, and the same command goes on "
-            "from there"
+            f"{folder}: {reason}; {len(done)} of {len(stretches)} stripes are finished; run the same command again "
+            "to resume"
         ) from error
     if not len(index):
         reasons = "; ".join(f"{key}: {why}" for key, why in index.about.skipped[:3])
-        forget_notes(folder)
+        remove_notes(folder)
         raise PackError(f"there is no sample to pack{f' ({reasons})' if reasons else ''}")
-    forget_notes(folder)
+    remove_notes(folder)
     return index
 
 
-def _packed(folder: Path, mark: str) -> Index | None:
-    """Return the index of the pack in the folder if it is complete and has the same `mark`, else None."""
+def _packed(folder: Path, fingerprint: str) -> Index | None:
+    """Return the index of the pack in the folder if it is complete and has the same `fingerprint`, else None."""
     if not (folder / INDEX).is_file():
         return None
     with suppress(PackError):
         index = read_index(folder)
         sizes = {path.name: path.stat().st_size for path in folder.glob("stripe-*.arrow")}
-        if index.about.made_from == mark and all(sizes.get(name) == nbytes for name, nbytes in index.about.stripes):
+        complete = all(sizes.get(name) == nbytes for name, nbytes in index.about.stripes)
+        if complete and index.about.made_from == fingerprint:
             return index
     return None
 
 
-def _check_folder(folder: Path, mark: str, stripes: int) -> None:
+def _check_folder(folder: Path, fingerprint: str, stripes: int) -> None:
     """Create the folder, and remove partial files of a killed process. Raises PackError if it holds something else."""
     if (folder / INDEX).exists():
         raise PackError(f"{folder} holds a pack already; name another folder, or remove it")
-    if marks(folder) - {mark}:
-        raise PackError(f"{folder} holds a part of another pack, or of this one packed otherwise; remove it first")
+    if fingerprints(folder) - {fingerprint}:
+        raise PackError(f"{folder} holds a part of another pack, or of this one with other options; remove it first")
     own = {stripe_name(number).removesuffix(".arrow") for number in range(stripes)}
-    halves = {folder / (INDEX + PARTIAL), *folder.glob(f"stripe-*{PARTIAL}")}
-    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own and path not in halves]
+    partials = {folder / (INDEX + PARTIAL), *folder.glob(f"stripe-*{PARTIAL}")}
+    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own and path not in partials]
     if strange:
         raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for half in halves:
-            half.unlink(missing_ok=True)
+        for partial in partials:
+            partial.unlink(missing_ok=True)
     except OSError as error:
-        raise PackError(f"cannot make {folder}: {error.strerror}") from error
+        raise PackError(f"cannot create {folder}: {error.strerror}") from error
 
 
 def _texts(names: Sequence[str]) -> tuple[str, ...]:
@@ -139,9 +148,15 @@ def _texts(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.encode(errors="backslashreplace").decode() for name in names)
 
 
-def _mark(source: Source, way: Way) -> str:
-    """Return a fingerprint of the data set and of the settings with which it is packed."""
-    found = hashlib.sha256(repr((source.kind, source.classes, source.shape, way, len(source))).encode())
+def _fingerprint(source: Source, options: PackOptions) -> str:
+    """Return a fingerprint of the data set and of the options with which it is packed.
+
+    The text that is hashed has the names of older releases, so that the same command recognises their packs.
+    """
+    kind = next((old for old, new in OLD_KINDS.items() if new == source.kind), source.kind)
+    settings = ", ".join(f"{name}={value!r}" for name, value in vars(options).items())
+    text = f"({kind!r}, {source.classes!r}, {source.shape!r}, Way({settings}), {len(source)})"
+    found = hashlib.sha256(text.encode())
     found.update("\n".join(source.keys).encode())
     found.update(np.ascontiguousarray(source.labels).data)
     found.update(np.ascontiguousarray(source.sizes).data)
@@ -151,7 +166,7 @@ def _mark(source: Source, way: Way) -> str:
     return found.hexdigest()
 
 
-def _index(source: Source, folder: Path, stripes: list[Done], mark: str) -> Index:
+def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str) -> Index:
     skipped = tuple(entry for stripe in stripes for entry in stripe.skipped)
     kept = [stripe for stripe in stripes if stripe.lengths]
     columns: dict[str, list[NDArray[np.int32]]] = {name: [np.empty(0, np.int32)] for name in COLUMNS}
@@ -166,5 +181,5 @@ def _index(source: Source, folder: Path, stripes: list[Done], mark: str) -> Inde
         columns["label"].append(np.array(stripe.labels, np.int32))
     arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
-    about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=mark)
+    about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
     return statistics(Index(about, **arrays, folder=folder))

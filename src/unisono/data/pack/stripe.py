@@ -1,4 +1,4 @@
-"""Stripes, written whole or not at all, and read as stretches of samples.
+"""Stripes, written atomically, and read as stretches of samples.
 
 While a data set is being packed, a note beside each finished stripe records its origin, so that packing can resume
 where it stopped:
@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from unisono.data.pack.batches import DAMAGES, TYPES, Samples, samples_of, schema, to_batch
+from unisono.data.pack.batches import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of, schema, to_batch
 from unisono.data.pack.index import Index
 from unisono.data.pack.layout import BATCH_BYTES, stripe_name
 from unisono.data.sources.source import Source
-from unisono.errors import PackError, PictureError
+from unisono.errors import DecodeError, PackError
 
 PARTIAL = ".partial"
 
-Make = Callable[[bytes], bytes]
+Encode = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
-class Done:
+class WrittenStripe:
     """Finished stripe: lengths and labels of its samples, the ends of its batches, and the samples skipped."""
 
     number: int
@@ -43,65 +43,72 @@ class Done:
 
 
 @contextmanager
-def whole_or_nothing(path: Path) -> Iterator[Path]:
+def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a file to write, which is renamed to `path` if the block succeeds and removed if it fails."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         yield partial
         with partial.open("rb") as file:
-            os.fsync(file.fileno())  # a name that outlives a power cut stands for bytes that did
+            os.fsync(file.fileno())  # the name must not survive a power cut without the bytes
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def finished(folder: Path, number: int, mark: str) -> Done | None:
-    """Return the stripe if an earlier run finished it from the same samples and settings (`mark`), else None."""
+def read_finished(folder: Path, number: int, fingerprint: str) -> WrittenStripe | None:
+    """Return the stripe if an earlier run finished it from the same samples and options (`fingerprint`), else None."""
     content = _content(_note(folder, number))
     path = folder / stripe_name(number)
-    if content.pop("mark", None) != mark or (content["nbytes"] and not path.is_file()):
+    if content.pop("fingerprint", None) != fingerprint or (content["nbytes"] and not path.is_file()):
         return None
     if content["nbytes"] and path.stat().st_size != content["nbytes"]:
         return None
-    return Done(**{**content, "skipped": [tuple(entry) for entry in content["skipped"]]})
+    return WrittenStripe(**{**content, "skipped": [tuple(entry) for entry in content["skipped"]]})
 
 
 def write_stripe(
-    source: Source, first: int, last: int, make: Make, folder: Path, number: int, mark: str, advance: Callable[[], None]
-) -> Done:
+    source: Source,
+    first: int,
+    last: int,
+    encode: Encode,
+    folder: Path,
+    number: int,
+    fingerprint: str,
+    advance: Callable[[], None],
+) -> WrittenStripe:
     """Write the samples `first` to `last` - 1 and return the stripe; `advance` is called after each. Raises OSError."""
     path = folder / stripe_name(number)
     columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
-    done = Done(number, 0, [], [], [], [])
-    with whole_or_nothing(path) as partial:
+    done = WrittenStripe(number, 0, [], [], [], [])
+    with write_atomically(path) as partial:
         with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
-            for made, labels, keys in _batches(source, first, last, make, done, advance):
-                batch, beside = to_batch(columns, made, labels, keys)
-                writer.write_batch(batch, custom_metadata=beside)
+            for made, labels, keys in _batches(source, first, last, encode, done, advance):
+                batch, metadata = to_batch(columns, made, labels, keys)
+                writer.write_batch(batch, custom_metadata=metadata)
                 done.lengths.extend(len(sample) for sample in made)
                 done.labels.extend(labels)
                 done.batches.append(len(done.lengths))
         nbytes = partial.stat().st_size if done.lengths else 0
     if not nbytes:
         path.unlink()
-    done = Done(number, nbytes, done.lengths, done.labels, done.batches, done.skipped)
-    with whole_or_nothing(_note(folder, number)) as partial:
-        partial.write_text(json.dumps({"mark": mark, **vars(done)}))
+    done = WrittenStripe(number, nbytes, done.lengths, done.labels, done.batches, done.skipped)
+    with write_atomically(_note(folder, number)) as partial:
+        partial.write_text(json.dumps({"fingerprint": fingerprint, **vars(done)}))
     return done
 
 
-def marks(folder: Path) -> set[str]:
+def fingerprints(folder: Path) -> set[str]:
     """Return the fingerprints from which the finished stripes in a folder were made."""
-    return {content["mark"] for note in folder.glob("stripe-*.json") if (content := _content(note))}
+    return {content["fingerprint"] for note in folder.glob("stripe-*.json") if (content := _content(note))}
 
 
-def forget_notes(folder: Path) -> None:
+def remove_notes(folder: Path) -> None:
     """Remove the notes, once the index has all that they record."""
     for note in folder.glob("stripe-*.json"):
         note.unlink()
 
 
-def read_stretch(index: Index, first: int, last: int) -> Iterator[Samples]:
+def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
     """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
 
     Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
@@ -114,11 +121,11 @@ def read_stretch(index: Index, first: int, last: int) -> Iterator[Samples]:
         at = stop
 
 
-def _read(index: Index, number: int, first: int, last: int) -> Iterator[Samples]:
+def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
     name, nbytes = index.about.stripes[number]
     path = index.folder / name
     if not path.is_file():
-        raise PackError(f"{index.folder} is not whole: {name} is missing")
+        raise PackError(f"{index.folder} is incomplete: {name} is missing")
     if path.stat().st_size != nbytes:
         raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written")
     try:
@@ -133,30 +140,30 @@ def _read(index: Index, number: int, first: int, last: int) -> Iterator[Samples]
                 count = len(inside) - 1
                 if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
                     raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
-                yield Samples(data[inside[0] : inside[-1]].copy(), inside - inside[0])
+                yield EncodedSamples(data[inside[0] : inside[-1]].copy(), inside - inside[0])
                 at += count
-    except DAMAGES as error:
+    except DAMAGE_ERRORS as error:
         raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
 
 
-def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> Samples:
+def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> EncodedSamples:
     """Return the samples of a batch; no samples if there is no such batch."""
     if batch >= reader.num_record_batches:
-        return Samples(np.empty(0, np.uint8), np.zeros(1, np.int64))
-    rows, beside = reader.get_batch_with_custom_metadata(batch)
+        return EncodedSamples(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    rows, metadata = reader.get_batch_with_custom_metadata(batch)
     rows.validate()
-    return samples_of(path, batch, rows, beside)
+    return samples_of(path, batch, rows, metadata)
 
 
 def _batches(
-    source: Source, first: int, last: int, make: Make, done: Done, advance: Callable[[], None]
+    source: Source, first: int, last: int, encode: Encode, done: WrittenStripe, advance: Callable[[], None]
 ) -> Iterator[tuple[list[bytes], list[int], list[str]]]:
     """Yield converted samples, labels and keys in batches; samples that cannot be converted are added to `done`."""
     made, numbers, held = list[bytes](), list[int](), 0
     for number in range(first, last):
         try:
-            sample = make(source.read(number))
-        except (PictureError, OSError) as error:
+            sample = encode(source.read(number))
+        except (DecodeError, OSError) as error:
             done.skipped.append((source.keys[number], getattr(error, "strerror", None) or str(error)))
             advance()
             continue
@@ -176,9 +183,11 @@ def _note(folder: Path, number: int) -> Path:
 
 
 def _content(note: Path) -> dict[str, Any]:
-    """Return the content of a note; an empty one if it is missing or incomplete, as after a power cut."""
+    """Return the content of a note, also of an older release; empty if it is missing or incomplete (a power cut)."""
     try:
         content: dict[str, Any] = json.loads(note.read_text())
     except (FileNotFoundError, ValueError):
         return {}
+    if "mark" in content:  # older releases
+        content["fingerprint"] = content.pop("mark")
     return content

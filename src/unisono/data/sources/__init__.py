@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from unisono.data.sources import arrow, cifar, folders, idx, shards, table
-from unisono.data.sources.source import Source, same_classes
+from unisono.data.sources import arrow, cifar, folders, idx, shards, tabular
+from unisono.data.sources.source import Source, unify_classes
 from unisono.errors import PackError
 
 Splits = dict[str, Source]
-"""Parts of a data set by name: train, test, ...; a data set without parts has one with an empty name."""
+"""Splits of a data set by name: train, test, ...; a data set without splits has one with an empty name."""
 
 KINDS: tuple[Callable[[Path], Splits | None], ...] = (
-    table.find,
+    tabular.find,
     idx.find,
     cifar.find,
     arrow.find,
@@ -23,14 +23,14 @@ KINDS: tuple[Callable[[Path], Splits | None], ...] = (
 
 
 def find(path: Path) -> Splits:
-    """Return the parts of the data set at `path`. Raises PackError if there is none of a known kind."""
+    """Return the splits of the data set at `path`. Raises PackError if there is none of a known kind."""
     if not path.exists():
-        raise PackError(f"{path}: there is no such file or folder")
+        raise PackError(f"{path}: no such file or folder")
     for kind in KINDS:
         found = kind(path)
         if found:
-            return same_classes(found)
+            return unify_classes(found)
     raise PackError(
-        f"{path} is none of: folders of classes with pictures or wav files, IDX files, CIFAR's files, tar shards, an "
-        "Arrow data set on disk, a table (CSV, Parquet) of paths and labels"
+        f"{path} is no data set of a known kind: folders of classes with images or wav files, IDX files, CIFAR's files,"
+        " tar shards, an Arrow data set on disk, a table (CSV, Parquet) of paths and labels"
     )

@@ -1,6 +1,6 @@
 """Arrow data sets on disk, as saved by Hugging Face's `datasets`, or any Arrow files with samples and labels.
 
-    dataset_dict.json      train/  test/  ...          parts
+    dataset_dict.json      train/  test/  ...          splits
     dataset_info.json      data-00000-of-00002.arrow   features (names of classes), and tables
 
 Samples are in the first column of bytes, or of {bytes, path}; labels are in "label", "labels" or "fine_label".
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from unisono.data.sources.source import PICTURE, SOUND, SPLITS, Source, numbered
+from unisono.data.sources.source import AUDIO, IMAGE, OLD_KINDS, SPLITS, Source, number_classes
 from unisono.errors import PackError
 
 LABELS = ("label", "labels", "fine_label")
@@ -25,13 +25,13 @@ RIFF = b"RIFF"
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """Return the parts of an Arrow data set; None if `path` is none."""
+    """Return the splits of an Arrow data set; None if `path` is none."""
     if path.is_file():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    parts = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
-    if parts and ((path / "dataset_dict.json").exists() or set(parts) <= set(SPLITS)):
-        return {name: _read(_tables(folder), folder) for name, folder in parts.items()}
+    splits = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
+    if splits and ((path / "dataset_dict.json").exists() or set(splits) <= set(SPLITS)):
+        return {name: _read(_tables(folder), folder) for name, folder in splits.items()}
     return {"": _read(tables, path)} if (tables := _tables(path)) else None
 
 
@@ -59,7 +59,7 @@ def _read(files: list[Path], where: Path) -> Source:
         samples = pa.chunked_array([chunk.field("bytes") for chunk in samples.chunks], inner)
     if samples.null_count:
         raise PackError(
-            f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or mere paths"
+            f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or only paths"
         )
     own = json.loads((table.schema.metadata or {}).get(b"unisono", b"{}"))
     names = _names(where, table.schema, label) or tuple(own.get("classes", ()))
@@ -67,15 +67,17 @@ def _read(files: list[Path], where: Path) -> Source:
         classes, labels = names, table[label].cast(pa.int64()).fill_null(-1).to_numpy()
         missing = int(((labels < 0) | (labels >= len(names))).sum())
     else:
-        classes, labels = numbered([str(value) for value in table[label].to_pylist()])
+        classes, labels = number_classes([str(value) for value in table[label].to_pylist()])
         missing = table[label].null_count
     if missing:
         raise PackError(
-            f"{where}: {missing} of {len(labels)} samples have no label; pack the parts that have, one by one"
+            f"{where}: {missing} of {len(labels)} samples have no label; pack the splits that have labels one by one"
         )
     sizes = np.concatenate([[0], *(np.asarray(compute.binary_length(chunk)) for chunk in samples.chunks)])[1:]
     keys = [f"{where.name}/{number}" for number in range(len(labels))]
-    kind = own.get("kind") or (SOUND if len(samples) and samples[0].as_py()[:4] == RIFF else PICTURE)
+    kind = OLD_KINDS.get(own.get("kind"), own.get("kind")) or (
+        AUDIO if len(samples) and samples[0].as_py()[:4] == RIFF else IMAGE
+    )
     shape = tuple(own["shape"]) if own.get("shape") else None
     return Source(
         kind, classes, keys, labels, sizes.astype(np.int64), lambda number: bytes(samples[number].as_py()), shape, files
@@ -86,7 +88,7 @@ def _open(path: Path) -> pa.Table:
     for opened in (pa.ipc.open_stream, pa.ipc.open_file):
         with suppress(pa.ArrowInvalid, OSError):
             return opened(pa.memory_map(str(path))).read_all()
-    raise PackError(f"{path} is no Arrow file, or not all of it is there")
+    raise PackError(f"{path} is no Arrow file, or incomplete")
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
@@ -108,5 +110,5 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
-        raise PackError(f"{path} is no JSON, or not all of it is there: {error}") from error
+        raise PackError(f"{path} is no JSON, or incomplete: {error}") from error
     return content

@@ -29,25 +29,25 @@ Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """Return the parts in a folder of CIFAR's files; None if it has none."""
+    """Return the splits in a folder of CIFAR's files; None if it has none."""
     if not path.is_dir():
         return None
     for ending, read in ((".bin", _binary), ("", _pickled)):
         names = [f"data_batch_{number}{ending}" for number in range(1, 6)]
         files = [path / name for name in names if (path / name).is_file()]
-        parts = {"train": files or [path / f"train{ending}"]}
-        parts["test"] = [path / f"test_batch{ending}" if files else path / f"test{ending}"]
-        present = {name: files for name, files in parts.items() if all(file.is_file() for file in files)}
+        splits = {"train": files or [path / f"train{ending}"]}
+        splits["test"] = [path / f"test_batch{ending}" if files else path / f"test{ending}"]
+        present = {name: files for name, files in splits.items() if all(file.is_file() for file in files)}
         if present and (files or any(path.glob("*meta*")) or any(path.glob("*label_names*"))):
             coarse = not files
             return {
-                name: _source([read(file, coarse) for file in parts], path, parts) for name, parts in present.items()
+                name: _source([read(file, coarse) for file in splits], path, splits) for name, splits in present.items()
             }
     return None
 
 
 def _source(rows: list[Rows], path: Path, files: list[Path]) -> Source:
-    pictures = np.concatenate([pixels for pixels, _ in rows]).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    images = np.concatenate([pixels for pixels, _ in rows]).reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
     labels = np.concatenate([labels for _, labels in rows])
     most = int(labels.max(initial=-1))
     classes = _names(path) or tuple(str(number) for number in range(most + 1))
@@ -57,7 +57,7 @@ def _source(rows: list[Rows], path: Path, files: list[Path]) -> Source:
     sizes = np.full(len(labels), PIXELS, np.int64)
 
     def read(number: int) -> bytes:
-        return bytes(pictures[number].tobytes())
+        return bytes(images[number].tobytes())
 
     return Source(RAW, classes, keys, labels, sizes, read, (SIDE, SIDE, 3), files)
 
@@ -66,18 +66,18 @@ def _binary(path: Path, coarse: bool) -> Rows:
     content = np.frombuffer(path.read_bytes(), np.uint8)
     row = 1 + coarse + PIXELS
     if len(content) % row:
-        raise PackError(f"{path} has {len(content)} bytes, which are no rows of {row}")
+        raise PackError(f"{path} has {len(content)} bytes, not a multiple of {row}")
     rows = content.reshape(-1, row)
     return rows[:, -PIXELS:], rows[:, int(coarse)].astype(np.int64)
 
 
 def _pickled(path: Path, coarse: bool) -> Rows:
-    with _told(path):
+    with _errors_named(path):
         content = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         labels = np.asarray(content[b"fine_labels" if coarse else b"labels"], np.int64)
         pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
         if len(pixels) != len(labels):
-            raise ValueError(f"{len(pixels)} pictures, but {len(labels)} labels")
+            raise ValueError(f"{len(pixels)} images, but {len(labels)} labels")
         return pixels, labels
 
 
@@ -87,19 +87,19 @@ def _names(path: Path) -> tuple[str, ...]:
             return tuple((path / name).read_text().split())
     for name, key in (("batches.meta", b"label_names"), ("meta", b"fine_label_names")):
         if (path / name).is_file():
-            with _told(path / name):
+            with _errors_named(path / name):
                 names = _Arrays(io.BytesIO((path / name).read_bytes()), encoding="bytes").load()[key]
                 return tuple(name.decode() for name in names)
     return ()
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _errors_named(path: Path) -> Iterator[None]:
     """Turn any error in a pickle into a PackError that names the file."""
     try:
         yield
     except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise PackError(f"{path} is none of CIFAR's files: {error}") from error
+        raise PackError(f"{path} is no CIFAR file: {error}") from error
 
 
 class _Arrays(pickle.Unpickler):

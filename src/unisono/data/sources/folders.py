@@ -13,37 +13,37 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.data.sources.source import SOUND, SPLITS, Source, kind_of, numbered, one_kind
+from unisono.data.sources.source import AUDIO, SPLITS, Source, common_kind, kind_of, number_classes
 from unisono.errors import PackError
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """Return the parts of a folder, or all of it if its subfolders are classes; None if no file in it is known."""
+    """Return the splits of a folder, or all of it if its subfolders are classes; None if no file in it is known."""
     if not path.is_dir():
         return None
     folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
-    parts = {name: folder for name, folder in folders.items() if name in SPLITS}
-    other = next((name for name, folder in folders.items() if parts and name not in parts and _files(folder)), None)
+    splits = {name: folder for name, folder in folders.items() if name in SPLITS}
+    other = next((name for name, folder in folders.items() if splits and name not in splits and _files(folder)), None)
     if other is not None:
         raise PackError(
-            f"{path} has {next(iter(parts))}, which is a part of a data set, beside {other}, which is none; pack the "
-            "parts one by one, or give the class another name"
+            f"{path} has {next(iter(splits))}, which is a split of a data set, beside {other}, which is not; pack the "
+            "splits one by one, or give the class another name"
         )
-    found = {name: source for name, folder in (parts or {"": path}).items() if (source := _whole(folder)) is not None}
+    found = {name: source for name, folder in (splits or {"": path}).items() if (source := _source(folder)) is not None}
     return found or None
 
 
-def _whole(path: Path) -> Source | None:
+def _source(path: Path) -> Source | None:
     files = _files(path)
     if not files:
         return None
-    kind = one_kind([file.name for file in files], path)
+    kind = common_kind([file.name for file in files], path)
     inside = [file for file in files if file.parent != path]
     files = inside or files
-    if not inside and kind != SOUND:
+    if not inside and kind != AUDIO:
         return None
     names = [file.relative_to(path).parts[0] if inside else file.stem.split("_")[0] for file in files]
-    classes, labels = numbered(names)
+    classes, labels = number_classes(names)
     keys = [str(file.relative_to(path)) for file in files]
     sizes = np.array([file.stat().st_size for file in files], np.int64)
     return Source(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes(), None, files)
@@ -53,11 +53,11 @@ def _files(path: Path) -> list[Path]:
     """Return the files of known kinds in a folder, without hidden ones; links are followed."""
     found = list[Path]()
     for folder, folders, names in os.walk(path, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and not _circle(Path(folder, name))]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(folder, name))]
         found += [Path(folder, name) for name in names if kind_of(name)]
     return sorted(file for file in found if file.is_file())
 
 
-def _circle(folder: Path) -> bool:
+def _is_cycle(folder: Path) -> bool:
     """Return True if a folder is a link to a folder that contains it: following it would never end."""
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())

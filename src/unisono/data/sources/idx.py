@@ -24,29 +24,29 @@ NAMES = {"train": "train", "t10k": "test"}
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """Return the parts in a folder, or the part whose file of images is `path`; None if there is none."""
+    """Return the splits in a folder, or the split whose file of images is `path`; None if there is none."""
     if path.is_dir():
-        images = sorted(file for file in path.glob("*-images*idx3-ubyte*") if file.is_file())
-        starts = [file.name.split("-images")[0] for file in images]
-        return {NAMES.get(start, start): _read(file) for start, file in zip(starts, images, strict=True)} or None
+        files = sorted(file for file in path.glob("*-images*idx3-ubyte*") if file.is_file())
+        starts = [file.name.split("-images")[0] for file in files]
+        return {NAMES.get(start, start): _read(file) for start, file in zip(starts, files, strict=True)} or None
     return {"": _read(path)} if "-images" in path.name and "idx3-ubyte" in path.name else None
 
 
-def _read(images: Path) -> Source:
-    labels = images.with_name(images.name.replace("-images", "-labels").replace("idx3", "idx1"))
+def _read(path: Path) -> Source:
+    labels = path.with_name(path.name.replace("-images", "-labels").replace("idx3", "idx1"))
     if not labels.exists():
-        raise PackError(f"{images} has no labels beside it: {labels.name} is missing")
-    pictures, targets = _array(images, 3), _array(labels, 1).astype(np.int64)
-    if len(pictures) != len(targets):
-        raise PackError(f"{images} has {len(pictures)} pictures, but {labels.name} has {len(targets)} labels")
+        raise PackError(f"{path} has no labels beside it: {labels.name} is missing")
+    images, targets = _array(path, 3), _array(labels, 1).astype(np.int64)
+    if len(images) != len(targets):
+        raise PackError(f"{path} has {len(images)} images, but {labels.name} has {len(targets)} labels")
     classes = tuple(str(number) for number in range(int(targets.max(initial=-1)) + 1))
-    keys = [f"{images.name.split('.')[0]}/{number}" for number in range(len(pictures))]
-    sizes = np.full(len(pictures), pictures[:1].nbytes, np.int64)
+    keys = [f"{path.name.split('.')[0]}/{number}" for number in range(len(images))]
+    sizes = np.full(len(images), images[:1].nbytes, np.int64)
 
     def read(number: int) -> bytes:
-        return bytes(pictures[number].tobytes())
+        return bytes(images[number].tobytes())
 
-    return Source(RAW, classes, keys, targets, sizes, read, pictures.shape[1:], [images, labels])
+    return Source(RAW, classes, keys, targets, sizes, read, images.shape[1:], [path, labels])
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -1,10 +1,10 @@
 """Tar files: WebDataset shards, or folders of classes in a tar.
 
-    shard-000.tar    0001.jpg  0001.cls     the label beside the picture, as a number or a name
+    shard-000.tar    0001.jpg  0001.cls     the label beside the image, as a number or a name
                      0002.jpg  0002.json    or as "label", "cls" or "class" in JSON
-    data.tar         train/cat/1.jpg        or the folder it lies in; within a part, the outer one
+    data.tar         train/cat/1.jpg        or the folder that has it; within a split, the outer one
 
-A part (train, test, ...) is a folder in a tar, a word in the tar's name, or the folder of the tars.
+A split (train, test, ...) is a folder in a tar, a word in the tar's name, or the folder of the tars.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.data.sources.source import SPLITS, Source, kind_of, numbered, one_kind
+from unisono.data.sources.source import SPLITS, Source, common_kind, kind_of, number_classes
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
 """Keys for the label in JSON."""
 
 
-class _Member(NamedTuple):
+class _TarEntry(NamedTuple):
     tar: Path
     name: str
     offset: int
@@ -34,23 +34,23 @@ class _Member(NamedTuple):
 
 
 def find(path: Path) -> dict[str, Source] | None:
-    """Return the parts of a tar file, or of all tar files in a folder; None if there is no tar file."""
+    """Return the splits of a tar file, or of all tar files in a folder; None if there is no tar file."""
     tars = _tars(path)
     if not tars:
         return None
-    parts: dict[str, list[_Member]] = {}
+    splits: dict[str, list[_TarEntry]] = {}
     for tar in tars:
         for member in _members(tar):
             words = [] if tar == path else [*re.split(r"[-_.]", tar.name), tar.parent.name]
-            parts.setdefault(_part([*PurePosixPath(member.name).parts[:-1], *words]), []).append(member)
-    if not parts:
-        raise PackError(f"{path} holds no picture or sound")
-    if "" in parts and len(parts) > 1:
-        odd = parts.pop("")[0]
+            splits.setdefault(_split([*PurePosixPath(member.name).parts[:-1], *words]), []).append(member)
+    if not splits:
+        raise PackError(f"{path} has no image or audio file")
+    if "" in splits and len(splits) > 1:
+        odd = splits.pop("")[0]
         raise PackError(
-            f"{path}: {odd.name} in {odd.tar.name} is in no part, but others are in {', '.join(sorted(parts))}"
+            f"{path}: {odd.name} in {odd.tar.name} is in no split, but others are in {', '.join(sorted(splits))}"
         )
-    return {name: _source(members, path) for name, members in parts.items()}
+    return {name: _source(members, path) for name, members in splits.items()}
 
 
 def _tars(path: Path) -> list[Path]:
@@ -60,14 +60,14 @@ def _tars(path: Path) -> list[Path]:
     return [path] if {".tar", ".tgz"} & set(path.suffixes) else []
 
 
-def _part(words: Sequence[str]) -> str:
-    """Return the part that one of these words names: folders in a tar, words of the tar's name, its folder."""
+def _split(words: Sequence[str]) -> str:
+    """Return the split that one of these words names: folders in a tar, words of the tar's name, its folder."""
     return next((word for word in words if word in SPLITS), "")
 
 
-def _source(members: Sequence[_Member], path: Path) -> Source:
-    kind = one_kind([member.name for member in members], path)
-    classes, labels = numbered([member.label for member in members])
+def _source(members: Sequence[_TarEntry], path: Path) -> Source:
+    kind = common_kind([member.name for member in members], path)
+    classes, labels = number_classes([member.label for member in members])
     sizes = np.array([member.size for member in members], np.int64)
 
     def read(number: int) -> bytes:
@@ -81,14 +81,14 @@ def _source(members: Sequence[_Member], path: Path) -> Source:
     return Source(kind, classes, keys, labels, sizes, read, None, tars)
 
 
-def _members(path: Path) -> list[_Member]:
+def _members(path: Path) -> list[_TarEntry]:
     try:
         with tarfile.open(path, "r:") as tar:
             entries = [entry for entry in tar.getmembers() if entry.isfile()]
             beside = {str(PurePosixPath(entry.name)): entry for entry in entries}
             samples = [entry for entry in entries if kind_of(entry.name)]
             return [
-                _Member(path, entry.name, entry.offset_data, entry.size, _label(tar, entry.name, beside))
+                _TarEntry(path, entry.name, entry.offset_data, entry.size, _label(tar, entry.name, beside))
                 for entry in samples
             ]
     except tarfile.ReadError as error:
@@ -107,10 +107,10 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
             if label:
                 return label
     folders = place.parts[:-1]
-    part = next((number for number, folder in enumerate(folders) if folder in SPLITS), None)
-    inside = folders if part is None else folders[part + 1 :]
+    split = next((number for number, folder in enumerate(folders) if folder in SPLITS), None)
+    inside = folders if split is None else folders[split + 1 :]
     if inside:
-        return inside[-1] if part is None else inside[0]
+        return inside[-1] if split is None else inside[0]
     raise PackError(f"{tar.name!s}: {name} has no label: neither {stem}.cls, nor {stem}.json, nor a folder")
 
 

@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 
 from unisono.errors import PackError
 
-PICTURE, RAW, SOUND = "picture", "raw", "sound"
+IMAGE, RAW, AUDIO = "image", "raw", "audio"
 """Kinds of samples: an image file; raw uint8 values; a wav file."""
 
+OLD_KINDS = {"picture": IMAGE, "sound": AUDIO}
+"""Kinds in packs of older releases, and their current names."""
+
 ENDINGS = {
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"), PICTURE),
-    ".wav": SOUND,
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"), IMAGE),
+    ".wav": AUDIO,
 }
 """Kind of a file, by the ending of its name."""
 
 SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation")
-"""Folder names that mean parts of a data set, not classes."""
+"""Folder names that mean splits of a data set, not classes."""
 
 
 @dataclass(frozen=True)
@@ -52,33 +55,33 @@ def kind_of(name: str) -> str | None:
     return None if path.name.startswith(".") else ENDINGS.get(path.suffix.lower())
 
 
-def one_kind(names: Sequence[str], where: Path) -> str:
+def common_kind(names: Sequence[str], where: Path) -> str:
     """Return the kind of all these files. Raises PackError if they differ."""
     kinds = {kind_of(name) for name in names}
     if len(kinds) > 1:
-        raise PackError(f"{where} has pictures and sounds; pack them one by one")
+        raise PackError(f"{where} has images and audio files; pack them one by one")
     kind = kinds.pop()
     assert kind is not None, "the names were chosen by their kind"
     return kind
 
 
-def numbered(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def number_classes(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the sorted classes (by number if all are numbers), and the class number of each name, int64."""
     unique = set(names)
     numbers = all(name.isdecimal() for name in unique)
     classes = tuple(sorted(unique, key=lambda name: (int(name), name)) if numbers else sorted(unique))
-    place = {name: number for number, name in enumerate(classes)}
-    return classes, np.array([place[name] for name in names], np.int64)
+    number_of = {name: number for number, name in enumerate(classes)}
+    return classes, np.array([number_of[name] for name in names], np.int64)
 
 
-def same_classes(parts: dict[str, Source]) -> dict[str, Source]:
-    """Return the parts renumbered, so that a class has one number in all of them, even where it has no sample."""
-    if len({part.classes for part in parts.values()}) == 1:
-        return parts
-    classes, _ = numbered([name for part in parts.values() for name in part.classes])
-    place = {name: number for number, name in enumerate(classes)}
+def unify_classes(splits: dict[str, Source]) -> dict[str, Source]:
+    """Return the splits renumbered, so that a class has one number in all of them, even where it has no sample."""
+    if len({split.classes for split in splits.values()}) == 1:
+        return splits
+    classes, _ = number_classes([name for split in splits.values() for name in split.classes])
+    number_of = {name: number for number, name in enumerate(classes)}
     made = {}
-    for name, part in parts.items():
-        numbers = np.array([place[each] for each in part.classes], np.int64)
-        made[name] = replace(part, classes=classes, labels=numbers[part.labels])
+    for name, split in splits.items():
+        numbers = np.array([number_of[each] for each in split.classes], np.int64)
+        made[name] = replace(split, classes=classes, labels=numbers[split.labels])
     return made

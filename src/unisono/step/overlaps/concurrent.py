@@ -1,4 +1,4 @@
-"""Concurrent communicators: collectives are dealt to K of them, and one may run on each (MXNET-MPI section 4.2).
+"""Concurrent communicators: collectives use K of them in turn, one at a time on each (MXNET-MPI section 4.2).
 
     communicator 0   [allreduce 0]   │          [allreduce 2]  │           K = 2: at most two at once
     communicator 1     [allreduce 1] │     [allreduce 3]       │

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from unisono.step.program import COMPUTING, MAIN, Group, Task, order, thread
+from unisono.step.program import COMPUTING, MAIN, RankGroup, Task, order, thread
 
-Place = Callable[[Task, int, int], tuple[Task, ...]]
+PlaceTask = Callable[[Task, int, int], tuple[Task, ...]]
 """Function (a collective without lane, group number and order; the number of collectives before it in the step; the
 largest number of communicators) -> the tasks that run it."""
 
 
 class Overlap(NamedTuple):
-    """Place of communication in the step (MXNET-MPI section 4 calls it overlap)."""
+    """Place of communication in the step (MXNET-MPI section 4 calls it embedding)."""
 
-    place: Place
+    place: PlaceTask
     by_main: bool = False
     """True where the main thread runs collectives or barriers: a deferred backward pass then has another thread."""
     several: bool = False
@@ -35,6 +35,6 @@ class Overlap(NamedTuple):
 def in_order(task: Task, lane: str, number: int) -> Task:
     """Return a collective on the communicator `number`, after all others there."""
     assert task.group is not None, "a collective has a group"
-    group = Group(task.group.ranks, number)
+    group = RankGroup(task.group.ranks, number)
     own = (thread(MAIN),) if lane == MAIN else ()
     return task._replace(lane=lane, writes=(*task.writes, order(number), *own), group=group)

@@ -6,14 +6,24 @@
     │   ├── optimizer.safetensors    the tensors of the optimizer's state
     │   └── manifest.json            step, progress, outlines of both states, size and SHA-256 of each file
     ├── step-000000069/
-    └── step-000000092.torn/         read whole and found wrong; set aside when the run went on from 69
+    └── step-000000092.torn/         damaged: renamed when the run resumed from 69
 
-The newest whole one is used. The newest three are kept; one that could not be read is never removed or renamed.
+The newest complete one is used. The newest three are kept; one that could not be read is never removed or renamed.
 """
 
-from unisono.training.checkpoint.layout import KEPT, Checkpoint, Torn, names
-from unisono.training.checkpoint.read import load_newest, set_aside
+from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, DamagedCheckpoint, checkpoint_names
+from unisono.training.checkpoint.read import load_newest, load_step, rename_damaged
 from unisono.training.checkpoint.state import check_state
 from unisono.training.checkpoint.write import save
 
-__all__ = ["KEPT", "Checkpoint", "Torn", "check_state", "load_newest", "names", "save", "set_aside"]
+__all__ = [
+    "CHECKPOINTS_KEPT",
+    "Checkpoint",
+    "DamagedCheckpoint",
+    "check_state",
+    "checkpoint_names",
+    "load_newest",
+    "load_step",
+    "rename_damaged",
+    "save",
+]

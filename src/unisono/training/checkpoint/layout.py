@@ -11,14 +11,14 @@ from typing import Any
 
 from unisono.errors import CheckpointError
 
-KEPT = 3
+CHECKPOINTS_KEPT = 3
 MANIFEST = "manifest.json"
 TENSORS = ("weights", "optimizer")
 FORMAT = 2
 """Format that is written. Format 1 can be read: it had no outline of the weights, and another one of the optimizer."""
 
 NAME = re.compile(r"step-\d{9,}")
-TORN, REPLACED = ".torn", ".replaced"
+DAMAGED_SUFFIX, REPLACED_SUFFIX = ".torn", ".replaced"
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Torn:
-    """A checkpoint that was read to its end and differs from the one written."""
+class DamagedCheckpoint:
+    """Checkpoint that was read to its end and differs from the one written."""
 
     name: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name} is torn: {self.reason}"
+        return f"{self.name} is damaged: {self.reason}"
 
 
-def name_of(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """Return the name of a checkpoint's folder."""
     return f"step-{step:09d}"
 
 
-def names(folder: Path) -> list[str]:
+def checkpoint_names(folder: Path) -> list[str]:
     """Return the names of the checkpoints in `folder`, oldest first: those that were renamed into place.
 
     A checkpoint that was being replaced when its run was killed counts if its successor does not exist.
@@ -65,8 +65,12 @@ def names(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise unreadable(error, folder) from error
-    replaced = {name for name in found if name.endswith(REPLACED) and name.removesuffix(REPLACED) not in found}
-    return sorted(name for name in found if NAME.fullmatch(name.removesuffix(REPLACED) if name in replaced else name))
+    replaced = {
+        name for name in found if name.endswith(REPLACED_SUFFIX) and name.removesuffix(REPLACED_SUFFIX) not in found
+    }
+    return sorted(
+        name for name in found if NAME.fullmatch(name.removesuffix(REPLACED_SUFFIX) if name in replaced else name)
+    )
 
 
 def unreadable(error: Exception, path: Path) -> CheckpointError:
@@ -76,8 +80,8 @@ def unreadable(error: Exception, path: Path) -> CheckpointError:
     link = Path(place)
     away = f", a link to {link.readlink()}" if link.is_symlink() else ""
     return CheckpointError(
-        f"cannot read {place}{away}: {reason}; it may be whole, and nothing was changed: mount its disk or make it "
-        f"readable, then go on with --resume, or rename {path} to go on without it"
+        f"cannot read {place}{away}: {reason}; it may be complete, and nothing was changed: mount its disk or make "
+        f"it readable, then resume with --resume, or rename {path} to resume without it"
     )
 
 
@@ -87,6 +91,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_of(body: dict[str, Any]) -> str:
+def manifest_digest(body: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest's entries."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Reads the newest whole checkpoint: each file is read to its end and compared with its checksum."""
+"""Reads the newest complete checkpoint: each file is read to its end and compared with its checksum."""
 
 from __future__ import annotations
 
@@ -13,88 +13,100 @@ from safetensors.torch import load_file
 
 from unisono.errors import CheckpointError
 from unisono.training.checkpoint.layout import (
+    DAMAGED_SUFFIX,
     FORMAT,
     MANIFEST,
     TENSORS,
-    TORN,
     Checkpoint,
-    Torn,
+    DamagedCheckpoint,
+    checkpoint_name,
+    checkpoint_names,
     digest,
-    digest_of,
-    names,
+    manifest_digest,
     unreadable,
 )
-from unisono.training.checkpoint.state import put_together
+from unisono.training.checkpoint.state import unflatten_state
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint, list[Torn]]:
-    """Return the newest whole checkpoint in `folder`, and the newer ones that are torn. Nothing is changed on the disk.
+def load_newest(folder: Path) -> tuple[Checkpoint, list[DamagedCheckpoint]]:
+    """Return the newest complete checkpoint in `folder`, and the newer, damaged ones. The disk is not changed.
 
-    Raises CheckpointError when none is whole, or a newer one cannot be read or was written by a newer release.
+    Raises CheckpointError when none is complete, or a newer one cannot be read or was written by a newer release.
     """
-    torn: list[Torn] = []
-    for name in reversed(names(folder)):
+    damaged: list[DamagedCheckpoint] = []
+    for name in reversed(checkpoint_names(folder)):
         found = _load(folder / name)
         if isinstance(found, Checkpoint):
-            return found, torn
-        torn.append(found)
-    if torn:
-        raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(map(str, torn))}; nothing was changed")
+            return found, damaged
+        damaged.append(found)
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is complete: {'; '.join(map(str, damaged))}; nothing was changed"
+        )
     raise CheckpointError(f"there is no checkpoint in {folder}")
 
 
-def set_aside(folder: Path, torn: list[Torn]) -> list[str]:
-    """Rename torn checkpoints, so that none is read as a checkpoint again. Return their new names."""
+def load_step(folder: Path, step: int) -> Checkpoint | None:
+    """Return the checkpoint of a step in `folder`; None where it is absent or damaged. Raises CheckpointError where it
+    cannot be read."""
+    if checkpoint_name(step) not in checkpoint_names(folder):
+        return None
+    found = _load(folder / checkpoint_name(step))
+    return found if isinstance(found, Checkpoint) else None
+
+
+def rename_damaged(folder: Path, damaged: list[DamagedCheckpoint]) -> list[str]:
+    """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
-    for one in torn:
-        new, number = f"{one.name}{TORN}", 1
+    for one in damaged:
+        new, number = f"{one.name}{DAMAGED_SUFFIX}", 1
         while os.path.lexists(folder / new):
             number += 1
-            new = f"{one.name}{TORN}-{number}"
+            new = f"{one.name}{DAMAGED_SUFFIX}-{number}"
         (folder / one.name).rename(folder / new)
         renamed.append(new)
     return renamed
 
 
-def _load(path: Path) -> Checkpoint | Torn:
+def _load(path: Path) -> Checkpoint | DamagedCheckpoint:
     """Read a checkpoint to its end. Raises CheckpointError where it cannot be read."""
     try:
         present = {entry.name for entry in path.iterdir()}
         if MANIFEST not in present:
-            return Torn(path.name, f"it has no {MANIFEST}")
+            return DamagedCheckpoint(path.name, f"it has no {MANIFEST}")
         body = _manifest((path / MANIFEST).read_bytes())
         if isinstance(body, str):
-            return Torn(path.name, body)
+            return DamagedCheckpoint(path.name, body)
         if body["format"] > FORMAT:
             raise CheckpointError(
                 f"{path} was written by a newer release (format {body['format']}; this one reads up to {FORMAT}); "
-                "nothing was changed: use that release, or rename the folder to go on from the one before"
+                "nothing was changed: use that release, or rename the folder to resume from the previous one"
             )
         for name, expected in body["files"].items():
             if name not in present:
-                return Torn(path.name, f"it has no {name}")
+                return DamagedCheckpoint(path.name, f"it has no {name}")
             if digest(path / name) != expected["sha256"]:
-                return Torn(path.name, f"{name} does not match its checksum")
+                return DamagedCheckpoint(path.name, f"{name} does not match its checksum")
         tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
     except (OSError, SafetensorError) as error:
         raise unreadable(error, path) from error
     weights, optimizer = (tensors[name] for name in TENSORS)
     if body["format"] == 1:
         return Checkpoint(body["step"], weights, _optimizer_of_format_1(optimizer, body["optimizer"]), body["progress"])
-    states = put_together(body["weights"], weights), put_together(body["optimizer"], optimizer)
+    states = unflatten_state(body["weights"], weights), unflatten_state(body["optimizer"], optimizer)
     return Checkpoint(body["step"], *states, body["progress"])
 
 
 def _manifest(content: bytes) -> dict[str, Any] | str:
-    """Return a manifest's entries, or the reason why it is torn. A manifest of a newer format is returned unchecked."""
+    """Return a manifest's entries, or why it is damaged. A manifest of a newer format is returned unchecked."""
     try:
         body = json.loads(content)
     except ValueError as error:
         return f"{MANIFEST} is not JSON: {error}"
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        return f"{MANIFEST} is none of a checkpoint"
+        return f"{MANIFEST} is no manifest of a checkpoint"
     expected = body.pop("sha256", None)
-    if body["format"] <= FORMAT and expected != digest_of(body):
+    if body["format"] <= FORMAT and expected != manifest_digest(body):
         return "its manifest does not match its checksum"
     return body
 

@@ -24,12 +24,12 @@ Outline = Any
 """JSON: None, bool, int, float and str stand for themselves; other values are objects with one key, their kind."""
 
 SCALARS = (type(None), bool, int, float, str)
-KINDS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "tuple", dict: "dict", OrderedDict: "dict"}
-"""Exact types only: a subclass would not come back as itself."""
+CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "tuple", dict: "dict", OrderedDict: "dict"}
+"""Exact types only: a subclass would not be restored as itself."""
 
 
-def take_apart(value: object, what: str) -> tuple[dict[str, torch.Tensor], Outline]:
-    """Return the tensors of a nested value, by name, and the outline that `put_together` needs with them.
+def flatten_state(value: object, what: str) -> tuple[dict[str, torch.Tensor], Outline]:
+    """Return the tensors of a nested value, by name, and the outline that `unflatten_state` needs with them.
 
     Raises CheckpointError for a value that fits neither, naming `what` and the path to the value.
     """
@@ -38,32 +38,32 @@ def take_apart(value: object, what: str) -> tuple[dict[str, torch.Tensor], Outli
 
     def outline(value: object, path: tuple[object, ...]) -> Outline:
         if isinstance(value, torch.Tensor):
-            return {"tensor": _keep(value, path, what, tensors, names)}
+            return {"tensor": _add_tensor(value, path, what, tensors, names)}
         if type(value) in SCALARS:
             return value
-        kind = KINDS.get(type(value), "")
+        kind = CONTAINERS.get(type(value), "")
         if isinstance(value, dict) and kind:
             for key in value:
                 if type(key) not in SCALARS:
-                    raise _refused(what, (*path, key), f"has a key of type {type(key).__name__}")
+                    raise _unsupported(what, (*path, key), f"has a key of type {type(key).__name__}")
             return {"dict": [[key, outline(one, (*path, key))] for key, one in value.items()]}
         if isinstance(value, list | tuple) and kind:
             return {kind: [outline(one, (*path, number)) for number, one in enumerate(value)]}
-        raise _refused(what, path, f"is of type {type(value).__module__}.{type(value).__qualname__}")
+        raise _unsupported(what, path, f"is of type {type(value).__module__}.{type(value).__qualname__}")
 
     return tensors, outline(value, ())
 
 
-def put_together(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `take_apart` split into `tensors` and `outline`."""
+def unflatten_state(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value that `flatten_state` split into `tensors` and `outline`."""
     if not isinstance(outline, dict):
         return outline
     ((kind, content),) = outline.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: put_together(one, tensors) for key, one in content}
-    parts = [put_together(one, tensors) for one in content]
+        return {key: unflatten_state(one, tensors) for key, one in content}
+    parts = [unflatten_state(one, tensors) for one in content]
     return parts if kind == "list" else tuple(parts)
 
 
@@ -75,13 +75,13 @@ def check_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Non
         if kept and type(module).set_extra_state is base.set_extra_state:
             raise CheckpointError(
                 f"the model cannot be checkpointed: {type(module).__name__} ({name or 'the model itself'}) has "
-                "get_extra_state, but no set_extra_state, so that no run could go on with it"
+                "get_extra_state, but no set_extra_state, so that no run could resume from it"
             )
-    take_apart(model.state_dict(), "the model")
-    take_apart(optimizer.state_dict(), "the optimizer")
+    flatten_state(model.state_dict(), "the model")
+    flatten_state(optimizer.state_dict(), "the optimizer")
 
 
-def _keep(
+def _add_tensor(
     tensor: torch.Tensor,
     path: tuple[object, ...],
     what: str,
@@ -90,9 +90,9 @@ def _keep(
 ) -> str:
     """Add a tensor whose memory is not stored yet. Return the name under which its memory is stored."""
     if torch.nn.parameter.is_lazy(tensor):
-        raise _refused(what, path, "has no size before the model is called once")
+        raise _unsupported(what, path, "has no size before the model is called once")
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or not _serializable(tensor.dtype):
-        raise _refused(what, path, f"is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}")
+        raise _unsupported(what, path, f"is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}")
     memory = (
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),
@@ -123,7 +123,7 @@ def _serializable(dtype: torch.dtype) -> bool:
     return True
 
 
-def _refused(what: str, path: tuple[object, ...], why: str) -> CheckpointError:
+def _unsupported(what: str, path: tuple[object, ...], why: str) -> CheckpointError:
     place = repr(path[0]) + "".join(f"[{key!r}]" for key in path[1:]) if path else "its state"
     return CheckpointError(
         f"{what} cannot be checkpointed: {place} {why}; a checkpoint holds dense tensors, None, bool, int, float, str, "

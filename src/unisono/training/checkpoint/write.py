@@ -13,18 +13,18 @@ from safetensors.torch import save_file
 
 from unisono.errors import CheckpointError
 from unisono.training.checkpoint.layout import (
+    CHECKPOINTS_KEPT,
     FORMAT,
-    KEPT,
     MANIFEST,
-    REPLACED,
+    REPLACED_SUFFIX,
     TENSORS,
     Checkpoint,
+    checkpoint_name,
+    checkpoint_names,
     digest,
-    digest_of,
-    name_of,
-    names,
+    manifest_digest,
 )
-from unisono.training.checkpoint.state import take_apart
+from unisono.training.checkpoint.state import flatten_state
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -32,30 +32,30 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
     Raises CheckpointError when the disk refuses; earlier checkpoints are still there.
     """
-    aside = folder / f".{name_of(checkpoint.step)}.tmp"
+    aside = folder / f".{checkpoint_name(checkpoint.step)}.tmp"
     try:
         return _save(folder, aside, checkpoint)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot write the checkpoint of step {checkpoint.step} into {folder}: {error}; older ones are as they "
-            "were: make room or put the disk right, then go on with --resume"
+            f"cannot write the checkpoint of step {checkpoint.step} into {folder}: {error}; older ones are "
+            "unchanged: free space or repair the disk, then resume with --resume"
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
-    target = folder / name_of(checkpoint.step)
-    states = [take_apart(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]
+    target = folder / checkpoint_name(checkpoint.step)
+    states = [flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".step-*.tmp"):  # the run's folder is locked: nobody writes them
+    for left in folder.glob(".step-*.tmp"):  # the run's folder is locked: no other process writes them
         shutil.rmtree(left, ignore_errors=True)
-    _settle_replaced(folder)
+    _finish_replacement(folder)
     aside.mkdir()
     files = {}
     for name, (tensors, _) in zip(TENSORS, states, strict=True):
         path = aside / f"{name}.safetensors"
-        save_file(_apart(tensors), path)
+        save_file(_without_shared_memory(tensors), path)
         _sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     body = {
@@ -66,21 +66,21 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
         "files": files,
     }
     manifest = aside / MANIFEST
-    manifest.write_text(json.dumps({**body, "sha256": digest_of(body)}, indent=1) + "\n")
+    manifest.write_text(json.dumps({**body, "sha256": manifest_digest(body)}, indent=1) + "\n")
     _sync(manifest)
     _sync(aside)
-    replaced = target.with_name(target.name + REPLACED)
+    replaced = target.with_name(target.name + REPLACED_SUFFIX)
     if os.path.lexists(target):  # an epoch's last step, which has its metrics now
         target.rename(replaced)
     aside.rename(target)
     _sync(folder)
     _remove(replaced)
-    for old in [name for name in names(folder) if name < target.name][: 1 - KEPT]:
+    for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - CHECKPOINTS_KEPT]:
         _remove(folder / old)
     return target
 
 
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors of which no two share memory; those that overlap others are copied."""
     seen, apart = set[int](), {}
     for name, tensor in tensors.items():
@@ -91,10 +91,10 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return apart
 
 
-def _settle_replaced(folder: Path) -> None:
+def _finish_replacement(folder: Path) -> None:
     """Finish the replacement of a checkpoint that a killed run had begun, so that it exists once."""
-    for left in folder.glob(f"step-*{REPLACED}"):
-        name = left.with_name(left.name.removesuffix(REPLACED))
+    for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
+        name = left.with_name(left.name.removesuffix(REPLACED_SUFFIX))
         if os.path.lexists(name):
             _remove(left)
         else:

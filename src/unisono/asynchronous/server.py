@@ -1,0 +1,281 @@
+"""Server of an asynchronous rule: it waits for whoever comes, decides, and carries out the rule's program.
+
+    headers ─▶ arrived ─▶ next_worker ─▶ answer ─▶ rule.serve(Arrival) ─▶ log
+                 ▲                                                          │
+                 └──────────────────────────────────────────────────────────┘
+    replay       the log of another run takes the place of next_worker
+
+When all workers have stopped, the first of them fetches the final centre; then all end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from unisono.asynchronous.centre import Centre
+from unisono.asynchronous.event_log import EventLog
+from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
+from unisono.asynchronous.serving import Budget, RunState, answer, missed, next_worker
+from unisono.engine import OperationSpan
+from unisono.errors import StallError
+from unisono.step.layout import Layout
+from unisono.step.program import Arrival
+from unisono.step.rule import AsynchronousRule
+from unisono.timeouts import TIMEOUT
+
+POLL_SECONDS = 1e-4
+"""Shortest sleep between two looks for workers."""
+
+MAX_POLL_SECONDS = 2e-3
+"""Longest sleep between two looks for workers."""
+
+IDLE_SECONDS = 2.0
+"""Seconds without any worker after which a server that waits for some looks whether they are stopped."""
+
+
+class WorkerLink(Protocol):
+    """Link of a server to a worker."""
+
+    def send(self, mine: torch.Tensor) -> None:
+        """Send a tensor."""
+
+    def receive(self, came: torch.Tensor) -> None:
+        """Receive a tensor."""
+
+    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
+        """Send one tensor and receive another, at the same time."""
+
+
+class Port(Protocol):
+    """Arrivals of workers at a server, and links to them."""
+
+    def poll(self) -> tuple[int, WorkerHeader] | None:
+        """Return a worker that has announced itself, and its header; None where there is none."""
+
+    def link(self, worker: int) -> WorkerLink:
+        """Return the link to a worker."""
+
+    def dead(self) -> frozenset[int]:
+        """Return the workers that are known to have died."""
+
+    def stopped(self, worker: int) -> bool:
+        """Return True for a worker whose process is known to be stopped (SIGSTOP)."""
+
+    def lost(self, error: Exception) -> bool:
+        """Return True for an error of a message that only means that its other end has died."""
+
+
+@dataclass
+class Server:
+    """A server, numbered from 0. The first one decides about the run: its end, epochs and checkpoints."""
+
+    rule: AsynchronousRule
+    number: int
+    layout: Layout
+    centre: Centre
+    port: Port
+    state: RunState
+    budget: Budget
+    staleness: int | None = None
+    timeout: float = TIMEOUT
+    """Seconds after which a worker counts as gone that the others wait for."""
+    log: EventLog | None = None
+    recorded: Sequence[int] | None = None
+    """Workers in the order of another run, which is replayed; None serves whoever comes first."""
+    clock: Callable[[], float] = time.perf_counter
+    """Function that returns the seconds of the run."""
+    due: Callable[[], bool] = lambda: False
+    """Function that returns True, once, where a checkpoint is due by the clock."""
+    request: Callable[[], Request] = lambda: Request.NONE
+    """Function that returns the request of a signal to this process."""
+    observe: Callable[[OperationSpan], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
+    """Function that reports a line to the user."""
+    gone: set[int] = field(default_factory=set)
+    """Workers that have died, or have not come for long after the training had ended."""
+    _arrived: deque[tuple[int, WorkerHeader]] = field(default_factory=deque)
+    _ended: set[int] = field(default_factory=set)
+    _done: bool = False
+
+    def __post_init__(self) -> None:
+        self._left = None if self.recorded is None else deque(self.recorded)
+
+    def run(self) -> None:
+        """Serve until the run is over."""
+        idle, since = POLL_SECONDS, time.monotonic()
+        while not self._done:
+            found = self._collect()
+            if self._serve_next() or found:
+                idle, since = POLL_SECONDS, time.monotonic()
+                continue
+            self._mark_dead()
+            self._mark_absent(time.monotonic() - since)
+            time.sleep(idle)
+            idle = min(MAX_POLL_SECONDS, 1.5 * idle)
+        if self.log is not None:
+            self.log.close()
+
+    @property
+    def stopped(self) -> bool:
+        """True where a signal has ended the run before its last epoch."""
+        unfinished = self.state.samples < self.budget.samples * self.budget.epochs
+        return unfinished and self._left is None and self.state.stopping
+
+    @property
+    def living(self) -> list[int]:
+        """Workers that have not died."""
+        return [worker for worker in range(len(self.state.workers)) if worker not in self.gone]
+
+    def _collect(self) -> bool:
+        """Take in the headers that have come. Return True where there was one."""
+        found = False
+        while (came := self.port.poll()) is not None:
+            found = True
+            worker, header = came
+            if worker in self.gone:
+                self.gone.discard(worker)
+                self.report(f"worker {worker} is back")
+            if header.kind is Kind.EXCHANGE:
+                self._arrived.append((worker, header))
+            elif header.kind is Kind.FETCH:
+                self._try(worker, self._send_centre)
+            elif header.kind is Kind.ENDED:
+                self._ended.add(worker)
+                self._order_fetch()
+            else:
+                self._dismiss(worker)
+        return found
+
+    def _serve_next(self) -> bool:
+        """Serve the next worker, if it has come. Return True where one was served."""
+        waiting = [worker for worker, _ in self._arrived]
+        worker, applied = self._choose(waiting)
+        if worker is None:
+            return False
+        place = waiting.index(worker)
+        header = self._arrived[place][1]
+        del self._arrived[place]
+        self._try(worker, lambda one: self._serve(one, header, applied))
+        return True
+
+    def _choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
+        """Return the worker to serve next, and False where a replay has no such exchange: it is not applied."""
+        if self._left is None:
+            last = [one.exchange for one in self.state.workers]
+            living = [one for one in self.living if one not in self._ended]
+            return next_worker(waiting, last, self.state.number, self.staleness, living), True
+        surplus = next((worker for worker in waiting if worker not in self._left), None)
+        if surplus is not None:
+            return surplus, False
+        return (self._left[0], True) if self._left and self._left[0] in waiting else (None, True)
+
+    def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
+        """Reply to a worker and carry out the program of its exchange."""
+        began = time.perf_counter()
+        due = applied and self.number == 0 and not self.state.stopping and self.due()
+        if self.number == 0 and (asked := self.request()) is not Request.NONE and not self.state.stopping:
+            header = header._replace(request=asked)
+        state, reply = answer(self.state, worker, header, self.budget, self.clock(), due)
+        if self.number:
+            reply = reply._replace(orders=Order.NONE)
+        if not applied:
+            reply = reply._replace(orders=Order.STOP)
+        self.centre.worker, self.centre.reply = worker, reply.encode()
+        program = self.rule.serve(Arrival(self.state.number, worker), self.number, self.layout)
+        link = self.port.link(worker)
+        for task in program:
+            if applied or task.group is not None:
+                assert task.operation.act is not None, "a server's program has no tasks of an outside program"
+                task.operation.act(self.centre, task, link)
+        if applied:
+            self._record(worker, header, reply)
+            self.state = state
+        span = OperationSpan(f"serve worker {worker}", "server", f"server {self.number}", began, time.perf_counter())
+        self.observe(span)
+
+    def _record(self, worker: int, header: WorkerHeader, reply: Reply) -> None:
+        if self._left is not None:
+            self._left.popleft()
+        if self.log is not None:
+            stale = missed(reply.number, self.state.workers[worker].exchange)
+            self.log.add(number=reply.number, worker=worker, sent=header.step, applied=header.step, stale=stale)
+
+    def _try(self, worker: int, act: Callable[[int], None]) -> None:
+        """Call `act` with a worker, which may die meanwhile."""
+        try:
+            act(worker)
+        except Exception as error:
+            if not (self.port.lost(error) or isinstance(error, StallError)):
+                raise
+            self._mark_gone(worker, "has died" if self.port.lost(error) else "has stopped in an exchange")
+
+    def _send_centre(self, worker: int) -> None:
+        """Send the final centre to the worker that fetches it."""
+        reply = Reply(self.state.number, workers=self.state.workers)
+        if self.number == 0:
+            reply = Reply(
+                *(self.state.number, self.state.samples, self.state.samples, Order.CENTRE, self.state.epoch),
+                *(self.budget.epochs, self.state.loss, self.state.loss_samples, self.state.steps, self.clock()),
+                self.clock() - self.state.epoch_began,
+                workers=self.state.workers,
+            )
+        self.port.link(worker).send(reply.encode())
+        mine = (key for key, its in self.rule.server_of(self.layout).items() if its == self.number)
+        for key in mine:
+            self.port.link(worker).send(self.centre.flats[key])
+        if self.number == 0 and self.centre.buffers is not None:
+            self.port.link(worker).send(self.centre.buffers)
+
+    def _order_fetch(self) -> None:
+        """Order the first living worker to fetch the final centre, once all have ended."""
+        if self.number or self._done or not set(self.living) <= self._ended or not self.living:
+            return
+        order = Order.CLOSE if self.stopped else Order.FETCH  # a run that a signal has stopped is stored already
+        self._try(self.living[0], lambda worker: self._send_order(worker, order))
+
+    def _dismiss(self, first: int) -> None:
+        """End the run: the final centre is stored. The other workers leave."""
+        if self.number == 0:
+            for worker in self.living:
+                if worker != first:
+                    self._try(worker, lambda one: self._send_order(one, Order.LEAVE))
+        self._done = True
+
+    def _send_order(self, worker: int, order: Order) -> None:
+        self.port.link(worker).send(Reply(orders=order, workers=self.state.workers).encode())
+
+    def _mark_dead(self) -> None:
+        for worker in sorted(self.port.dead() - self.gone):
+            self._mark_gone(worker, "has died")
+
+    def _mark_absent(self, seconds: float) -> None:
+        """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
+        or have not come for long."""
+        awaited = self._left is None and (bool(self._arrived) or (self.number == 0 and self.state.stopping))
+        if not awaited or seconds < IDLE_SECONDS:
+            return
+        here = {worker for worker, _ in self._arrived} | self._ended
+        for worker in self.living:
+            if worker not in here and (self.port.stopped(worker) or seconds > self.timeout):
+                self._mark_gone(worker, f"is stopped, or has not come for {seconds:.0f} s")
+
+    def _mark_gone(self, worker: int, why: str) -> None:
+        if worker in self.gone:
+            return
+        self.gone.add(worker)
+        self._ended.discard(worker)
+        self.state = replace(self.state, saving=self.state.saving - {worker})
+        self._arrived = deque(pair for pair in self._arrived if pair[0] != worker)
+        self.report(f"worker {worker} {why}: the others go on without it")
+        if self.log is not None:
+            self.log.add(died=worker, number=self.state.number)
+        if self.living:
+            self._order_fetch()
+        else:
+            self._done = True

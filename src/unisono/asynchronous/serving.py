@@ -1,0 +1,158 @@
+"""Decisions of servers, as pure functions: whom to serve next, and the reply to each exchange.
+
+    arrived   2 0        last exchange of each    0: 4   1: 1   2: 6     staleness 6, exchange 8 is next
+                         after it, worker 1 would have missed 2 .. 8: 7 exchanges, so all wait for worker 1
+
+The bound is that of a stale synchronous parallel server (Ho et al. 2013), counted in exchanges.
+
+The state is that of a whole run: it is in each reply, from which a checkpoint takes it, so that a run resumes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.asynchronous.messages import KINDS_OF_TIME, Order, Reply, Request, WorkerHeader, WorkerProgress
+
+
+def next_worker(
+    arrived: Sequence[int],
+    last: Sequence[int],
+    number: int,
+    staleness: int | None = None,
+    alive: Collection[int] | None = None,
+) -> int | None:
+    """Return the worker that a server serves in exchange `number`; None where it has to wait for another one.
+
+    `arrived` are the workers that wait, first come first; `last` the number of each worker's last exchange, -1 for
+    none. With `staleness`, no living worker may miss more exchanges of others between two of its own: a worker is
+    served only if all others can still be served in time after it, one after another.
+    """
+    if staleness is None:
+        return arrived[0] if arrived else None
+    living = set(range(len(last)) if alive is None else alive) | set(arrived)
+    for worker in arrived:
+        latest = sorted(last[other] + 1 + staleness for other in living if other != worker)
+        if all(number + 1 + place <= limit for place, limit in enumerate(latest)):
+            return worker
+    return min(arrived, key=lambda worker: last[worker]) if arrived and living == set(arrived) else None
+
+
+def missed(number: int, last: int) -> int:
+    """Return the exchanges of others since a worker's last one: the staleness of the centre that it knows."""
+    return number - last - 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Length of a run and its checkpoints."""
+
+    samples: int
+    """Samples of an epoch: all workers together."""
+    epochs: int
+    checkpoint_samples: int = 0
+    """Samples between two checkpoints within an epoch; 0: none."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Progress of a run after `number` exchanges, as its first server knows it."""
+
+    workers: tuple[WorkerProgress, ...]
+    number: int = 0
+    samples: int = 0
+    """Samples that all workers have trained on."""
+    epoch: int = 0
+    """Number of epochs that have ended."""
+    loss: float = 0.0
+    """Sum of the loss since then."""
+    loss_samples: int = 0
+    """Samples of that sum."""
+    epoch_began: float = 0.0
+    """Seconds of the run when the present epoch began."""
+    saving: frozenset[int] = frozenset()
+    """Workers that have not yet been ordered to save their state for the checkpoint `cut`."""
+    cut: int = 0
+    stopping: bool = False
+    """True once workers are ordered to stop."""
+    seconds: tuple[tuple[float, ...], ...] = ()
+    """Seconds of each kind of time, of each worker."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of all workers together."""
+        return sum(one.step for one in self.workers)
+
+
+def begin(workers: int) -> RunState:
+    """Return the state of a run that begins."""
+    return RunState((WorkerProgress(),) * workers, seconds=((0.0,) * KINDS_OF_TIME,) * workers)
+
+
+def resumed(reply: Reply) -> RunState:
+    """Return the state before the exchange that a reply belongs to, for a run that resumes there."""
+    return RunState(
+        reply.workers,
+        reply.number,
+        reply.samples_before,
+        reply.epoch,
+        reply.loss,
+        reply.loss_samples,
+        reply.elapsed - reply.epoch_seconds,
+        seconds=(reply.seconds,) * len(reply.workers),
+    )
+
+
+def answer(
+    state: RunState, worker: int, header: WorkerHeader, budget: Budget, elapsed: float, due: bool = False
+) -> tuple[RunState, Reply]:
+    """Return the state after a worker's exchange, and the reply to it.
+
+    `elapsed` is the seconds of the run; `due`: True where a checkpoint is due by the clock.
+    """
+    samples = state.samples + header.samples
+    seconds = tuple(header.seconds if n == worker else one for n, one in enumerate(state.seconds))
+    epoch = min(samples // budget.samples, budget.epochs)
+    finished = samples >= budget.samples * budget.epochs
+    ends = epoch > state.epoch and not state.stopping and not finished  # the last epoch ends with the final centre
+    every = budget.checkpoint_samples
+    passed = bool(every) and samples // every > state.samples // every
+    cuts = not state.stopping and (ends or passed or due or header.request is not Request.NONE)
+    saving = frozenset(range(len(state.workers))) if cuts else state.saving
+    cut = state.steps - state.workers[worker].step + header.step if cuts else state.cut
+    stopping = state.stopping or finished or header.request is Request.STOP
+    orders = Order.SAVE if worker in saving else Order.NONE
+    orders |= (Order.CENTRE if cuts else Order.NONE) | (Order.STOP if stopping else Order.NONE)
+    mean = tuple(sum(one) / len(seconds) for one in zip(*seconds, strict=True))
+    reply = Reply(
+        state.number,
+        samples,
+        state.samples,
+        orders,
+        state.epoch,
+        epoch if ends else 0,
+        state.loss,
+        state.loss_samples,
+        cut,
+        elapsed,
+        elapsed - state.epoch_began,
+        mean,
+        state.workers,
+    )
+    served = WorkerProgress(header.step, state.number)
+    after = replace(
+        state,
+        workers=tuple(served if n == worker else one for n, one in enumerate(state.workers)),
+        number=state.number + 1,
+        samples=samples,
+        epoch=epoch if ends else state.epoch,
+        loss=0.0 if ends else state.loss + header.loss,
+        loss_samples=0 if ends else state.loss_samples + header.samples,
+        epoch_began=elapsed if ends else state.epoch_began,
+        saving=saving - {worker},
+        cut=cut,
+        stopping=stopping,
+        seconds=seconds,
+    )
+    return after, reply

@@ -1,0 +1,52 @@
+"""A 1 x 1 convolution as one matrix product.
+
+    inputs   (pixels, in_channels)   one row per pixel, as in channels-last memory
+    outputs  (pixels, out_channels)  =  inputs  weight^T
+
+With a stride, the pixels that the kernel reads are selected first; the gradient of the others is zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
+from unisono.compute.geometry import Geometry, to_nchw, to_nhwc
+
+
+def fits(geometry: Geometry) -> bool:
+    """Return True for a 1 x 1 kernel over all channels, without padding."""
+    return geometry.kernel == (1, 1) and geometry.padding == (0, 0) and geometry.groups == 1
+
+
+def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the outputs."""
+    found = _strided_pixels(geometry, inputs) @ weight.flatten(1).t()
+    return to_nchw(found.view(geometry.samples, *geometry.output_size, geometry.out_channels))
+
+
+def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the inputs."""
+    found = to_nhwc(gradient).view(-1, geometry.out_channels) @ weight.flatten(1)
+    found = found.view(geometry.samples, *geometry.output_size, geometry.in_channels)
+    if geometry.stride == (1, 1):
+        return to_nchw(found)
+    whole = found.new_zeros(geometry.samples, *geometry.size, geometry.in_channels)
+    whole[:, :: geometry.stride[0], :: geometry.stride[1]] = found
+    return to_nchw(whole)
+
+
+def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient of the weight."""
+    found = to_nhwc(gradient).view(-1, geometry.out_channels).t() @ _strided_pixels(geometry, inputs)
+    return found.view(geometry.out_channels, geometry.in_channels, 1, 1)
+
+
+def _strided_pixels(geometry: Geometry, inputs: Tensor) -> Tensor:
+    """Return the pixels that the kernel reads, one per row."""
+    down, right = geometry.stride
+    return torch.reshape(to_nhwc(inputs)[:, ::down, ::right], (-1, geometry.in_channels))
+
+
+PRODUCT = ConvolutionAlgorithm(fits, forward, grad_input, grad_weight)

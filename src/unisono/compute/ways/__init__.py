@@ -1,1 +1,0 @@
-"""Ways to compute a convolution, one file each (swCaffe 4.2 and 6.1)."""

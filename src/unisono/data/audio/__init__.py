@@ -1,0 +1,1 @@
+"""Audio: reading, features, augmentation, and the transform to network inputs."""

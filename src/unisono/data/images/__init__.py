@@ -1,0 +1,1 @@
+"""Images: decoding, augmentation, and the transform to network inputs."""

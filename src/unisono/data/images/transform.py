@@ -1,0 +1,91 @@
+"""Transform of images to network inputs: decode, crop, scale, mirror and normalise, in channels-last memory.
+
+    bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / std ─▶ float32
+
+A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
+"""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import torch
+
+from unisono.data.images.augmentation import ImageAugmentation, ImageOptions, choose_augmentation
+from unisono.data.images.crops import Box, Random
+from unisono.data.images.decode import ImageDecoder, Pixels
+
+WHITE = 255.0
+
+ROWS_AT_ONCE = 64
+"""Number of rows of an image that are normalised at once."""
+
+
+class ImageTransform:
+    """Transform of images to network inputs, for one thread."""
+
+    def __init__(self, options: ImageOptions, shape: tuple[int, ...] | None = None) -> None:
+        """Create the transform. `shape` is (height, width) or (height, width, channels) of raw images; None: files."""
+        self.shape = options.size, options.size, options.channels
+        self._options, self._raw = options, shape
+        self._decoder = ImageDecoder(options.channels)
+        row = options.size * options.channels
+        std = torch.tensor(options.std).repeat(options.size)
+        self._numbers = torch.empty(min(ROWS_AT_ONCE, options.size), row)
+        self._scale = (1 / (WHITE * std)).reshape(1, row)
+        self._shift = (-torch.tensor(options.mean).repeat(options.size) / std).reshape(1, row)
+
+    def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+        """Convert one image into `out`, (size, size, channels), float32 or bfloat16.
+
+        Without `random` it is converted as in validation. Raises DecodeError if the bytes are no image.
+        """
+        pixels, augmentation = self._cut(file, random)
+        size = self._options.size
+        height, width = pixels.shape[:2]
+        if (height, width) != (size, size):
+            interpolation = cv2.INTER_AREA if min(height, width) >= 2 * size else cv2.INTER_LINEAR
+            pixels = np.asarray(cv2.resize(pixels, (size, size), interpolation=interpolation), np.uint8)
+        if augmentation.mirrored:
+            pixels = np.asarray(cv2.flip(pixels, 1), np.uint8)
+        if augmentation.right or augmentation.down:
+            pixels = shifted(pixels.reshape(size, size, -1), augmentation.right, augmentation.down)
+        rows, source = out.view(size, -1), torch.from_numpy(pixels.reshape(size, -1))
+        for first in range(0, size, ROWS_AT_ONCE):  # few enough for the core's cache
+            last = min(size, first + ROWS_AT_ONCE)
+            numbers = self._numbers[: last - first]
+            numbers.copy_(source[first:last])
+            if out.dtype == torch.float32:
+                torch.addcmul(self._shift, numbers, self._scale, out=rows[first:last])
+            else:
+                rows[first:last].copy_(torch.addcmul(self._shift, numbers, self._scale, out=numbers))
+
+    @staticmethod
+    def batch(memory: torch.Tensor) -> torch.Tensor:
+        """Return a batch as the network takes it: (samples, channels, size, size), in channels-last memory."""
+        return memory.permute(0, 3, 1, 2)
+
+    def _cut(self, file: memoryview, random: Random | None) -> tuple[Pixels, ImageAugmentation]:
+        """Return the pixels of the chosen crop of an image, as decoded, and the augmentation with that crop."""
+        chosen: list[ImageAugmentation] = []
+
+        def choose(width: int, height: int) -> Box:
+            chosen.append(choose_augmentation(self._options, width, height, random))
+            return chosen[0].box
+
+        if self._raw is None:
+            pixels, box = self._decoder.read(bytes(file), choose, self._options.size)
+        else:
+            pixels = np.frombuffer(file, np.uint8).reshape(*self._raw[:2], -1)
+            box = choose(pixels.shape[1], pixels.shape[0])
+        x, y, width, height = box
+        return pixels[y : y + height, x : x + width], chosen[0]
+
+
+def shifted(pixels: Pixels, right: int, down: int) -> Pixels:
+    """Return the image moved by `right` and `down` pixels; pixels that enter are black."""
+    height, width, _ = pixels.shape
+    out = np.zeros_like(pixels)
+    into = out[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)]
+    into[:] = pixels[max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)]
+    return out

@@ -1,1 +1,0 @@
-"""Conversion of the bytes of images to network inputs."""

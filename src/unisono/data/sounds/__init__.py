@@ -1,1 +1,0 @@
-"""Conversion of the bytes of audio recordings to network inputs."""

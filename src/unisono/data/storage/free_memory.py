@@ -1,0 +1,67 @@
+"""Checks that a node has enough free memory before its ranks read a pack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from unisono.errors import PackError
+from unisono.world import World
+
+MEMINFO = Path("/proc/meminfo")
+OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+SHARED = Path("/dev/shm")
+
+
+def free_bytes(shared: bool = False) -> int | None:
+    """Return the bytes that processes of this node can still allocate (as shared memory); None without MEMINFO."""
+    if not MEMINFO.exists():
+        return None
+    lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+    free = [int(lines["MemAvailable"].split()[0]) * 1024, *_limits()]
+    if shared and SHARED.exists():
+        found = os.statvfs(SHARED)
+        free.append(found.f_bavail * found.f_frsize)
+    return min(free)
+
+
+def _limits() -> Iterator[int]:
+    """Yield the bytes that each control group of this process still allows, from its own up to the root."""
+    lines = OWN_GROUP.read_text().splitlines() if OWN_GROUP.exists() else []
+    path = next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
+    for group in (GROUPS / path, *(GROUPS / path).parents):
+        limit = group / "memory.max"
+        if limit.exists() and (most := limit.read_text().strip()) != "max":
+            yield int(most) - _used_bytes(group)
+
+
+def _used_bytes(group: Path) -> int:
+    """Return the bytes that a control group uses, without the page cache, which is freed on demand."""
+    kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int((group / "memory.current").read_text()) - int(kinds["active_file"]) - int(kinds["inactive_file"])
+
+
+def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
+    """Raise PackError on every rank if the ranks of a node need more than it has; `nbytes` is this rank's need."""
+    for node, needed, least in _short_nodes(world, nbytes, shared):
+        what = "shared memory" if shared else "memory"
+        raise PackError(
+            f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {needed / 1e9:.1f} GB of "
+            'the pack; start on more nodes, or store the pack partitioned (storage = "partitioned", groups = 1)'
+        )
+
+
+def has_free_memory(world: World, nbytes: int, shared: bool = False) -> bool:
+    """Return True, on every rank, if every node has the bytes that its ranks need; `nbytes` is this rank's need."""
+    return not list(_short_nodes(world, nbytes, shared))
+
+
+def _short_nodes(world: World, nbytes: int, shared: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield (node, need, least free) in bytes for each node that has less than its ranks need."""
+    seats = world.all_gather_object((world.node, nbytes, free_bytes(shared)))
+    for node in sorted({node for node, _, _ in seats}):
+        needed = sum(each for at, each, _ in seats if at == node)
+        least = min((each for at, _, each in seats if at == node and each is not None), default=needed)
+        if needed > least:
+            yield node, needed, least

@@ -1,8 +1,0 @@
-"""Data sets that a recipe can name."""
-
-from collections.abc import Callable
-
-from unisono.data import digits
-from unisono.data.dataset import Dataset
-
-DATA: dict[str, Callable[[], Dataset]] = {"digits": digits.load}

@@ -1,0 +1,93 @@
+"""Communicators and threads for exchanges, created once per world and shared by all its users.
+
+    model 1   exchange 1 of model 1 │                  exchange 2 of model 1 │
+    model 2                         │ exchange 1 of model 2 │                        one communicator: one at a time
+
+Exchanges of one communicator run one at a time, in the order in which they are pushed. Each is labelled, so that ranks
+that push in different orders get an error, and never add one model's gradients to another's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from unisono.engine.closing import Closing
+from unisono.engine.dependencies import ExclusiveVariable
+from unisono.engine.engine import Engine
+from unisono.world import World
+
+
+class CommunicatorUser(Protocol):
+    """Object whose exchanges are carried out here; it is held by a weak reference only."""
+
+    def finish(self) -> None:
+        """Wait for the work under way: the program ends."""
+
+    def release(self) -> None:
+        """Stop using the world: it is about to be freed."""
+
+
+class CommunicatorPool(Closing):
+    """Engine and communicators of a world. Created by all its ranks together."""
+
+    def __init__(self, world: World) -> None:
+        self.engine = Engine({"communication": 1, "update": 1, "computing": 1})
+        self._world, self._dups = world, list[World]()
+        self._exclusive = list[ExclusiveVariable]()
+        self._users: weakref.WeakSet[CommunicatorUser] = weakref.WeakSet()
+        self._registered = 0
+        self._at_exit = partial(_finish, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def worlds(self, number: int) -> list[World]:
+        """Return the first `number` duplicates of the world; missing ones are created, by all ranks together."""
+        if len(self._dups) < number:  # exclusive: other operations may use the first one
+            self.engine.carry_out(partial(self._duplicate, number), (), (self.exclusive(0),), "dup")
+        return self._dups[:number]
+
+    def exclusive(self, number: int) -> ExclusiveVariable:
+        """Return the variable that keeps the exchanges of a communicator in order."""
+        while len(self._exclusive) <= number:
+            self._exclusive.append(ExclusiveVariable(f"communicator {len(self._exclusive)}"))
+        return self._exclusive[number]
+
+    def register(self, user: CommunicatorUser) -> int:
+        """Register a user, to be notified when its exchanges have to end; return its number, the same on all ranks."""
+        self._users.add(user)
+        self._registered += 1
+        return self._registered
+
+    def finish(self) -> None:
+        """Wait for the work under way of all users."""
+        for user in list(self._users):
+            user.finish()
+
+    def close(self) -> None:
+        """End the threads, once all work is over: the world is about to be freed."""
+        atexit.unregister(self._at_exit)
+        for user in list(self._users):
+            user.release()
+        self.engine.close()
+
+    def _duplicate(self, number: int) -> None:
+        while len(self._dups) < number:
+            self._dups.append((self._dups[0] if self._dups else self._world).dup())
+        self.engine.grow("communication", number)
+
+
+def _finish(reference: weakref.ref[CommunicatorPool]) -> None:
+    if (pool := reference()) is not None:
+        pool.finish()
+
+
+def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:
+    """Call `act`, whose collectives carry a label that ranks compare."""
+    world.label(label)
+    try:
+        act(world)
+    finally:
+        world.label("")

@@ -1,0 +1,48 @@
+"""Links that each message uses, as arrays.
+
+number   0 ... n-1      n ... 2n-1     2n ... 2n+s-1     2n+s ... 2n+2s-1     2n+2s
+link     out of nodes   into nodes     out of supernodes into supernodes      none: no limit
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.network.links import Network
+from unisono.network.traffic import Numbers, Traffic
+from unisono.placement import Placement
+
+
+class Routes:
+    """Links that each message uses. An extra link without a limit fills the rows of messages that use fewer."""
+
+    def __init__(self, every: Traffic, placement: Placement, network: Network) -> None:
+        node = np.array(placement.node_of_rank)
+        supernode = np.array(placement.supernodes or (0,) * len(placement.nodes))
+        self.nodes, self.supernodes = len(placement.nodes), int(supernode.max()) + 1
+        from_node, to_node = node[every.sender], node[every.receiver]
+        self.within = from_node == to_node
+        self.across = supernode[from_node] != supernode[to_node]
+        links = [from_node, to_node + self.nodes]
+        limits = [1 / float(network.beta)] * (2 * self.nodes)
+        if network.oversubscribed and self.across.any():
+            unlimited = 2 * (self.nodes + self.supernodes)
+            out = 2 * self.nodes + supernode[from_node]
+            into = 2 * self.nodes + self.supernodes + supernode[to_node]
+            links += [np.where(self.across, link, unlimited) for link in (out, into)]
+            limits += [1 / float(network.uplink_beta or 0)] * (2 * self.supernodes) + [np.inf]
+        ends, self.pair = np.unique(every.sender * every.ranks + every.receiver, return_inverse=True)
+        self.pairs = len(ends)
+        self.links = np.stack(links, axis=1)
+        self.capacities = np.array(limits)
+        self.from_supernode, self.to_supernode = supernode[from_node], supernode[to_node]
+
+    def busiest(self, every: Traffic) -> tuple[float, float]:
+        """Return the bytes over the busiest node link and over the busiest uplink."""
+
+        def most(links: Numbers, some: NDArray[np.bool_]) -> float:
+            return float(np.bincount(links[some], every.nbytes[some], minlength=1).max()) * every.pieces
+
+        node = max(most(self.links[:, 0], ~self.within), most(self.links[:, 1], ~self.within))
+        return node, max(most(self.from_supernode, self.across), most(self.to_supernode, self.across))

@@ -1,0 +1,135 @@
+"""Memory that gradients are sent from. With a single node it is shared with the node's other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from unisono.reducer.bucket_layout import BucketSlice, MemoryLayout, plan_memory, required_elements
+from unisono.step.layout import Bucket
+from unisono.world import World
+
+
+class BucketMemory:
+    """Memory for the gradients of `parameters`, and its operations. All ranks of `world` construct it together."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], world: World) -> None:
+        self.parameters = parameters
+        self._kinds = [_kind(parameter) for parameter in parameters]
+        self._flat = {dtype: world.empty(length, dtype) for dtype, length in required_elements(self._kinds).items()}
+        self.views: list[torch.Tensor] = []
+        """Gradient of each parameter, with the parameter's shape and strides."""
+        self.layout = MemoryLayout((), {}, ())
+        self._sent_buckets: tuple[BucketSlice, ...] = ()
+
+    def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = ()) -> MemoryLayout:
+        """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
+        Return the layout; earlier contents are lost."""
+        for flat in self._flat.values():
+            flat.zero_()  # the gaps between gradients are summed with them
+        self.layout = plan_memory(self._kinds, order, largest)
+        buckets = self.layout.buckets
+        self._sent_buckets = tuple(buckets[number] for number in sequence) or buckets
+        self.views = [
+            _view(self._flat[dtype][start : start + length], parameter)
+            for parameter, (length, dtype), start in zip(self.parameters, self._kinds, self.layout.starts, strict=True)
+        ]
+        return self.layout
+
+    def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
+        """Return the buckets that `lay_out` would make, in the order in which they fill."""
+        return [Bucket(one.nbytes, one.parameters) for one in plan_memory(self._kinds, order, largest).buckets]
+
+    def bucket_slice(self, key: int) -> BucketSlice:
+        """Return the place of the bucket with this key."""
+        return self._sent_buckets[key - 1]
+
+    def elements(self, bucket: BucketSlice) -> torch.Tensor:
+        """Return the elements of a bucket that are sent, as a flat tensor."""
+        return self._flat[bucket.dtype][bucket.start : bucket.stop]
+
+    def pack_weights(self, bucket: BucketSlice, ranks: int) -> None:
+        """Write weights, divided by the number of ranks, into a bucket."""
+        flat = self._flat[bucket.dtype]
+        for number, first, last, start in self.ranges(bucket):
+            whole = self._in_order(self.parameters[number].detach(), number)
+            torch.div(whole[first - start : last - start], ranks, out=flat[first:last])
+        flat[bucket.flags : bucket.flags + len(bucket.ends)] = 0
+
+    def read_weights(self, bucket: BucketSlice) -> torch.Tensor:
+        """Return the weights of a bucket's parameters, where they would lie in it, with zeros elsewhere."""
+        flat = torch.zeros(bucket.stop - bucket.start, dtype=bucket.dtype)
+        for number, first, last, start in self.ranges(bucket):
+            whole = self._in_order(self.parameters[number].detach(), number)
+            flat[first - bucket.start : last - bucket.start] = whole[first - start : last - start]
+        return flat
+
+    def unpack_weights(self, bucket: BucketSlice) -> None:
+        """Copy the contents of a bucket to the weights of its parameters."""
+        self.write_weights(bucket, self.elements(bucket))
+
+    def write_weights(self, bucket: BucketSlice, flat: torch.Tensor) -> None:
+        """Copy a tensor like a bucket to the weights of its parameters."""
+        for number, first, last, start in self.ranges(bucket):
+            parameter, part = self.parameters[number].detach(), flat[first - bucket.start : last - bucket.start]
+            if parameter.stride() == self.views[number].stride():
+                self._in_order(parameter, number)[first - start : last - start] = part
+            else:  # it is not dense: a copy that is takes the part, and is copied back
+                view = self.views[number]
+                dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(parameter)
+                self._in_order(dense, number)[first - start : last - start] = part
+                parameter.copy_(dense)
+
+    def ranges(self, bucket: BucketSlice) -> list[tuple[int, int, int, int]]:
+        """Return, for each parameter in a bucket, its number, the start and the end of its part there, and the start of
+        the whole."""
+        found = []
+        for number in bucket.parameters:
+            start, length = self.layout.starts[number], self._kinds[number][0]
+            found.append((number, max(bucket.start, start), min(bucket.flags, start + length), start))
+        return found
+
+    def pack(self, bucket: BucketSlice, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
+        """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
+        flat = self._flat[bucket.dtype]
+        for number, first, last, start in self.ranges(bucket):
+            into, gradient = flat[first:last], fresh[number]
+            if gradient is None:
+                into.zero_()
+            elif weight != 1 or gradient.data_ptr() != self.views[number].data_ptr():
+                whole = self._in_order(gradient, number)
+                torch.mul(whole[first - start : last - start], weight, out=into)
+        for place, number in enumerate(bucket.ends, bucket.flags):
+            flat[place] = fresh[number] is not None
+
+    def flags(self, bucket: BucketSlice) -> list[bool]:
+        """Return, for each gradient that ends in the bucket, True where any rank had one."""
+        there = self._flat[bucket.dtype][bucket.flags : bucket.flags + len(bucket.ends)]
+        return (there != 0).tolist()
+
+    def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
+        """Return a gradient's elements, flat, in memory order; complex ones as pairs."""
+        view = self.views[number]
+        if gradient.stride() != view.stride():
+            gradient = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(gradient)
+        flat = gradient.as_strided((view.numel(),), (1,), gradient.storage_offset())
+        return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+
+
+def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
+    """Return the count and the dtype of the numbers that are sent for a parameter. A complex element is a pair."""
+    if parameter.is_complex():
+        return 2 * parameter.numel(), parameter.dtype.to_real()
+    return parameter.numel(), parameter.dtype
+
+
+def _view(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return `flat` as a tensor with the shape and strides of a parameter."""
+    elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
+    return elements.as_strided(parameter.shape, _strides(parameter))
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
+    return torch.empty_like(parameter, device="meta").stride()

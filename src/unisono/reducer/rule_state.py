@@ -1,0 +1,139 @@
+"""Rule's memory of one rank: by bucket while steps run, in segments of parameters while it is saved or moved.
+
+    by bucket    anchor 1 │ w3 ....... w2 ...│   anchor 2 │ ... w2 ... w1 │      what tasks act on
+    segments     {"anchor": [(3, 0, w3), (2, 0, first part of w2), (2, 700, second part of w2), (1, 0, w1)]}
+
+A segment is (number of the parameter, its first element there, elements). So the memory is valid in any layout of
+buckets, and a run that resumes with the same layout has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from unisono.reducer.bucket_layout import BucketSlice
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.schedules.pieces import bounds
+from unisono.step.rule_memory import ANCHOR, RESIDUAL, SENT, SUM_RESIDUAL, RuleMemory
+
+SUM = "sum"
+"""Name of the segments of a sum of changes that no outer step has applied yet: contents of a bucket."""
+
+Segment = tuple[int, int, torch.Tensor]
+Segments = Mapping[str, Sequence[Segment]]
+
+
+class RuleState:
+    """Memory of the rule on one rank, which follows the layout of the buckets."""
+
+    def __init__(self, memory: BucketMemory, rank: int, ranks: int) -> None:
+        self._memory, self._rank, self._ranks = memory, rank, ranks
+        self.kept = RuleMemory()
+        """Memory by bucket, which tasks act on."""
+        self._segments: Segments | None = None  # in place of `kept`
+
+    def lay_out(self, keeps_anchor: bool) -> None:
+        """Prepare the memory for a step: by bucket, with an anchor of the present weights where there is none."""
+        if self._segments is not None:
+            segments, self._segments = self._segments, None
+            for key in self._keys:
+                self._load_bucket(key, segments)
+        if keeps_anchor:
+            for key in self._keys:
+                if (ANCHOR, key) not in self.kept:
+                    self.kept.put(ANCHOR, key, self._memory.read_weights(self._memory.bucket_slice(key)))
+
+    def gather(self) -> None:
+        """Prepare the memory for a change of the layout. No task may be running."""
+        self.load(self.segments())
+
+    def segments(self) -> Segments:
+        """Return a copy of the memory, in segments. No exchange may be in flight."""
+        if self._segments is not None:
+            return self._segments
+        found: dict[str, list[Segment]] = {}
+        for (name, key), tensor in self.kept.items():
+            bucket = self._memory.bucket_slice(key)
+            whole = tensor
+            if name == SUM_RESIDUAL:
+                whole = torch.zeros(_length(bucket), dtype=bucket.dtype)
+                whole[self._own(bucket)] = tensor
+            found.setdefault(name, []).extend(self._cut(bucket, whole))
+            if name == SENT:
+                found.setdefault(SUM, []).extend(self._cut(bucket, self._memory.elements(bucket)))
+        return found
+
+    def load(self, segments: Segments) -> None:
+        """Replace the memory by segments. They are laid out for the next step."""
+        self.kept.clear()
+        self._segments = segments
+
+    def write_anchor(self) -> bool:
+        """Copy the anchor to the model's weights. Return False, with nothing copied, where no step has made one."""
+        self.lay_out(keeps_anchor=False)
+        there = all((ANCHOR, key) in self.kept for key in self._keys)
+        for key in self._keys if there else ():
+            self._memory.write_weights(self._memory.bucket_slice(key), self.kept.get(ANCHOR, key))
+        return there
+
+    @property
+    def _keys(self) -> range:
+        return range(1, len(self._memory.layout.buckets) + 1)
+
+    def _own(self, bucket: BucketSlice) -> slice:
+        """Return this rank's shard of a bucket."""
+        return slice(*bounds(_length(bucket), self._ranks, self._rank))
+
+    def _cut(self, bucket: BucketSlice, whole: torch.Tensor) -> list[Segment]:
+        return [
+            (number, first - start, whole[first - bucket.start : last - bucket.start].clone())
+            for number, first, last, start in self._memory.ranges(bucket)
+        ]
+
+    def _load_bucket(self, key: int, segments: Segments) -> None:
+        """Fill the memory of a bucket. A change in flight of which a part is missing is dropped: it is sent again."""
+        bucket = self._memory.bucket_slice(key)
+        found = {name: self._join(bucket, segments.get(name, ())) for name in segments}
+        for name, (whole, covered) in found.items():
+            if name == SUM_RESIDUAL and covered:
+                own = self._own(bucket)
+                self.kept.put(SUM_RESIDUAL, key, whole[own].clone())
+                whole[own] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
+                self.kept.get_or_zeros(RESIDUAL, key, whole).add_(whole)
+            elif name == RESIDUAL and covered:
+                self.kept.get_or_zeros(RESIDUAL, key, whole).add_(whole)
+            elif name == SENT:
+                if covered == self._elements(bucket):
+                    self.kept.put(SENT, key, whole)
+                    self._memory.elements(bucket).copy_(found[SUM][0])
+            elif name != SUM and covered:
+                self.kept.put(name, key, whole)
+
+    def _elements(self, bucket: BucketSlice) -> int:
+        return sum(last - first for _, first, last, _ in self._memory.ranges(bucket))
+
+    def _join(self, bucket: BucketSlice, segments: Sequence[Segment]) -> tuple[torch.Tensor, int]:
+        """Return a tensor like a bucket with the segments that lie in it, and the number of their elements."""
+        whole, covered = torch.zeros(_length(bucket), dtype=bucket.dtype), 0
+        ranges = {number: (first, last, start) for number, first, last, start in self._memory.ranges(bucket)}
+        for number, begin, tensor in segments:
+            if number not in ranges:
+                continue
+            first, last, start = ranges[number]
+            low, high = max(first, start + begin), min(last, start + begin + len(tensor))
+            if low < high:
+                part = tensor[low - start - begin : high - start - begin]
+                whole[low - bucket.start : high - bucket.start] = part
+                covered += high - low
+        return whole, covered
+
+
+def without_changes(segments: Segments) -> Segments:
+    """Return segments without changes in flight, which the weights still have."""
+    return {name: content for name, content in segments.items() if name not in (SENT, SUM)}
+
+
+def _length(bucket: BucketSlice) -> int:
+    return bucket.stop - bucket.start

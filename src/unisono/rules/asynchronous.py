@@ -1,0 +1,107 @@
+"""Base of the rules of workers that never wait for one another: servers keep what they share.
+
+    server="rank"     ranks 0 1 2 train, rank 3 serves          servers=2: ranks 0 1 train, ranks 2 3 serve
+    server="thread"   ranks 0 1 2 3 train, a thread of rank 0 serves
+
+Several servers each keep a part of the model: the buckets are dealt to them by size. A worker's exchange goes to all of
+them at once; each serves whoever comes first. Workers and servers out of step are those of DownPour SGD (Dean et al.
+2012); the bound of staleness is that of the stale synchronous parallel server (Ho et al. 2013).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from unisono.errors import UsageError
+from unisono.rules.base import BaseRule
+from unisono.step.layout import Layout
+from unisono.step.program import Arrival, RankGroup, Step, StepProgram
+from unisono.step.rule import GradientSource, Guarantee, SeatCounts
+
+SERVERS = ("rank", "thread")
+"""Places of a server: a rank that does nothing else, or a thread beside a worker."""
+
+
+@dataclass(frozen=True)
+class BaseAsynchronousRule(BaseRule):
+    """Rule by which every worker applies its own gradients, and exchanges with servers every `period` steps."""
+
+    period: int = 1
+    """Steps between two exchanges of a worker."""
+    server: str = "rank"
+    """Place of the servers: "rank", the last ranks, which train nothing; "thread", beside the workers of ranks 0, 1,
+    ...."""
+    servers: int = 1
+    """Number of servers; each keeps a part of the model."""
+    staleness: int = 0
+    """Largest number of exchanges of others between two of one worker: servers let the others wait for a slower one.
+    0: nobody waits."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.period < 1 or self.servers < 1:
+            raise UsageError(f"{name}(period={self.period}, servers={self.servers}): both must be 1 or more")
+        if self.server not in SERVERS:
+            raise UsageError(f"{name}(server={self.server!r}): there are {', '.join(map(repr, SERVERS))}")
+
+    @abstractmethod
+    def serve(self, event: Arrival, server: int, layout: Layout, /) -> StepProgram:
+        """Return the tasks by which a server serves an exchange."""
+
+    def exchanges(self, event: Step) -> bool:
+        """Return True in the last step of each period."""
+        return event.synchronize and (event.number + 1) % self.period == 0
+
+    def seats(self, ranks: int) -> SeatCounts:
+        """Return the number of workers and servers. Raises UsageError where no rank is left to train."""
+        workers = ranks - self.servers if self.server == "rank" else ranks
+        if workers < 1 or self.servers > ranks:
+            kind = "ranks of their own" if self.server == "rank" else "threads of as many ranks"
+            raise UsageError(
+                f"{type(self).__name__}: {self.servers} servers that are {kind} need more than {ranks} ranks: start "
+                f"{self.servers + 1} or more"
+            )
+        if 0 < self.staleness < workers - 1:
+            raise UsageError(
+                f"{type(self).__name__}(staleness={self.staleness}): {workers} workers that take turns already have a "
+                f"staleness of {workers - 1}: raise it to that or more"
+            )
+        return SeatCounts(workers, self.servers)
+
+    @property
+    def least_buckets(self) -> int:
+        """Number of buckets that the rule needs: one for each server."""
+        return self.servers
+
+    def server_of(self, layout: Layout) -> dict[int, int]:
+        """Return the server of each key: each bucket goes to the server that has the fewest bytes so far."""
+        held = [0] * self.servers
+        found = {}
+        for key in layout.keys:
+            found[key] = held.index(min(held))
+            held[found[key]] += layout.bucket(key).nbytes
+        return found
+
+    def pair(self, worker: int, server: int, layout: Layout) -> RankGroup:
+        """Return the group of a worker and a server: the seats of both."""
+        return RankGroup((worker, self.seats(layout.ranks).workers + server), server)
+
+    def guarantee(self, event: Step) -> Guarantee:
+        """Return the guarantee of an event: a worker applies its own gradients; weights differ."""
+        return Guarantee(GradientSource.OWN if event.synchronize else None, equal=False)
+
+    @property
+    def asynchronous(self) -> bool:
+        """True: workers exchange with servers alone."""
+        return True
+
+    @property
+    def differs(self) -> bool:
+        """True: the weights of workers differ."""
+        return True
+
+    @property
+    def communicators(self) -> int:
+        """Number of threads that exchange: one for each server."""
+        return self.servers

@@ -1,0 +1,133 @@
+"""DiLoCo: local SGD with an outer optimizer, in fragments whose exchange runs beside inner steps.
+
+Each rank makes inner steps alone. All ranks keep an anchor a: the weights after the last outer step. In each period the
+ranks sum the changes a - w, one fragment after another, and the outer optimizer, SGD with Nesterov momentum, moves the
+anchor along their mean (`step/outer.py` has the formulas). With fragments = 4, delay = 1 and every = 16:
+
+    step          0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15
+    fragment 0            p═══o
+    fragment 1                            p═══o
+    fragment 2                                            p═══o
+    fragment 3                                                            p═══o
+
+    p   packs its change and begins to send it, after the inner step        p═══o   inner steps run meanwhile
+    o   takes its outer step, after the inner step
+
+Fragment f of F has the buckets f + 1, f + 1 + F, ... and is packed in step (f + 1) every / F - 1 - delay, rounded down.
+So a fragment at most is in flight at once, and links are used evenly.
+
+Of 4 ranks and n bytes of weights, each rank sends 2 n (p - 1) / p = 1.5 n bytes in a period, in 2 rounds for each
+bucket; with every = 16 and the wire "int4", that is 0.0125 n bytes in a step, where BSP has 1.5 n.
+
+Sources: DiLoCo (Douillard et al., arXiv:2311.08105): outer Nesterov momentum 0.9 at the rate 0.7. Streaming DiLoCo
+(Douillard et al., arXiv:2501.18512): fragments, delay (its tau) and 4 bits. There the weights are mixed with those that
+arrive; here the progress since sending is kept, as `step/outer.py` compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.errors import UsageError
+from unisono.rules.local_sgd import LocalSGD
+from unisono.rules.period import smallest_period
+from unisono.step import build
+from unisono.step.layout import Layout
+from unisono.step.operations import AGREE
+from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
+from unisono.step.program import Operation, Step, Task
+from unisono.step.rule import GradientSource, Guarantee
+
+
+@dataclass(frozen=True)
+class DiLoCo(LocalSGD):
+    """Rule by which ranks update alone, and an outer optimizer applies their mean change once in `every` steps."""
+
+    outer_rate: float = 0.7
+    """Learning rate of the outer optimizer."""
+    outer_momentum: float = 0.9
+    """Momentum of the outer optimizer; 0 for none."""
+    nesterov: bool = True
+    """True for Nesterov's momentum; with False, the plain one."""
+    fragments: int = 4
+    """Number of parts of the weights that are exchanged one after another; at most the number of buckets."""
+    delay: int = 1
+    """Number of inner steps beside which a fragment is exchanged; 0 waits for it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.outer_rate <= 0 or not 0 <= self.outer_momentum < 1:
+            raise UsageError(
+                f"DiLoCo(outer_rate={self.outer_rate}, outer_momentum={self.outer_momentum}): the rate must be above "
+                "0, the momentum at least 0 and below 1"
+            )
+        if self.fragments < 1 or self.delay < 0:
+            raise UsageError(
+                f"DiLoCo(fragments={self.fragments}, delay={self.delay}): there is at least 1 fragment, and the delay "
+                "is 0 or more steps"
+            )
+        if not isinstance(self.every, str) and self.every // self.fragments <= self.delay:
+            raise UsageError(
+                f"DiLoCo(every={self.every}, fragments={self.fragments}, delay={self.delay}): a fragment has "
+                f"{self.every} // {self.fragments} = {self.every // self.fragments} steps until the next, which must "
+                f"be more than the delay; set every to {self.fragments * (self.delay + 1)} or more, or fewer fragments"
+            )
+
+    def _exchange(self, event: Step, layout: Layout) -> list[Task]:
+        """Return the tasks of the fragments that are packed in this step, and of those that end in it."""
+        if isinstance(self.every, str):
+            return []
+        count = min(self.fragments, len(layout.buckets))
+        place, tasks = event.number % self.every, list[Task]()
+        for fragment in range(count):
+            keys = layout.keys[fragment::count][::-1]
+            first = (fragment + 1) * self.every // count - 1 - self.delay
+            if place == first:
+                sends = self.collectives(layout)
+                tasks += sends.place(AGREE, 0, (build.ENDED,), (build.CONTROL,))
+                if layout.buffers and fragment == count - 1:
+                    tasks += build.buffers(sends)  # before the changes: the next forward pass waits for them
+                tasks += begin_exchange(layout, sends, keys, self.exchange_operation)
+            if place == first + self.delay:
+                tasks += take_outer_step(layout, keys, self._outer_step)
+        return tasks
+
+    @property
+    def _outer_step(self) -> Operation:
+        return outer_step(self.outer_rate, self.outer_momentum, self.nesterov)
+
+    def guarantee(self, event: Step) -> Guarantee:
+        """Return the guarantee of an event: own gradients are applied, and each period has an outer step of each
+        bucket. Weights are equal at the end of a period only without fragments and delay; anchors always are."""
+        ends = self._ends_period(event)
+        source = GradientSource.OWN if event.synchronize else None
+        return Guarantee(source, equal=ends and self.fragments == 1 and not self.delay, outer=ends)
+
+    def smallest_period(self, computing: float, exchange: float) -> int:
+        """Return the smallest period, in steps, of which the exchange hides."""
+        return smallest_period(computing, exchange, self.fragments, self.delay)
+
+    @property
+    def exchange_operation(self) -> Operation:
+        """Operation that sums a bucket of changes."""
+        return exchange_change(self.exchange.algorithm, self.exchange.wire)
+
+    @property
+    def cycle(self) -> tuple[int, ...]:
+        """Numbers that the steps of a period depend on."""
+        return (self.period, self.fragments, self.delay)
+
+    @property
+    def least_buckets(self) -> int:
+        """Number of buckets that the rule needs: one for each fragment."""
+        return self.fragments
+
+    @property
+    def keeps_anchor(self) -> bool:
+        """True: changes are those since the anchor."""
+        return True
+
+    @property
+    def evaluates_anchor(self) -> bool:
+        """True: the anchor is what the outer optimizer trains."""
+        return True

@@ -1,0 +1,114 @@
+"""State shared by the process groups of a process: MPI's ranks, and the threads that serve all groups."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from unisono.collectives.group import Group
+from unisono.errors import LaunchError
+from unisono.mpi import MPI
+from unisono.placement import place
+from unisono.torch_backend.completions import Completions
+from unisono.torch_backend.messages import Messages
+from unisono.torch_backend.pytorch import PrefixStore
+from unisono.torch_backend.retirement import Retirement
+from unisono.torch_backend.watchdog import Watchdog
+from unisono.world import init
+
+
+class MpiJob:
+    """Ranks that MPI started, and the mapping of PyTorch's ranks to them."""
+
+    def __init__(self) -> None:
+        self.world = init()
+        self.completions = Completions()
+        self.watchdog = Watchdog()
+        self._mpi_ranks: list[int] = []  # of each rank of the default group
+        self._store: Any = None
+        self._defaults = 0  # default groups made so far
+        self._retirement = Retirement()
+
+    def members(self, store: Any, rank: int, size: int, ranks: Sequence[int]) -> list[int]:
+        """Return the MPI ranks of a group of `size` ranks, of which this is `rank`.
+
+        `ranks` are the group's global ranks, empty for all. Raises LaunchError where MPI has started fewer than `size`.
+        """
+        if size > self.world.size:
+            raise LaunchError(
+                f"a process group of {size} ranks, but MPI started {self.world.size}: start the program with "
+                f"mpiexec -n {size} python PROGRAM.py (or srun), or unisono run --ranks {size} PROGRAM.py, not with "
+                "torchrun or by itself"
+            )
+        if not ranks:
+            self._defaults += 1
+            self._store = own_connection(store)
+            self._mpi_ranks = self._gather_mpi_ranks(store, rank, size)
+            return self._mpi_ranks
+        return [self._mpi_ranks[number] for number in ranks]
+
+    def store(self, group: str) -> Any:
+        """Return the store in which the ranks of a group publish their state; no thread blocks on a missing key."""
+        assert self._store is not None, "the default group is created first"
+        return PrefixStore(f"unisono/{self._defaults}/{group}", self._store)
+
+    def _gather_mpi_ranks(self, store: Any, rank: int, size: int) -> list[int]:
+        """Return the MPI rank of each rank of the default group; the two orders may differ."""
+        if size == self.world.size:
+            pairs = self.world.comm.allgather((rank, self.world.rank))
+            return [mpi_rank for _, mpi_rank in sorted(pairs)]
+        store.set(f"unisono/{rank}", str(self.world.rank))
+        return [int(store.get(f"unisono/{number}")) for number in range(size)]
+
+    def group(self, name: str, members: Sequence[int], interrupted: Callable[[], None]) -> Group:
+        """Return the group of these MPI ranks, which create it together.
+
+        `name` distinguishes it from other groups that are created at the same time.
+        """
+        world = self.world
+        everyone = world.comm.Get_group()
+        chosen = everyone.Incl(list(members))
+        tag_limit: Any = world.comm.Get_attr(MPI.TAG_UB)
+        comm = world.comm.Create_group(chosen, zlib.crc32(name.encode()) % tag_limit)
+        chosen.Free()
+        everyone.Free()
+        nodes = [world.placement.node_of(rank) for rank in members]
+        supernodes = [world.placement.supernode_of(rank) for rank in members]
+        return Group(
+            comm,
+            place(nodes, supernodes),
+            world.table,
+            ranks=range(len(members)),
+            check_interrupt=interrupted,
+            watch=world.watch,
+            name=f"process group {name}",
+        )
+
+    def release(self, group: Group, messages: Messages, broken: bool) -> None:
+        """Free what a group and its messages hold, once all its ranks have released it; abandon a broken group."""
+
+        def free() -> None:
+            messages.free()
+            group.free()
+            group.comm.Free()
+
+        if broken:
+            group.abandon()
+        else:
+            self._retirement.retire(messages.comm, free)
+
+
+def own_connection(store: Any) -> Any:
+    """Return another connection to the same store: a thread that uses it blocks no other."""
+    base = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    return base.clone()
+
+
+@cache
+def mpi_job() -> MpiJob:
+    """Return the job of this process; the first call starts MPI."""
+    return MpiJob()

@@ -1,0 +1,170 @@
+"""Builds the parts of a recipe on the ranks of a world: cores, the feed, the network, its trainer.
+
+cores ─ feed ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unisono.binding import CoreShare, bind, report, shares_of
+from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
+from unisono.compute.precision import StepContext, autocast_to, choose_dtype
+from unisono.compute.prepare import prepare
+from unisono.compute.processor import processor
+from unisono.data.builtin import BUILTIN_DATASETS
+from unisono.data.feed import Feed, InMemoryFeed
+from unisono.data.requirements import check_installed
+from unisono.errors import RecipeError, UsageError
+from unisono.launch import available_cores
+from unisono.models.registry import make_network
+from unisono.optimizers.build import make_optimizer
+from unisono.rules import BaseRule, Exchange
+from unisono.schedules.pieces import bounds
+from unisono.training.loss import classification_loss
+from unisono.training.named_rule import named_rule
+from unisono.training.recipe import OWN, Recipe, own_rule
+from unisono.training.timeline import Timeline
+from unisono.training.trainer import Trainer
+from unisono.training.warmup import warm_up
+from unisono.user_function import is_user_function
+from unisono.world import World
+
+MAX_DECODING_THREADS = 8
+"""Largest number of decoding threads, unless the recipe gives more."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def bind_cores(world: World) -> tuple[CoreShare, list[str]]:
+    """Bind this rank to its share of its node's cores. Return the share, and one report line for each kind of node."""
+    node = world.node_world()
+    shares = shares_of(node.all_gather_object(available_cores()), alone=world.size == 1)
+    share = shares[node.rank]
+    bind(share)
+    if share.bound:  # OMP_NUM_THREADS may be meant for all ranks together
+        torch.set_num_threads(min(torch.get_num_threads(), len(share.cores)))
+    return share, list(dict.fromkeys(world.all_gather_object(report(shares))))
+
+
+def product_dtype(recipe: Recipe) -> torch.dtype:
+    """Return the dtype in which convolutions and wide layers are computed on this processor."""
+    return choose_dtype(recipe.compute.precision, DTYPES[recipe.model.dtype], "cpu", processor())
+
+
+def describe_precision(recipe: Recipe, world: World) -> str:
+    """Return a line about number format, threads and processor for the start of a run. Called by all ranks together."""
+    name = str(product_dtype(recipe)).removeprefix("torch.")
+    counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
+    threads = " or ".join(map(str, counts))
+    return f"products in {name}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}"
+
+
+def make_feed(recipe: Recipe, world: World, share: CoreShare, whole_test: bool = False) -> Feed:
+    """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves."""
+    data = recipe.data
+    if not data.pack:
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed)
+    check_installed()
+    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
+
+    threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
+    conversion = data.size, data.augment, threads, data.windows, data.context
+    replicated = data.storage == "replicated"
+    options = FeedOptions(Path(data.pack), replicated, data.groups, *conversion, whole_test=whole_test)
+    return PackedFeed(options, world, recipe.training.seed)
+
+
+def make_trainer(
+    recipe: Recipe, world: World, feed: Feed, rule: BaseRule, timeline: Timeline | None, plan: ConvolutionPlan
+) -> Trainer:
+    """Return the trainer of the recipe's network by a rule, with weights from the seed.
+
+    With `convolutions = "autotune"` a warm-up step completes `plan`. Raises RecipeError where the network does not take
+    the data.
+    """
+    torch.manual_seed(recipe.training.seed)
+    dtype = DTYPES[recipe.model.dtype]
+    network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
+    model, options = network.to(dtype), recipe.optimizer
+    within = partial(autocast_to, product_dtype(recipe), dtype, "cpu")
+    check_fit(model, recipe.model.name, feed.blank(1).to(dtype), within)
+    if recipe.compute.convolutions == "autotune":
+        prepare(model, plan)
+        first, last = bounds(recipe.training.batch, world.size, world.rank)
+
+        def step(inputs: Tensor, labels: Tensor) -> Tensor:
+            with within():
+                return classification_loss(model(inputs), labels)
+
+        warm_up(model, step, feed.blank(last - first).to(dtype), plan, world)
+    optimizer = make_optimizer(options.name, model, options.learning_rate, options.momentum, options.weight_decay)
+    return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
+
+
+def make_rule(recipe: Recipe) -> BaseRule:
+    """Return the rule of a recipe. Raises RecipeError where the user's function returns no BaseRule."""
+    options = recipe.rule
+    wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
+    megabytes = recipe.exchange.bucket_megabytes
+    largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
+    exchange = Exchange(recipe.exchange.algorithm, wire, largest)
+    if is_user_function(options.name):
+        own = own_rule(options)
+        rule = own.call(exchange, options.overlap)
+        if not isinstance(rule, BaseRule):
+            raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+        return rule
+    return named_rule(options, exchange)
+
+
+def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:
+    """Raise RecipeError where a catalogue network does not take the data; a user's network raises its own errors."""
+    if ":" in name:
+        return
+    try:
+        with torch.no_grad(), within():
+            model.eval()(inputs)
+    except (RuntimeError, ValueError) as error:
+        shape = " x ".join(map(str, inputs.shape[1:]))
+        raise RecipeError(
+            f"model.name = {name!r} does not take samples of {shape}, as the data has them ({error}); "
+            "see docs/training.md for what each network takes"
+        ) from error
+
+
+def load_plan(recipe: Recipe, own: Path | None, world: World) -> ConvolutionPlan:
+    """Return a plan with the convolution timings known so far; missing ones are measured later.
+
+    A resumed run uses only its `own` file if that has timings, so that it computes as it began; otherwise the recipe's
+    file is read. Raises UsageError where the recipe's file could not be written.
+    """
+
+    def read() -> dict[str, Times]:
+        here = machine(processor().name)
+        before = {} if own is None else read_plan(own, here)
+        if not recipe.compute.plan:
+            return before
+        check_plan(Path(recipe.compute.plan))
+        return before or read_plan(Path(recipe.compute.plan), here)
+
+    return ConvolutionPlan(world.call_on_root(read))
+
+
+def save_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) -> None:
+    """Write the measured timings into the run's folder, and add them to the recipe's file."""
+
+    def write() -> None:
+        here = machine(processor().name)
+        for path in (own, *([Path(recipe.compute.plan)] if recipe.compute.plan else [])):
+            try:
+                write_plan(path, here, plan.measured)
+            except OSError as error:
+                raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+    if plan.measured:
+        world.call_on_root(write)

@@ -1,0 +1,144 @@
+"""Grid of a sweep as data: its axes, and a point for each run.
+
+    --set rule.every=1,4 --set optimizer.learning_rate=0.05,0.1 --set training.epochs=3
+
+    1-every=1-learning_rate=0.05        3-every=4-learning_rate=0.05
+    2-every=1-learning_rate=0.1         4-every=4-learning_rate=0.1
+
+The points are the product of the axes in the order of the options; the values of the last axis change fastest. An axis
+with one value is a plain change: names of points leave it out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.errors import RecipeError
+from unisono.training.recipe import Recipe, check_run, read_recipe, renamed_change
+
+MAX_NAME_CHARACTERS = 120
+"""Most characters of a point's name, which is the name of its folder."""
+
+
+class GridAxis(NamedTuple):
+    """Key of a recipe and its values, as text in the order given."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class GridPoint(NamedTuple):
+    """One run: its value of each axis."""
+
+    name: str
+    """Name of the run's folder; unique in the grid."""
+    label: str
+    """Swept keys and values, for tables and diagrams."""
+    changes: tuple[str, ...]
+    """Changes to the recipe, of the form key=value, one for each axis."""
+    values: tuple[str, ...]
+    """Values of the swept axes."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Axes of a sweep, at least one of them with two values or more."""
+
+    axes: tuple[GridAxis, ...]
+
+    @property
+    def swept(self) -> tuple[GridAxis, ...]:
+        """Axes with two values or more."""
+        return tuple(axis for axis in self.axes if len(axis.values) > 1)
+
+    @property
+    def short_keys(self) -> dict[str, str]:
+        """Shortest unambiguous name of each swept key: the part behind the dot, or the whole key."""
+        keys = [axis.key for axis in self.swept]
+        ends = [key.rpartition(".")[2] for key in keys]
+        return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
+
+    def points(self) -> tuple[GridPoint, ...]:
+        """Return the points of the grid, in order."""
+        combinations = list(itertools.product(*(axis.values for axis in self.axes)))
+        digits = len(str(len(combinations)))
+        return tuple(self._point(f"{number:0{digits}}", values) for number, values in enumerate(combinations, start=1))
+
+    def _point(self, number: str, values: Sequence[str]) -> GridPoint:
+        short = self.short_keys
+        settings = [(axis.key, value) for axis, value in zip(self.axes, values, strict=True)]
+        shown = [f"{short[key]}={value}" for key, value in settings if key in short]
+        name = re.sub(r"[^\w.=+-]", "_", "-".join([number, *shown]), flags=re.ASCII)
+        return GridPoint(
+            name[:MAX_NAME_CHARACTERS],  # the number leads, so that shortened names differ too
+            ", ".join(shown),
+            tuple(f"{key}={value}" for key, value in settings),
+            tuple(value for key, value in settings if key in short),
+        )
+
+
+def parse_grid(changes: Sequence[str]) -> Grid:
+    """Return the grid of options of the form key=a,b,c.
+
+    Raises RecipeError naming the option, where its form is wrong, a key or a value is there twice, or nothing is swept.
+    """
+    axes: dict[str, GridAxis] = {}
+    for given in changes:
+        axis = _axis(given)
+        if axis.key in axes:
+            raise RecipeError(f"--set {given}: {axis.key} is set twice; use one --set {axis.key}=a,b")
+        axes[axis.key] = axis
+    grid = Grid(tuple(axes.values()))
+    if not grid.swept:
+        raise RecipeError(
+            "nothing to sweep: no --set has several values, as in --set optimizer.learning_rate=0.05,0.1; "
+            "unisono train makes a single run"
+        )
+    return grid
+
+
+def _axis(given: str) -> GridAxis:
+    key, equals, text = (part.strip() for part in renamed_change(given).partition("="))
+    if not equals or not key:
+        raise RecipeError(f"--set {given}: not of the form key=a,b,c, as in rule.every=1,4,16")
+    values = tuple(value.strip() for value in text.split(","))
+    for value in values:
+        if not value:
+            raise RecipeError(f"--set {given}: a value is empty; write '\"\"' for an empty string")
+        if value[0] in "\"'[{" and not _is_toml(value):
+            raise RecipeError(f"--set {given}: {value} is no value of TOML; a swept value cannot contain a comma")
+        if values.count(value) > 1:
+            raise RecipeError(f"--set {given}: the value {value} is there twice; give each value once")
+    return GridAxis(key, values)
+
+
+def _is_toml(value: str) -> bool:
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def read_recipes(path: Path, grid: Grid, ranks: int | None = None) -> dict[str, Recipe]:
+    """Return the recipe of each point, by the point's name; `ranks` overrides the number of ranks.
+
+    Raises RecipeError for an unknown key, a wrong value, a recipe that its ranks cannot run, and two equal points.
+    """
+    if ranks is not None and any(axis.key == "ranks" for axis in grid.axes):
+        raise RecipeError(f"--ranks {ranks}, but --set gives ranks too; omit one of them")
+    more = [] if ranks is None else [f"ranks={ranks}"]
+    found: dict[Recipe, GridPoint] = {}
+    for point in grid.points():
+        recipe = read_recipe(path, [*more, *point.changes])
+        check_run(recipe, recipe.ranks)
+        if recipe in found:
+            raise RecipeError(f"{found[recipe].label} and {point.label} are the same run; give each value once")
+        found[recipe] = point
+    return {point.name: recipe for recipe, point in found.items()}

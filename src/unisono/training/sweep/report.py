@@ -1,0 +1,163 @@
+"""Report of a sweep: a row for each run, as a table on the screen, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from unisono.training.keys import flat
+from unisono.training.recipe import to_dict
+from unisono.training.sweep.directory import OUTPUT, RunStatus, Sweep
+from unisono.training.sweep.plan import Grid
+from unisono.training.sweep.results import SEED, RunResult, best_of, seed_statistics
+
+NONE = "–"
+
+
+class ReportTable(NamedTuple):
+    """Cells of a table, as text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    best: int | None
+    """Number of the row with the best run; None where no run has ended."""
+
+
+def duration(seconds: float) -> str:
+    """Return a time in seconds as text.
+
+    >>> duration(12.34), duration(95), duration(4000)
+    ('12.3 s', '1:35 min', '1:06:40 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
+
+
+def ending(result: RunResult) -> str:
+    """Return the end of a run in a few words."""
+    outcome = result.outcome
+    if outcome.status is RunStatus.FAILED:
+        return f"failed, exit code {outcome.exit_code}"
+    return str(outcome.status)
+
+
+def run_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
+    """Return the table of the runs. Runs that have not ended have no numbers."""
+    best = best_of(results)
+    keys = tuple(grid.short_keys.values())
+    header = (*keys, "test accuracy", "highest (epoch)", "time", "samples/s", "result")
+    rows = []
+    for result in results:
+        numbers = (NONE,) * 4
+        if (run := result.final) is not None:
+            highest = f"{run.best_test_accuracy:.2%} ({run.best_epoch})"
+            speed = f"{run.samples_per_second:,.0f}"
+            numbers = (f"{run.test_accuracy:.2%}", highest, duration(run.seconds), speed)
+        rows.append((*result.point.values, *numbers, "best" if result is best else ending(result)))
+    return ReportTable("Runs", header, tuple(rows), None if best is None else list(results).index(best))
+
+
+def seed_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable | None:
+    """Return the table of mean and spread over seeds; None where the seed is not swept."""
+    groups = seed_statistics(grid, results)
+    if not groups:
+        return None
+    keys = tuple(short for key, short in grid.short_keys.items() if key != SEED)
+    rows = []
+    for group in groups:
+        mean = NONE if group.mean is None else f"{group.mean:.2%}"
+        std = NONE if group.std is None else f"{group.std:.2%}"
+        extent = f"{min(group.accuracies):.2%} to {max(group.accuracies):.2%}" if group.accuracies else NONE
+        rows.append((*group.values, mean, std, extent, f"{len(group.accuracies)} of {group.runs}"))
+    means = [group.mean for group in groups if group.mean is not None]
+    best = [group.mean for group in groups].index(max(means)) if means else None
+    header = (*keys, "mean test accuracy", "standard deviation", "range", "seeds")
+    return ReportTable("Over seeds", header, tuple(rows), best)
+
+
+def tables(grid: Grid, results: Sequence[RunResult]) -> list[ReportTable]:
+    """Return all tables of the report."""
+    seeds = seed_table(grid, results)
+    return [run_table(grid, results), *([] if seeds is None else [seeds])]
+
+
+def to_rich(table: ReportTable) -> Table:
+    """Return a table for the screen; the best row is bold."""
+    shown = Table(title=table.title, title_justify="left")
+    for number, name in enumerate(table.header):
+        last = number == len(table.header) - 1
+        shown.add_column(name, justify="left" if last else "right", overflow="fold")
+    for number, row in enumerate(table.rows):
+        shown.add_row(*row, style="bold" if number == table.best else None)
+    return shown
+
+
+def to_markdown(sweep: Sweep, results: Sequence[RunResult], diagrams: Sequence[str]) -> str:
+    """Return the report as a page, with the names of the diagrams beside it."""
+    lines = [f"# Sweep of {next(iter(sweep.recipes.values())).name}", ""]
+    lines += [f"- `{axis.key}`: {', '.join(axis.values)}" for axis in sweep.grid.axes]
+    for table in tables(sweep.grid, results):
+        lines += ["", f"## {table.title}", "", _markdown_row(table.header)]
+        lines.append(_markdown_row(["---:"] * (len(table.header) - 1) + ["---"]))
+        for number, row in enumerate(table.rows):
+            lines.append(_markdown_row([f"**{cell}**" for cell in row] if number == table.best else row))
+    failed = [result for result in results if result.outcome.status is RunStatus.FAILED]
+    if failed:
+        lines += ["", "## Failures", ""]
+    for result in failed:
+        lines.append(f"- {result.point.label}: `{result.outcome.error}` (`{result.point.name}/{OUTPUT}`)")
+    for diagram in diagrams:
+        lines += ["", f"![{diagram.removesuffix('.svg').replace('_', ' ')}]({diagram})"]
+    return "\n".join([*lines, ""])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
+    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds."""
+    best = best_of(results)
+    content: dict[str, Any] = {
+        "grid": {axis.key: axis.values for axis in sweep.grid.axes},
+        "best": None if best is None else best.point.name,
+        "runs": [_run(sweep, result) for result in results],
+    }
+    keys = [axis.key for axis in sweep.grid.swept if axis.key != SEED]
+    if seeds := seed_statistics(sweep.grid, results):
+        content["seeds"] = [
+            {
+                "values": dict(zip(keys, group.values, strict=True)),
+                "test_accuracies": group.accuracies,
+                "mean": group.mean,
+                "std": group.std,
+                "runs": group.runs,
+            }
+            for group in seeds
+        ]
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _run(sweep: Sweep, result: RunResult) -> dict[str, Any]:
+    settings = flat(to_dict(sweep.recipes[result.point.name]))
+    found: dict[str, Any] = {
+        "name": result.point.name,
+        "values": {axis.key: settings[axis.key] for axis in sweep.grid.axes},
+        **result.outcome._asdict(),
+    }
+    if (run := result.summary) is not None:
+        found |= {
+            "epochs": run.epochs,
+            "test_accuracy": run.test_accuracy,
+            "best_test_accuracy": run.best_test_accuracy,
+            "best_epoch": run.best_epoch,
+            "seconds": run.seconds,
+            "samples_per_second": run.samples_per_second,
+        }
+    return found

@@ -1,0 +1,106 @@
+"""Runs of a sweep, one after another, each a process of its own: a crash, a kill or an MPI abort ends one run only."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from unisono.errors import UsageError
+from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, is_begun, is_done
+from unisono.training.sweep.plan import GridPoint
+from unisono.training.sweep.stop_signals import StopSignals
+
+PROGRAM = (sys.executable, "-m", "unisono")
+
+STOPPED = (130, 143)
+"""Exit codes of `unisono train` after SIGINT and SIGTERM."""
+
+ERROR_LINES = (re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b"), re.compile(r"unisono: "))
+"""Beginnings of error lines, the most telling first: the end of a traceback, a message of Unisono."""
+
+Record = Callable[[GridPoint, RunOutcome], None]
+
+
+def run_points(
+    sweep: Sweep, outcomes: Mapping[str, RunOutcome], record: Record, program: Sequence[str] = PROGRAM
+) -> int | None:
+    """Make the runs that have not ended. Return the signal that stopped the sweep; None where none did.
+
+    `record` is called with the outcome of each run as it ends. `program` is the command that has `train`.
+    """
+    with StopSignals() as signals:
+        for point in sweep.grid.points():
+            if signals.received is None and not is_done(sweep, point, outcomes[point.name]):
+                record(point, _run(sweep, point, program, signals))
+        return signals.received
+
+
+def exit_code(outcomes: Mapping[str, RunOutcome], received: int | None) -> int:
+    """Return the exit code of the sweep: 0 where all runs have ended, 128 + N after signal N, else 1."""
+    if all(outcome.status is RunStatus.ENDED for outcome in outcomes.values()):
+        return 0
+    return 1 if received is None else 128 + received
+
+
+def train_arguments(sweep: Sweep, point: GridPoint) -> list[str]:
+    """Return the arguments that start a point's run, or resume it."""
+    folder = sweep.folder / point.name
+    if is_begun(sweep, point):
+        return ["train", f"--resume={folder}"]
+    return ["train", str(sweep.recipe_file(point)), f"--run={folder}"]
+
+
+def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSignals) -> RunOutcome:
+    """Make a run, with its output appended to its file. Raises UsageError where that file cannot be written."""
+    path, arguments = sweep.folder / point.name / OUTPUT, train_arguments(sweep, point)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as output:
+            output.write(f"$ unisono {' '.join(arguments)}\n".encode())
+            output.flush()
+            begin = output.seek(0, os.SEEK_END)
+            process = subprocess.Popen(
+                [*program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C must not end the run before it is saved
+            )
+        code = signals.wait(process)
+        return outcome_of(code, _read(path, begin))
+    except OSError as error:
+        raise UsageError(
+            f"cannot run {point.name}: {path}: {error.strerror}; repair that, then resume with --resume {sweep.folder}"
+        ) from error
+
+
+def _read(path: Path, begin: int) -> str:
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
+
+
+def outcome_of(code: int, output: str) -> RunOutcome:
+    """Return the outcome of a run that ended with an exit code."""
+    if code == 0:
+        return RunOutcome(RunStatus.ENDED, code)
+    if code in STOPPED:
+        return RunOutcome(RunStatus.INTERRUPTED, code)
+    return RunOutcome(RunStatus.FAILED, code, error_line(output))
+
+
+def error_line(output: str) -> str:
+    """Return the last line of an output that names an error, else its last line; empty where there is none.
+
+    >>> error_line("epoch 1/3\\nTraceback ...\\nValueError: no such class\\n===== BAD TERMINATION =====")
+    'ValueError: no such class'
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for pattern in ERROR_LINES:
+        if found := [line for line in lines if pattern.match(line)]:
+            return found[-1]
+    return lines[-1] if lines else ""

@@ -1,0 +1,133 @@
+"""Checkpoints of an asynchronous run: the centre, and the state of each worker when it next sends its weights.
+
+    server      ... 17  18 │ 19  20  21 ...      a cut before exchange 19: all that came before it is in the centre
+    worker 0        17     │     20  saved as it was when it sent 20
+    worker 1            18 │ 19      saved as it was when it sent 19; stores the centre that came back
+
+    RUN/checkpoints/step-000000412/           the centre
+    RUN/workers/worker-0/step-000000412/      weights, optimizer and progress of worker 0
+
+A worker's state at its next exchange depends on earlier replies alone, so the files together are a state of the run
+in which no message is under way: a consistent cut (Chandy and Lamport 1985). A run that resumes there serves the same
+exchanges again, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.asynchronous.messages import Reply, WorkerHeader, decode_reply
+from unisono.errors import CheckpointError
+from unisono.training import run_directory
+from unisono.training.checkpoint import Checkpoint, checkpoint_names, load_newest, load_step, save
+
+FOLDER = "workers"
+
+
+def worker_folder(home: Path, worker: int) -> Path:
+    """Return the folder of a worker's snapshots."""
+    return home / FOLDER / f"worker-{worker}"
+
+
+@dataclass(frozen=True)
+class WorkerSnapshot:
+    """State of a worker when it sent its weights."""
+
+    weights: dict[str, Any]
+    optimizer: dict[str, Any]
+    step: int
+    """Number of steps that it had made."""
+    samples: int
+    """Samples of the steps since the header before."""
+    loss: float
+    """Sum of the loss over these samples."""
+    known: int
+    """Samples of all workers, as the reply before had them."""
+
+
+def take(state: dict[str, Any], optimizer: torch.optim.Optimizer, buffers: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return copies of a worker's weights and optimizer state, with `buffers` as they were before the step.
+
+    `state` is the model's state_dict from the beginning, whose tensors are the model's own: to read it from the model
+    would wait for the updates that follow.
+    """
+    weights = {name: _copy(value) for name, value in state.items()}
+    weights.update({name: value for name, value in buffers.items() if name in weights})
+    return {"weights": weights, "optimizer": _copy(torch.optim.Optimizer.state_dict(optimizer))}
+
+
+def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of the model's buffers, by name."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copy(one) for key, one in value.items()}
+    return [_copy(one) for one in value] if isinstance(value, list) else value
+
+
+def save_worker(home: Path, worker: int, cut: int, state: dict[str, Any], header: WorkerHeader, known: int) -> None:
+    """Write a worker's snapshot for the checkpoint `cut`."""
+    progress = {"step": header.step, "samples": header.samples, "loss": header.loss, "known": known}
+    save(worker_folder(home, worker), Checkpoint(cut, state["weights"], state["optimizer"], progress))
+
+
+def save_centre(home: Path, cut: int, weights: dict[str, Any], reply: Reply, numbers: list[int], data: str) -> None:
+    """Write the centre as it came with a reply, and the progress of the run before that exchange."""
+    progress = {
+        "epoch": reply.epoch,
+        "data": data,
+        "seconds": reply.elapsed,
+        "server": reply.encode().tolist(),
+        "numbers": numbers,
+    }
+    save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress))
+
+
+@dataclass(frozen=True)
+class CentrePoint:
+    """The centre that a run resumes from."""
+
+    cut: int
+    weights: dict[str, Any]
+    reply: Reply
+    numbers: tuple[int, ...]
+    """Number of exchanges that each server had served."""
+    data: str
+    """Fingerprint of the data."""
+
+
+def load_centre(home: Path) -> CentrePoint | None:
+    """Return the newest complete centre; None where the run has stored none.
+
+    Raises CheckpointError where none can be read, or the run had another kind of rule.
+    """
+    folder = home / run_directory.CHECKPOINTS
+    if not checkpoint_names(folder):
+        return None
+    found, _ = load_newest(folder)
+    if "server" not in found.progress:
+        raise CheckpointError(
+            f"{folder} has the checkpoint of a rule without servers, which an asynchronous rule cannot resume: begin a "
+            "new run"
+        )
+    reply = decode_reply(torch.tensor(found.progress["server"], dtype=torch.float64))
+    numbers = tuple(found.progress["numbers"])
+    return CentrePoint(found.step, found.weights, reply, numbers, found.progress["data"])
+
+
+def load_worker(home: Path, worker: int, cut: int) -> WorkerSnapshot | None:
+    """Return a worker's snapshot for the checkpoint `cut`; None where there is none that is complete."""
+    found = load_step(worker_folder(home, worker), cut)
+    if found is None:
+        return None
+    progress = found.progress
+    counters = progress["step"], progress["samples"], progress["loss"], progress["known"]
+    return WorkerSnapshot(found.weights, found.optimizer, *counters)

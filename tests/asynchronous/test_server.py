@@ -1,0 +1,176 @@
+"""Server, with workers that are played by the test: whom it serves, what it logs, how a run ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.asynchronous.centre import Centre
+from unisono.asynchronous.event_log import EventLog, read_events, read_order
+from unisono.asynchronous.messages import Kind, Order, Reply, WorkerHeader, decode_reply
+from unisono.asynchronous.server import Server
+from unisono.asynchronous.serving import Budget, begin
+from unisono.rules import EASGD
+from unisono.step.layout import Layout, even_layout
+
+WORKERS = 3
+ALPHA = 0.5
+
+
+class DiedError(Exception):
+    """The other end of a message has died."""
+
+
+class ScriptedPort:
+    """Port whose workers come as a script says, and send weights that are their number everywhere.
+
+    An entry is a worker that exchanges, or a pair of worker and kind of header. None lets the server look and find
+    nobody. A dying worker raises at its `swap`.
+    """
+
+    def __init__(self, script: list[Any], dying: frozenset[int] = frozenset()) -> None:
+        self._script, self._dying, self._idle = deque(script), dying, 0
+        self.replies: list[tuple[int, Reply]] = []
+        self.sent: list[tuple[int, torch.Tensor]] = []
+
+    def poll(self) -> tuple[int, WorkerHeader] | None:
+        if not self._script:
+            self._idle += 1
+            assert self._idle < 100, "the server waits for somebody who does not come"
+            return None
+        entry = self._script.popleft()
+        if entry is None:
+            return None
+        worker, kind = entry if isinstance(entry, tuple) else (entry, Kind.EXCHANGE)
+        return worker, WorkerHeader(kind, step=1, samples=10 if kind is Kind.EXCHANGE else 0)
+
+    def link(self, worker: int) -> Any:
+        port = self
+
+        class Ends:
+            def send(self, mine: torch.Tensor) -> None:
+                if mine.dtype == torch.float64 and len(mine) > 10:
+                    port.replies.append((worker, decode_reply(mine)))
+                else:
+                    port.sent.append((worker, mine.clone()))
+
+            def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
+                if worker in port._dying:
+                    raise DiedError
+                port.sent.append((worker, mine.clone()))
+                came.fill_(float(worker + 1))
+
+            def receive(self, came: torch.Tensor) -> None:
+                came.fill_(float(worker + 1))
+
+        return Ends()
+
+    def dead(self) -> frozenset[int]:
+        return frozenset()
+
+    def stopped(self, _: int) -> bool:
+        return False
+
+    def lost(self, error: Exception) -> bool:
+        return isinstance(error, DiedError)
+
+
+def served(
+    tmp_path: Path, script: list[Any], dying: frozenset[int] = frozenset(), **options: Any
+) -> tuple[Server, ScriptedPort, list[str]]:
+    layout: Layout = even_layout(WORKERS + 1, 2)
+    port, lines = ScriptedPort(script, dying), list[str]()
+    centre = Centre({key: torch.zeros(3) for key in layout.keys})
+    settings: dict[str, Any] = {"budget": Budget(10**6, 1), "log": EventLog(tmp_path, 0), "report": lines.append}
+    settings |= options
+    budget = settings.pop("budget")
+    server = Server(EASGD(alpha=ALPHA), 0, layout, centre, port, begin(WORKERS), budget, **settings)
+    server.run()
+    return server, port, lines
+
+
+END = [(0, Kind.ENDED), (1, Kind.ENDED), (2, Kind.ENDED), (0, Kind.FETCH), (0, Kind.DONE)]
+
+
+def test_each_exchange_moves_the_centre(tmp_path: Path) -> None:
+    """0 ─▶ (0 + 1) / 2 ─▶ (0.5 + 3) / 2 for workers that send 1 and 3."""
+    server, port, _ = served(tmp_path, [0, None, 2, None, *END])
+    assert all(torch.equal(flat, torch.full((3,), 1.75)) for flat in server.centre.flats.values())
+    assert [float(one[0]) for worker, one in port.sent[:4]] == [0.0, 0.0, 0.5, 0.5]  # before it has moved
+    assert read_order(tmp_path, 0) == [0, 2]
+    assert [event["stale"] for event in read_events(tmp_path, 0)] == [0, 1]
+
+
+def test_the_first_worker_fetches_and_the_others_leave(tmp_path: Path) -> None:
+    _, port, _ = served(tmp_path, [1, None, *END])
+    orders = [(worker, reply.orders) for worker, reply in port.replies]
+    assert orders == [
+        (1, Order.NONE),
+        (0, Order.FETCH),
+        (0, Order.CENTRE),
+        (1, Order.LEAVE),
+        (2, Order.LEAVE),
+    ]
+
+
+def test_a_signal_closes_the_run_without_a_final_centre(tmp_path: Path) -> None:
+    from unisono.asynchronous.messages import Request
+
+    asked = [Request.STOP]
+    script = [1, None, 0, None, 2, None, (0, Kind.ENDED), (1, Kind.ENDED), (2, Kind.ENDED), (0, Kind.DONE)]
+    server, port, _ = served(tmp_path, script, request=lambda: asked.pop() if asked else Request.NONE)
+    assert [reply.orders for _, reply in port.replies[:3]] == [
+        Order.SAVE | Order.CENTRE | Order.STOP,
+        Order.SAVE | Order.STOP,
+        Order.SAVE | Order.STOP,
+    ]
+    assert port.replies[3] == (0, Reply(orders=Order.CLOSE, workers=server.state.workers))
+    assert server.stopped
+
+
+def test_a_replay_serves_in_the_recorded_order(tmp_path: Path) -> None:
+    """Workers come 0, 1, 2, and 2 once more than was recorded: it is answered, and not applied."""
+    _, port, _ = served(tmp_path, [0, 1, 2, None, None, None, 2, None, *END], recorded=(2, 0, 1))
+    assert read_order(tmp_path, 0) == [2, 0, 1]
+    order = [worker for worker, _ in port.replies[:4]]
+    assert order == [2, 0, 1, 2]
+    assert port.replies[3][1].orders == Order.STOP
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    server, _, _ = served(straight, [2, None, 0, None, 1, None, *END])
+    replayed, _, _ = served(tmp_path, [1, 0, 2, None, None, None, *END], recorded=(2, 0, 1))
+    for key, flat in server.centre.flats.items():
+        assert torch.equal(flat, replayed.centre.flats[key])
+
+
+def test_nothing_of_a_dying_workers_exchange_is_applied(tmp_path: Path) -> None:
+    script = [1, None, 0, None, (0, Kind.ENDED), (2, Kind.ENDED), (0, Kind.FETCH), (0, Kind.DONE)]
+    server, port, lines = served(tmp_path, script, dying=frozenset({1}))
+    assert lines == ["worker 1 has died: the others go on without it"]
+    assert read_events(tmp_path, 0)[0] == {"died": 1, "number": 0}
+    assert read_order(tmp_path, 0) == [0]
+    assert all(torch.equal(flat, torch.full((3,), 0.5)) for flat in server.centre.flats.values())
+    assert server.gone == {1}
+    assert (0, Order.FETCH) in [(worker, reply.orders) for worker, reply in port.replies]
+
+
+def test_a_run_whose_workers_all_die_ends(tmp_path: Path) -> None:
+    server, _, lines = served(tmp_path, [0, None, 1, None, 2, None], dying=frozenset({0, 1, 2}))
+    assert len(lines) == 3
+    assert server.living == []
+
+
+def test_the_bound_of_staleness_holds_in_the_log(tmp_path: Path) -> None:
+    script = [0, None, 0, None, 0, None, 1, None, None, 2, None, None, None, *END]
+    served(tmp_path, script, staleness=2)
+    assert read_order(tmp_path, 0)[:3] == [0, 1, 2]
+    assert max(event["stale"] for event in read_events(tmp_path, 0)) <= 2
+
+
+def test_an_error_of_the_servers_own_ends_it(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        served(tmp_path, [0, None], clock=lambda: 1 // 0)

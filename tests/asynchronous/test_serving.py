@@ -1,0 +1,128 @@
+"""Decisions of servers: whom to serve, and the orders in replies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.asynchronous.messages import Order, Reply, Request, WorkerHeader, WorkerProgress
+from unisono.asynchronous.serving import Budget, RunState, answer, begin, missed, next_worker, resumed
+
+BATCH = 10
+
+
+def headers(state: RunState, worker: int, request: Request = Request.NONE) -> WorkerHeader:
+    """Return the header of a worker that has made one more step."""
+    return WorkerHeader(step=state.workers[worker].step + 1, samples=BATCH, loss=1.5 * BATCH, request=request)
+
+
+def play(workers: Sequence[int], budget: Budget, requests: dict[int, Request] | None = None) -> list[Reply]:
+    """Return the replies to workers that come in this order; `requests` by the number of the exchange."""
+    state, found = begin(max(workers) + 1), []
+    for number, worker in enumerate(workers):
+        header = headers(state, worker, (requests or {}).get(number, Request.NONE))
+        state, reply = answer(state, worker, header, budget, elapsed=float(number))
+        found.append(reply)
+    return found
+
+
+def test_the_first_to_come_is_served() -> None:
+    assert next_worker([2, 0], [3, 1, -1], 4) == 2
+    assert next_worker([], [3, 1, -1], 4) is None
+    assert next_worker([], [3, 1], 4, staleness=1, alive=()) is None
+
+
+def test_a_bound_lets_the_others_wait_for_the_slowest() -> None:
+    """Worker 1 has missed 2, 3, 4: with a bound of 3, exchange 5 is its own."""
+    assert next_worker([0, 2], [4, 1, 3], 5, staleness=3) is None
+    assert next_worker([0, 2, 1], [4, 1, 3], 5, staleness=3) == 1
+    assert next_worker([0, 2], [4, 1, 3], 5, staleness=3, alive=(0, 2)) == 0  # it has died
+    assert next_worker([0, 2], [4, 1, 3], 5, staleness=4) == 0
+
+
+@given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
+def test_no_worker_misses_more_than_the_bound(workers: int, slack: int, seed: int, steps: int) -> None:
+    """Workers come at random; one of them more rarely. The bound holds, and somebody can always go on."""
+    chance, bound = random.Random(seed), workers - 1 + slack
+    last, waiting, number = [-1] * workers, list[int](), 0
+    for _ in range(steps):
+        absent = [worker for worker in range(workers) if worker not in waiting]
+        if absent and (not waiting or chance.random() < 0.5):
+            waiting.append(chance.choice(absent if chance.random() < 0.3 else absent[:1]))
+        worker = next_worker(waiting, last, number, bound)
+        if worker is None:
+            assert len(waiting) < workers  # with all of them there, one is served
+            continue
+        waiting.remove(worker)
+        assert missed(number, last[worker]) <= bound
+        last[worker], number = number, number + 1
+    assert max(number - one - 1 for one in last) <= bound
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 12), st.integers(1, 4))
+def test_each_epoch_ends_once_and_the_budget_stops_all(order: list[int], steps: int, epochs: int) -> None:
+    budget = Budget(steps * BATCH, epochs)
+    replies = play([*order, 0, 1, 2], budget)
+    ended = [one.ended for one in replies if one.ended]
+    assert ended == list(range(1, len(ended) + 1))
+    for number, one in enumerate(replies):
+        made = (number + 1) * BATCH
+        assert one.samples == made and one.samples_before == made - BATCH
+        assert bool(one.orders & Order.STOP) == (made >= budget.samples * epochs)
+        assert bool(one.orders & Order.CENTRE) == bool(one.ended)
+    assert len(ended) == min(epochs - 1, len(replies) // steps)  # the last one ends with the final centre
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 39))
+def test_each_worker_saves_once_for_a_request(order: list[int], at: int) -> None:
+    order = [*order, 0, 1, 2, 3]
+    at = min(at, len(order) - 1)
+    replies = play(order, Budget(10**6, 1), {at: Request.SAVE})
+    saved = [worker for worker, one in zip(order, replies, strict=True) if one.orders & Order.SAVE]
+    assert sorted(saved) == sorted(set(order[at:]))
+    assert [number for number, one in enumerate(replies) if one.orders & Order.CENTRE] == [at]
+    assert not any(one.orders & Order.STOP for one in replies)
+    assert len({one.cut for one in replies[at:]}) == 1
+
+
+def test_a_request_to_stop_saves_and_stops_everyone() -> None:
+    replies = play([0, 1, 0, 1], Budget(10**6, 1), {1: Request.STOP})
+    orders = [one.orders for one in replies]
+    assert orders[0] == Order.NONE
+    assert orders[1] == Order.SAVE | Order.CENTRE | Order.STOP
+    assert orders[2] == Order.SAVE | Order.STOP
+    assert orders[3] == Order.STOP
+
+
+def test_checkpoints_within_an_epoch() -> None:
+    replies = play([0, 1] * 6, Budget(10**6, 1, checkpoint_samples=4 * BATCH))
+    assert [number for number, one in enumerate(replies) if one.orders & Order.CENTRE] == [3, 7, 11]
+    assert [one.cut for one in replies if one.orders & Order.CENTRE] == [4, 8, 12]
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=40), st.integers(3, 9), st.data())
+def test_a_run_resumes_from_a_reply(order: list[int], steps: int, data: st.DataObject) -> None:
+    """The state that a reply carries, and the same header again, give the same reply and the same next state."""
+    order, budget = [0, 1, 2, *order], Budget(steps * BATCH, 1000)
+    at = data.draw(st.integers(0, len(order) - 1))
+    state = begin(3)
+    for number, worker in enumerate(order):
+        header = headers(state, worker)
+        after, reply = answer(state, worker, header, budget, elapsed=float(number))
+        if number == at:
+            again, same = answer(resumed(reply), worker, header, budget, elapsed=float(number))
+            assert (again.workers, again.number, again.samples) == (after.workers, after.number, after.samples)
+            assert (again.epoch, again.loss, again.loss_samples) == (after.epoch, after.loss, after.loss_samples)
+            assert (same.ended, same.cut if same.ended else 0) == (reply.ended, reply.cut if reply.ended else 0)
+        state = after
+
+
+def test_times_are_the_mean_over_workers() -> None:
+    state = begin(2)
+    state, _ = answer(state, 0, WorkerHeader(step=1, seconds=(1.0, 2.0, 0.0, 0.0, 0.0)), Budget(100, 1), 1.0)
+    _, reply = answer(state, 1, WorkerHeader(step=1, seconds=(3.0, 0.0, 0.0, 0.0, 0.0)), Budget(100, 1), 2.0)
+    assert reply.seconds[:2] == (2.0, 1.0)
+    assert reply.workers == (WorkerProgress(1, 0), WorkerProgress())

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from unisono.data.images import turbojpeg
+from unisono.data.images.augmentation import AUGMENTS, ImageOptions, choose_augmentation
+from unisono.data.images.transform import ImageTransform, shifted
+from unisono.errors import DecodeError
+
+Photo = Callable[..., Image.Image]
+Encode = Callable[..., bytes]
+
+VIEW = ImageOptions(32, 3, (0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
+GREY = ImageOptions(32, 1, (0.5,), (0.25,))
+
+
+def shown(
+    options: ImageOptions, file: bytes, seed: int | None = None, shape: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """What `ImageTransform` makes of an image."""
+    out = torch.full((options.size, options.size, options.channels), torch.nan)
+    ImageTransform(options, shape).into(out, memoryview(bytearray(file)), None if seed is None else Random(seed))
+    return out
+
+
+def levels(options: ImageOptions, numbers: torch.Tensor) -> NDArray[np.float32]:
+    """Back to 0 to 255."""
+    return (255 * (numbers.float() * torch.tensor(options.std) + torch.tensor(options.mean))).numpy()
+
+
+def naive(options: ImageOptions, pixels: NDArray[np.uint8], seed: int | None) -> NDArray[np.float32]:
+    """From a whole image, in as simple steps as there are: 0 to 255."""
+    how = choose_augmentation(options, pixels.shape[1], pixels.shape[0], None if seed is None else Random(seed))
+    x, y, width, height = how.box
+    part = torch.from_numpy(pixels[y : y + height, x : x + width].astype(np.float32)).permute(2, 0, 1)
+    picture = interpolate(part[None], (options.size, options.size), mode="bilinear")[0]
+    if how.mirrored:
+        picture = picture.flip(2)
+    return moved(picture.permute(1, 2, 0).numpy(), how.right, how.down)
+
+
+def moved(picture: NDArray[np.float32], right: int, down: int) -> NDArray[np.float32]:
+    """One pixel after the other."""
+    out = np.zeros_like(picture)
+    for y in range(picture.shape[0]):
+        for x in range(picture.shape[1]):
+            if 0 <= y - down < picture.shape[0] and 0 <= x - right < picture.shape[1]:
+                out[y, x] = picture[y - down, x - right]
+    return out
+
+
+def pixels_of(file: bytes, mode: str = "RGB") -> NDArray[np.uint8]:
+    pixels = np.array(Image.open(io.BytesIO(file)).convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("seed", [None, *range(6)])
+@pytest.mark.parametrize("kind", ["4:4:4", "grey", "PNG"])
+def test_transform_equals_simple_steps(photo: Photo, encode: Encode, kind: str, augment: str, seed: int | None) -> None:
+    """Too small for a JPEG to be decoded at less than its size."""
+    options = replace(VIEW, augment=augment)
+    file = encode(photo(61, 47), kind)
+    np.testing.assert_allclose(
+        levels(options, shown(options, file, seed)), naive(options, pixels_of(file), seed), atol=2
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["4:4:4", "4:2:2", "4:2:0", "grey"]),
+    st.integers(20, 500),
+    st.integers(20, 500),
+    st.integers(0, 999),
+)
+def test_transform_of_a_random_crop_is_close_to_simple_steps(
+    photo: Photo, encode: Encode, kind: str, width: int, height: int, seed: int
+) -> None:
+    """A JPEG that is decoded at 1/2 to 1/8 begins up to a pixel of that beside the box."""
+    options = replace(VIEW, augment="scale")
+    file = encode(photo(width, height, max(60, width + height)), kind)
+    off = np.abs(levels(options, shown(options, file, seed)) - naive(options, pixels_of(file), seed))
+    assert off.mean() < 4
+    assert off.max() < 24
+
+
+@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "grey"])
+def test_where_decoding_gives_the_size_nothing_is_resized(photo: Photo, encode: Encode, kind: str, shrink: int) -> None:
+    side = 32 * shrink
+    file = encode(photo(side, side), kind)
+    picture = Image.open(io.BytesIO(file))
+    picture.draft(None, (32, 32))
+    assert picture.size == (32, 32)
+    np.testing.assert_allclose(levels(VIEW, shown(VIEW, file)), np.asarray(picture.convert("RGB")), atol=1.01)
+
+
+@pytest.mark.parametrize("kind", ["4:4:4", "PNG"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_what_is_far_too_large_is_resized_by_area_means(photo: Photo, encode: Encode, kind: str, times: int) -> None:
+    """A JPEG, where it was decoded at 1/8."""
+    shrink = 8 if kind == "4:4:4" else 1
+    side = 32 * times * shrink
+    picture = Image.open(io.BytesIO(encode(photo(side, side, 4 * side / 3), kind)))
+    picture.draft(None, (side // shrink, side // shrink))
+    pixels = np.asarray(picture, np.float32)
+    assert len(pixels) == 32 * times
+    means = pixels.reshape(32, times, 32, times, 3).mean(axis=(1, 3))
+    found = levels(VIEW, shown(VIEW, encode(photo(side, side, 4 * side / 3), kind)))
+    np.testing.assert_allclose(found, means, atol=1.01)
+
+
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:0", "PNG"])
+def test_grey_of_rgb_images(photo: Photo, encode: Encode, kind: str) -> None:
+    file = encode(photo(50, 40), kind)
+    np.testing.assert_allclose(levels(GREY, shown(GREY, file)), naive(GREY, pixels_of(file, "L"), None), atol=6)
+
+
+@pytest.mark.parametrize("kind", ["grey", "PNG"])
+def test_rgb_of_grey_images(photo: Photo, encode: Encode, kind: str) -> None:
+    found = levels(VIEW, shown(VIEW, encode(photo(50, 40).convert("L"), kind)))
+    assert found.std() > 30
+    np.testing.assert_allclose(found[..., 1], found[..., 0], atol=0.01)
+    np.testing.assert_allclose(found[..., 2], found[..., 0], atol=0.01)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "RGBA", "P", "LA"])
+def test_images_of_other_modes_are_transformed(photo: Photo, encode: Encode, mode: str) -> None:
+    picture = photo(50, 40).convert(mode)
+    file = encode(picture, "JPEG" if mode == "CMYK" else "PNG")
+    assert np.abs(levels(VIEW, shown(VIEW, file)) - naive(VIEW, np.array(picture.convert("RGB")), None)).mean() < 5
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("size", [32, 24])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (40, 32, 3), (32, 32), (28, 28, 1)])
+def test_raw_images_are_transformed(photo: Photo, shape: tuple[int, ...], size: int, augment: str) -> None:
+    colors = shape[2] if len(shape) == 3 else 1
+    options = replace(VIEW if colors == 3 else GREY, size=size, augment=augment)
+    pixels = np.array(photo(shape[1], shape[0]).convert("RGB" if colors == 3 else "L")).reshape(*shape[:2], colors)
+    for seed in (None, 1, 2, 3):
+        found = levels(options, shown(options, pixels.tobytes(), seed, shape))
+        np.testing.assert_allclose(found, naive(options, pixels, seed), atol=1.01)
+
+
+def test_a_raw_image_of_its_own_size_is_normalised_alone(photo: Photo) -> None:
+    pixels = np.array(photo(32, 32))
+    expected = (pixels / 255 - np.array(VIEW.mean)) / np.array(VIEW.std)
+    np.testing.assert_allclose(shown(VIEW, pixels.tobytes(), shape=(32, 32, 3)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_bfloat16_is_rounded_from_float32(photo: Photo, encode: Encode, kind: str, seed: int | None) -> None:
+    options = replace(VIEW, augment="scale")
+    file = encode(photo(90, 70), kind)
+    out = torch.empty((32, 32, 3), dtype=torch.bfloat16)
+    ImageTransform(options).into(out, memoryview(file), None if seed is None else Random(seed))
+    assert torch.equal(out, shown(options, file, seed).bfloat16())
+
+
+def test_an_image_is_written_into_its_place_in_a_batch(photo: Photo, encode: Encode) -> None:
+    batch = torch.zeros((3, 32, 32, 3))
+    file = encode(photo(50, 40))
+    ImageTransform(VIEW).into(batch[1], memoryview(file), None)
+    assert torch.equal(batch[1], shown(VIEW, file))
+    assert not batch[0].any()
+    assert not batch[2].any()
+
+
+def test_a_transform_is_reusable(photo: Photo, encode: Encode) -> None:
+    options = replace(VIEW, augment="scale")
+    files = [
+        encode(photo(300, 200), "4:2:0"),
+        encode(photo(50, 40), "PNG"),
+        encode(photo(33, 70), "grey"),
+        encode(photo(64, 64).convert("CMYK"), "JPEG"),
+    ]
+    show, out = ImageTransform(options), torch.empty((32, 32, 3))
+    for seed, file in enumerate([*files, *reversed(files)]):
+        show.into(out, memoryview(file), Random(seed))
+        assert torch.equal(out, shown(options, file, seed))
+
+
+def test_of_a_jpeg_that_ends_too_early_the_part_present_is_decoded(photo: Photo, encode: Encode) -> None:
+    file = encode(photo(256, 256))
+    whole, found = shown(VIEW, file), shown(VIEW, file[: len(file) // 2])
+    assert torch.equal(found[:12], whole[:12])
+    assert (found[20:] - whole[20:]).abs().mean() > 0.2
+
+
+@pytest.mark.parametrize("file", [b"", b"\xff\xd8", b"these are words", bytes(3000)])
+def test_what_is_no_image_is_refused(file: bytes) -> None:
+    with pytest.raises(DecodeError):
+        shown(VIEW, file)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "grey", "PNG"])
+@pytest.mark.parametrize("size", [(32, 32), (50, 40)])
+def test_nothing_is_warned_of(photo: Photo, encode: Encode, kind: str, size: tuple[int, int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown(VIEW, encode(photo(*size), kind))
+
+
+def test_without_libjpeg_turbo_the_result_is_about_the_same(
+    photo: Photo, encode: Encode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(VIEW, augment="scale")
+    file = encode(photo(300, 200, 400), "4:2:0")
+    found = [levels(options, shown(options, file, seed)) for seed in range(5)]
+    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    for seed in range(5):
+        assert np.abs(found[seed] - levels(options, shown(options, file, seed))).mean() < 4
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.data())
+def test_shifted_moves_pixels_and_black_comes_in(width: int, height: int, data: st.DataObject) -> None:
+    right, down = data.draw(st.integers(-width, width)), data.draw(st.integers(-height, height))
+    pixels = np.random.default_rng(0).integers(1, 256, (height, width, 3), np.uint8)
+    np.testing.assert_array_equal(shifted(pixels, right, down), moved(pixels.astype(np.float32), right, down))

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.data.order import permutation, share, steps_of
+from unisono.data.storage.ownership import check_groups, initial_owners, owners_in_epoch
+from unisono.errors import PackError
+from unisono.schedules.pieces import bounds
+
+SEATS = st.integers(1, 9).flatmap(
+    lambda ranks: st.tuples(
+        st.just(ranks), st.sampled_from([groups for groups in range(1, ranks + 1) if not ranks % groups])
+    )
+)
+"""Ranks, and groups that they can form."""
+
+
+def test_the_example_of_the_docstring() -> None:
+    order = np.array([7, 2, 9, 4, 0, 5, 1, 8, 3, 6])
+    assert initial_owners(10, 2).tolist() == [0] * 5 + [1] * 5
+    owners = owners_in_epoch(order, 4, 2, 2)
+    assert np.flatnonzero(owners == 0).tolist() == [0, 2, 3, 5, 7]
+    assert np.flatnonzero(owners == 1).tolist() == [1, 4, 6, 8, 9]
+
+
+@given(st.integers(9, 120), st.integers(1, 64), SEATS, st.integers(0, 3))
+def test_a_rank_owns_the_samples_of_its_steps(samples: int, batch: int, seats: tuple[int, int], epoch: int) -> None:
+    ranks, groups = seats
+    members = ranks // groups
+    order = permutation(samples, 5, epoch)
+    owners = owners_in_epoch(order, batch, ranks, members)
+    for step in range(steps_of(samples, batch)):
+        for rank in range(ranks):
+            assert (owners[share(order, batch, step, rank, ranks)] == rank % members).all()
+
+
+@given(st.integers(9, 120), st.integers(1, 64), SEATS)
+def test_each_sample_has_one_owner_in_each_group(samples: int, batch: int, seats: tuple[int, int]) -> None:
+    ranks, groups = seats
+    members = check_groups(samples, ranks, groups)
+    for owners in (
+        initial_owners(samples, members),
+        owners_in_epoch(permutation(samples, 0, 0), batch, ranks, members),
+    ):
+        held = np.array([owners == rank % members for rank in range(ranks)]).reshape(groups, members, samples)
+        assert (held.sum(axis=1) == 1).all()
+
+
+@given(st.integers(9, 300), st.integers(1, 64), SEATS)
+def test_owners_are_balanced_within_a_sample_of_each_step(samples: int, batch: int, seats: tuple[int, int]) -> None:
+    ranks, groups = seats
+    members = ranks // groups
+    order = permutation(samples, 0, 0)
+    owners = owners_in_epoch(order, batch, ranks, members)
+    for step in range(steps_of(samples, batch)):
+        counts = np.bincount(owners[order[step * batch : (step + 1) * batch]], minlength=members)
+        assert np.ptp(counts) <= groups, "each of a member's ranks has a sample more, or has not"
+    assert np.ptp(np.bincount(owners, minlength=members)) <= groups * steps_of(samples, batch)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, np.uint8), (256, np.uint8), (257, np.uint16)])
+def test_owners_have_the_smallest_dtype(ranks: int, kind: type) -> None:
+    order = permutation(600, 0, 0)
+    owners = owners_in_epoch(order, 300, ranks, ranks)
+    assert owners.dtype == kind
+    assert all((owners[share(order, 300, 1, rank, ranks)] == rank).all() for rank in range(ranks))
+
+
+@given(st.integers(1, 300), st.integers(1, 9))
+def test_each_reads_a_stretch_as_even_as_can_be(samples: int, members: int) -> None:
+    owners = initial_owners(samples, members)
+    for member in range(members):
+        assert np.flatnonzero(owners == member).tolist() == list(range(*bounds(samples, members, member)))
+
+
+def test_groups_of_one_size_are_formed() -> None:
+    assert [check_groups(10, 6, groups) for groups in (1, 2, 3, 6)] == [6, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "groups", "words"),
+    [
+        (10, 6, 4, r"6 ranks cannot form 4 groups of one size; \[1, 2, 3, 6\] can be formed"),
+        (10, 6, 0, r"6 ranks cannot form 0 groups of one size; \[1, 2, 3, 6\] can be formed"),
+        (10, 3, 6, r"3 ranks cannot form 6 groups of one size; \[1, 3\] can be formed"),
+        (4, 10, 2, "5 ranks share 4 samples, so some would hold none; start at most 4"),
+    ],
+)
+def test_groups_that_cannot_be_formed_are_refused(samples: int, ranks: int, groups: int, words: str) -> None:
+    with pytest.raises(PackError, match=words):
+        check_groups(samples, ranks, groups)

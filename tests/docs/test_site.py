@@ -1,0 +1,30 @@
+"""Site: built strictly, so that a broken link, an unknown reference or a page outside the navigation fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from unisono.schedules import SCHEDULES
+from unisono.step.overlaps import OVERLAPS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_site_is_built_strictly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    commands = (tmp_path / "site" / "reference" / "commands" / "index.html").read_text(encoding="utf-8")
+    assert "--resume" in commands
+    for name in SCHEDULES:
+        assert (tmp_path / "site" / "pictures" / f"{name}.svg").read_text() == (
+            ROOT / "docs" / "pictures" / f"{name}.svg"
+        ).read_text()
+    for name in OVERLAPS:
+        assert (tmp_path / "site" / "pictures" / f"step-{name}.svg").read_text() == (
+            ROOT / "docs" / "pictures" / f"step-{name}.svg"
+        ).read_text()

@@ -1,0 +1,183 @@
+"""A pack in the memory of real ranks."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unisono.data.order import permutation, share, steps_of
+from unisono.data.pack.index import Index, read_index
+from unisono.data.pack.stripe import read_stretch
+from unisono.data.storage import free_memory
+from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.replicated import ReplicatedStorage
+from unisono.errors import PackError
+from unisono.world import World
+
+BATCH = 16
+
+Make = Callable[[Index, World], PartitionedStorage | ReplicatedStorage]
+
+STORAGES: dict[str, Make] = {"even": PartitionedStorage, "whole": ReplicatedStorage}
+
+
+def contents(index: Index) -> list[bytes]:
+    """The samples as they lie in the pack."""
+    return [
+        data[begin:end].tobytes()
+        for data, offsets in read_stretch(index, 0, len(index))
+        for begin, end in pairwise(offsets)
+    ]
+
+
+def groups_of(ranks: int) -> list[int]:
+    return [groups for groups in range(1, ranks + 1) if not ranks % groups]
+
+
+def wrong(world: World, make: Callable[[], object]) -> str:
+    """What PackError says, the same on every rank."""
+    with pytest.raises(PackError) as caught:
+        make()
+    (words,) = set(world.all_gather_object(str(caught.value)))
+    return words
+
+
+def see(memory: PartitionedStorage | ReplicatedStorage, world: World, samples: int, epoch: int) -> list[bytes]:
+    """What this rank sees in an epoch."""
+    order = permutation(samples, 7, epoch)
+    memory.epoch(order, BATCH)
+    shares = [share(order, BATCH, step, world.rank, world.size) for step in range(steps_of(samples, BATCH))]
+    return [sample.tobytes() for numbers in shares for sample in memory.samples(numbers)]
+
+
+def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, packs: Path) -> None:
+    index = read_index(packs / "train")
+    written = contents(index)
+    for world in (group, spread):
+        for groups in groups_of(world.size):
+            memories = PartitionedStorage(index, world, groups, 700), ReplicatedStorage(index, world)
+            for epoch in range(2):
+                order = permutation(len(index), 7, epoch)
+                one, other = (see(memory, world, len(index), epoch) for memory in memories)
+                assert one == other
+                everyone = world.all_gather_object(one)
+                assert sorted(sample for seen in everyone for sample in seen) == sorted(written)
+                assert len(one) == sum(
+                    len(share(order, BATCH, step, world.rank, world.size))
+                    for step in range(steps_of(len(index), BATCH))
+                )
+            for memory in memories:
+                memory.close()
+
+
+def test_after_100_shuffles_every_group_has_every_sample_once(group: World, packs: Path) -> None:
+    index = read_index(packs / "train")
+    checks = np.array([zlib.crc32(content) for content in contents(index)], np.int64)
+    rng = np.random.default_rng(group.size)
+    for groups in groups_of(group.size):
+        memory = PartitionedStorage(index, group, groups, int(rng.choice([1000, 3000, 1 << 20])))
+        for epoch in range(100):
+            memory.epoch(permutation(len(index), 0, epoch), int(rng.integers(1, 60)))
+            found = [zlib.crc32(sample) for sample in memory.samples(memory.numbers)]
+            assert found == checks[memory.numbers].tolist()
+        everyone = group.all_gather_object(memory.numbers.tolist())
+        for first in range(0, group.size, memory.members):
+            held = [number for numbers in everyone[first : first + memory.members] for number in numbers]
+            assert sorted(held) == list(range(len(index)))
+        memory.close()
+
+
+def test_a_segment_for_each_sample(group: World, packs: Path) -> None:
+    index = read_index(packs / "test")
+    memory = PartitionedStorage(index, group, 1, 64)
+    written = contents(index)
+    for epoch in range(3):
+        memory.epoch(permutation(len(index), 0, epoch), 5)
+        assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [written[n] for n in memory.numbers]
+    assert sum(group.all_gather_object(len(memory.numbers))) == len(index)
+
+
+def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spread: World, packs: Path) -> None:
+    index = read_index(packs / "train")
+    for world in (group, spread):
+        for groups in groups_of(world.size):
+            memory = PartitionedStorage(index, world, groups)
+            assert sum(world.all_gather_object(memory.nbytes)) == groups * index.nbytes
+            memory.close()
+            assert memory.nbytes == 0
+        copy = ReplicatedStorage(index, world)
+        assert sum(world.all_gather_object(copy.nbytes)) == world.nodes * index.nbytes
+        everything = np.random.default_rng(world.rank).permutation(len(index))
+        written = contents(index)
+        assert [sample.tobytes() for sample in copy.samples(everything)] == [written[n] for n in everything]
+        copy.close()
+
+
+@pytest.mark.parametrize("way", STORAGES)
+def test_what_does_not_fit_is_refused_on_every_rank(
+    spread: World, packs: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    last = spread.size - 1
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100 if spread.rank == last else 1 << 40)
+    words = wrong(spread, lambda: STORAGES[way](index, spread))
+    assert words.startswith(f"node {spread.placement.node_of(last)} has 0.0 GB of ")
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 1 << 20)
+    STORAGES[way](index, spread).close()
+
+
+def test_memory_is_counted_for_all_ranks_of_a_node_together(
+    group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: index.nbytes)
+    ReplicatedStorage(index, group).close()
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: index.nbytes - 1)
+    assert "node 0" in wrong(group, lambda: ReplicatedStorage(index, group))
+
+
+def test_groups_that_cannot_be_formed_are_refused(group: World, packs: Path) -> None:
+    index, groups = read_index(packs / "train"), group.size + 1
+    words = wrong(group, lambda: PartitionedStorage(index, group, groups))
+    assert words.endswith(f"cannot form {groups} groups of one size; {groups_of(group.size)} can be formed")
+
+
+@pytest.mark.parametrize("way", STORAGES)
+def test_a_stripe_that_one_rank_cannot_read_is_reported_to_all(
+    group: World, packs: Path, tmp_path: Path, way: str
+) -> None:
+    def damage() -> Path:
+        folder = tmp_path / "damaged"
+        shutil.copytree(packs / "train", folder)
+        sorted(folder.glob("stripe-*"))[-1].unlink()
+        return folder
+
+    index = read_index(group.call_on_root(damage))
+    words = wrong(group, lambda: STORAGES[way](index, group))
+    first = min(rank for rank in range(group.size) if (rank + 1) * len(index) // group.size > last_stripe(index))
+    assert words.startswith(f"rank {first}: ")
+    assert "is missing" in words
+
+
+def last_stripe(index: Index) -> int:
+    """The first sample of the last stripe."""
+    return int(np.searchsorted(index.stripe, index.stripe[-1]))
+
+
+def test_a_partition_larger_than_shared_memory_is_stored_without_it(
+    group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    found = []
+    for shared in (1 << 40, 100):
+        monkeypatch.setattr(free_memory, "free_bytes", lambda of_shared, free=shared: free if of_shared else 1 << 40)
+        memory = PartitionedStorage(index, group, 1, 700)
+        found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
+        memory.close()
+    assert found[0] == found[1]

@@ -1,0 +1,348 @@
+"""Local SGD and DiLoCo on real ranks: what they train is what one process plays, on one node and on several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from tests.mpi.reducer.shares import batches
+from tests.mpi.reducer.test_rules import network, optimizer_of
+from torch import nn
+
+import unisono
+from unisono.data import digits
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
+from unisono.schedules.pieces import bounds
+from unisono.step.in_process import Batch, InProcessReplica, play_in_process
+from unisono.step.layout import Bucket, Layout
+from unisono.step.program import Operation, Step, Task
+from unisono.step.replica import Replica
+from unisono.step.rule_memory import ANCHOR, RESIDUAL, SUM_RESIDUAL
+from unisono.training.checkpoint import Checkpoint
+from unisono.training.rank_states import load_states, states_of
+from unisono.training.trainer import Trainer
+from unisono.world import World
+
+EVERY, STEPS, BATCH = 12, 29, 12
+
+
+def exchange(wire: str | None) -> Exchange:
+    """Five buckets, of which the largest layer has four."""
+    return Exchange(wire=wire, bucket_bytes=8_000)
+
+
+class OneRank:
+    """World that only allocates."""
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(length, dtype=dtype)
+
+
+class AlignedReplica(InProcessReplica):
+    """Replica whose buckets have the gaps and flags of the reducer's, as blocks of numbers share a scale."""
+
+    def __init__(self, memory: BucketMemory, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.memory = BucketMemory(self.parameters, OneRank())  # type: ignore[arg-type]
+        buckets = memory.layout.buckets
+        order = list(dict.fromkeys(number for one in buckets for number in one.parameters))
+        self.memory.lay_out(order, 8_000)
+        assert self.memory.layout == memory.layout
+
+    def read_weights(self, key: int) -> torch.Tensor:
+        return self.memory.read_weights(self.memory.bucket_slice(key))
+
+    def write_weights(self, key: int, flat: torch.Tensor) -> None:
+        self.memory.write_weights(self.memory.bucket_slice(key), flat)
+
+
+def trained(world: World, rule: BaseRule, steps: int = STEPS) -> Trainer:
+    model = network()
+    trainer = Trainer(model, world, rule, optimizer_of(model))
+    for inputs, labels in batches(world, steps, BATCH):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    return trainer
+
+
+def played(world: World, rule: BaseRule, memory: BucketMemory, steps: int = STEPS) -> list[AlignedReplica]:
+    """All ranks in this process, on the buckets of a reducer."""
+    buckets = [
+        Bucket(
+            one.nbytes,
+            one.parameters,
+            tuple((first - start, last - start) for _, first, last, start in memory.ranges(one)),
+        )
+        for one in memory.layout.buckets
+    ]
+    layout = Layout(world.size, len(memory.parameters), tuple(buckets))
+    whole = list(batches(alone(world), steps, BATCH))
+    replicas = []
+    for rank in range(world.size):
+        mine = slice(*bounds(BATCH, world.size, rank))
+        own: list[Batch | None] = [Batch(inputs[mine].double(), labels[mine]) for inputs, labels in whole]
+        model = network()
+        replicas.append(AlignedReplica(memory, model, optimizer_of(model), nn.functional.cross_entropy, layout, own))
+    play_in_process(replace(rule, overlap="chain"), replicas, [Step(number) for number in range(steps)])
+    return replicas
+
+
+def alone(world: World) -> World:
+    """A stand-in for a world of one rank, which has whole batches."""
+    one = object.__new__(type(world))
+    one.rank, one.size = 0, 1
+    return one
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance: float = 1e-12) -> None:
+    for mine, its in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=tolerance)
+
+
+def anchors(trainer: Trainer) -> torch.Tensor:
+    found = trainer.reducer.rule_state()["kept"][ANCHOR]
+    return torch.cat([tensor for _, _, tensor in sorted(found, key=lambda one: one[:2])])
+
+
+RULES: list[BaseRule] = [
+    *(LocalSGD(exchange(wire), every=4) for wire in (None, "int8", "int4", "float16")),
+    *(
+        DiLoCo(exchange(wire), every=EVERY, fragments=fragments, delay=delay)
+        for wire, fragments, delay in [
+            *((None, fragments, delay) for fragments in (1, 2, 4) for delay in (0, 1, 2)),
+            *(("int4", fragments, delay) for fragments in (1, 2, 4) for delay in (0, 1, 2)),
+            ("int8", 1, 0),
+            ("int8", 2, 2),
+            ("int8", 4, 1),
+        ]
+    ),
+]
+
+
+def name_of(rule: Any) -> str:
+    more = f" of {rule.fragments} with delay {rule.delay}" if isinstance(rule, DiLoCo) else ""
+    return f"{type(rule).__name__}{more} by {rule.exchange.wire}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_ranks_train_what_one_process_plays(group: World, rule: BaseRule) -> None:
+    trainer = trained(group, rule)
+    memory = trainer.reducer.memory
+    assert len(memory.layout.buckets) > 4
+    replicas = played(group, rule, memory)
+    close(weights(trainer.model), weights(replicas[group.rank].model))
+    if rule.keeps_anchor:
+        mine = anchors(trainer)
+        assert all(torch.equal(mine, its) for its in group.all_gather_object(mine))
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+@pytest.mark.parametrize("overlap", ["chain", "concurrent", "funnel", "none"])
+def test_one_node_and_several_have_the_same_bits(group: World, spread: World, overlap: str, wire: str) -> None:
+    """Parcels are encoded once, and summed in the order of ranks: the transport makes no difference."""
+    rule = DiLoCo(exchange(wire), overlap, every=4, fragments=2)
+    close(weights(trained(group, rule).model), weights(trained(spread, rule).model), 0.0)
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
+    """The anchor's moves and the residuals of all ranks are what inner steps have moved, to 1e-12."""
+    rule = LocalSGD(exchange(wire), every=STEPS)
+    trainer = trained(spread, rule, STEPS)
+    exact = trained(spread, LocalSGD(exchange(None), every=STEPS), STEPS)
+    reducer = trainer.reducer
+    for key, bucket in enumerate(reducer.memory.layout.buckets, 1):
+        kept = reducer._rule_state.kept
+        residual = kept.get(RESIDUAL, key).clone()
+        residual[slice(*bounds(len(residual), spread.size, spread.rank))] += kept.get(SUM_RESIDUAL, key)
+        left = torch.stack(spread.all_gather_object(residual)).sum(0)
+        applied = kept.get(ANCHOR, key)  # the change is the anchor's less the weights', hence the sign
+        torch.testing.assert_close(applied - left, exact.reducer.memory.read_weights(bucket), rtol=0, atol=1e-12)
+        assert left.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LocalSGD(exchange("int4"), every=4),
+        DiLoCo(exchange("int4"), every=8, fragments=2, delay=2),
+        DiLoCo(exchange(None), every=8, fragments=4, delay=1),
+    ],
+    ids=name_of,
+)
+def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseRule) -> None:
+    """In the middle of a period, also with a fragment in flight."""
+    whole = trained(group, rule, 20)
+    for stop in (3, 5, 6, 8):
+        first = trained(group, rule, stop)
+        saved = Checkpoint(stop, *states_of(first, group), {})
+        model = network()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()  # nothing of it is left when it has resumed
+        second = Trainer(model, group, rule, optimizer_of(model))
+        assert load_states(second, group, saved) == []
+        for number, (inputs, labels) in enumerate(batches(group, 20, BATCH)):
+            if number >= stop:
+                second.step(inputs.double(), labels)
+        second.wait()
+        close(weights(second.model), weights(whole.model), 0.0)
+        if rule.keeps_anchor:
+            assert torch.equal(anchors(second), anchors(whole))
+
+
+def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
+    rule = DiLoCo(exchange("int4"), every=8, fragments=2, delay=2)
+    trainer = trained(group, rule, 6)  # with a fragment in flight
+    weights_of_all, optimizer = states_of(trainer, group)
+    with trainer.reducer.averaged():
+        close([one.detach() for one in trainer.model.parameters()], list(weights_of_all.values()), 0.0)
+    optimizer["ranks"] = [*optimizer["ranks"], optimizer["ranks"][0]]
+    model = network()
+    other = Trainer(model, group, rule, optimizer_of(model))
+    (line,) = load_states(other, group, Checkpoint(6, weights_of_all, optimizer, {}))
+    assert f"the run had {group.size + 1} ranks with weights of their own: all begin with the anchor" in line
+    close(weights(model), list(weights_of_all.values()), 0.0)
+    for inputs, labels in batches(group, 10, BATCH):
+        other.step(inputs.double(), labels)
+    mine = anchors(other)
+    assert all(torch.equal(mine, its) for its in group.all_gather_object(mine))
+
+
+def test_an_evaluation_uses_the_anchor(group: World) -> None:
+    trainer = trained(group, DiLoCo(exchange(None), every=8, fragments=1, delay=0), 10)
+    own = weights(trainer.model)
+    with trainer.reducer.averaged():
+        common = weights(trainer.model)
+    close(weights(trainer.model), own, 0.0)
+    at_the_end = weights(trained(group, DiLoCo(exchange(None), every=8, fragments=1, delay=0), 8).model)
+    close(common, at_the_end, 0.0)
+    assert not torch.equal(common[0], own[0])
+    fresh = Trainer(network(), group, DiLoCo(exchange(None)), optimizer_of(network()))
+    with fresh.reducer.averaged():
+        close(weights(fresh.model), weights(network()))
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_the_rule_in_a_custom_loop(group: World, fragments: int) -> None:
+    rule = DiLoCo(exchange("int8"), every=6, fragments=fragments, delay=1)
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, group, rule, optimizer)
+    for inputs, labels in batches(group, STEPS, BATCH):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        optimizer.step()
+    close(weights(model), weights(trained(group, rule).model))
+
+
+RELEASED = Event()
+
+
+@dataclass(frozen=True)
+class Held(DiLoCo):
+    """DiLoCo whose exchanges do not begin before they are released."""
+
+    @property
+    def exchange_operation(self) -> Operation:
+        operation = super().exchange_operation
+
+        def act(replica: Replica, task: Task, world: Any) -> None:
+            assert RELEASED.wait(60)
+            assert operation.act is not None
+            operation.act(replica, task, world)
+
+        return replace(operation, act=act)
+
+
+def test_an_exchange_runs_beside_the_next_steps(group: World) -> None:
+    """Two steps end while the fragment that the first has packed is under way; the outer step of the third needs it."""
+    model = network()
+    trainer = Trainer(model, group, Held(exchange("int4"), "chain", every=4, fragments=1, delay=2), optimizer_of(model))
+    ended: list[str] = []
+    trainer.reducer.observe = lambda span: ended.append(span.name.split()[0])
+    RELEASED.clear()
+    for number, (inputs, labels) in enumerate(batches(group, 4, BATCH)):
+        trainer.step(inputs.double(), labels)
+        if number == 2:
+            trainer.wait()
+            assert "pack_change" in ended
+            assert "exchange_change" not in ended
+            RELEASED.set()
+    trainer.wait()
+    buckets = len(trainer.reducer.memory.layout.buckets)
+    assert ended.count("exchange_change") == ended.count("outer_step") == buckets
+
+
+def test_the_smallest_period_is_measured_and_kept(group: World) -> None:
+    lines: list[str] = []
+    rule = DiLoCo(exchange("int4"), every="auto", fragments=2, delay=1)
+    model = network()
+    trainer = Trainer(model, group, rule, optimizer_of(model))
+    trainer.reducer.log_with(lines.append)
+    for inputs, labels in batches(group, 7, BATCH):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    found = trainer.reducer.rule
+    assert isinstance(found, DiLoCo)
+    assert isinstance(found.every, int)
+    assert found.every >= 4
+    assert set(group.all_gather_object(found.every)) == {found.every}
+    assert [line for line in lines if f"every = {found.every}: the smallest period" in line] == lines[-1:]
+    assert bool(lines) == (group.rank == 0)
+    model = network()
+    again = Trainer(model, group, rule, optimizer_of(model))
+    load_states(again, group, Checkpoint(7, *states_of(trainer, group), {}))
+    assert again.reducer.rule == found
+
+
+def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
+    lines: list[str] = []
+    small = Trainer(network(), group, DiLoCo(fragments=4), optimizer_of(network()))
+    assert len(small.reducer.memory.layout.buckets) >= 4
+    given = Trainer(network(), group, DiLoCo(Exchange(bucket_bytes=1 << 20), fragments=4), optimizer_of(network()))
+    given.reducer.log_with(lines.append)
+    expected = ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"] if group.rank == 0 else []
+    assert lines == expected
+
+
+def accuracy(world: World, rule: BaseRule) -> float:
+    """Test accuracy after 15 epochs of the digits."""
+    data = digits.load()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    trainer = Trainer(model, world, rule, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3))
+    for inputs, labels in batches(world, 15 * len(data.train) // 64, 64):
+        trainer.step(inputs, labels)
+    mine = slice(*bounds(len(data.test), world.size, world.rank))
+    found = trainer.evaluate([(data.test.inputs[mine], data.test.labels[mine])], len(data.test))
+    return found.top1
+
+
+def test_digits_are_learned_as_well_as_with_averaged_gradients(group: World) -> None:
+    """At a sixteenth of the exchanges, with 4 bits: within 2 points."""
+    rule = DiLoCo(Exchange(wire="int4"), every=16, outer_rate=0.4, outer_momentum=0.7)
+    expected = accuracy(group, unisono.BSP(Exchange(bucket_bytes=1 << 20), "chain"))
+    assert expected > 0.93
+    assert accuracy(group, rule) > expected - 0.02
+
+
+@pytest.mark.parametrize(("wire", "tolerance"), [("int8", 0.02), ("int4", 0.4)])
+def test_averaged_gradients_in_a_block_scaled_wire(spread: World, wire: str, tolerance: float) -> None:
+    """Flags do not share a block with gradients, which would be rounded to 0 beside them."""
+    exact = weights(trained(spread, unisono.BSP(exchange(None), "chain"), 5).model)
+    found = weights(trained(spread, unisono.BSP(exchange(wire), "chain"), 5).model)
+    for mine in spread.all_gather_object(found):
+        close(mine, found, 0.0)
+    begin = weights(network())
+    for one, its, old in zip(found, exact, begin, strict=True):
+        assert (one - its).norm() <= tolerance * (its - old).norm()

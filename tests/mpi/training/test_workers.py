@@ -1,0 +1,111 @@
+"""Workers and servers on real ranks: the final centre is what one process computes from the event log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unisono.asynchronous.event_log import read_events, read_order
+from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
+from unisono.data.digits import load
+from unisono.data.feed import InMemoryFeed
+from unisono.data.order import own_numbers
+from unisono.rules import EASGD, Exchange
+from unisono.schedules.pieces import bounds
+from unisono.step.in_process import Batch
+from unisono.step.layout import Bucket, Layout
+from unisono.training import run_directory
+from unisono.training.checkpoint import load_newest
+from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
+from unisono.training.trainer import Trainer
+from unisono.training.workers.begin import compare
+from unisono.training.workers.run import AsynchronousRun
+from unisono.world import World
+
+BATCH, RATE = 72, 0.05
+RECIPE = Recipe(
+    model=ModelRecipe(dtype="float64"),
+    optimizer=OptimizerRecipe(learning_rate=RATE),
+    training=TrainingRecipe(epochs=2, batch=BATCH, seed=3),
+)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Tanh(), nn.Linear(20, 10)).double()
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
+
+
+def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None) -> int:
+    model = network()
+    trainer = Trainer(model, world, rule, optimizer_of(model))
+    feed = InMemoryFeed(load(), world, RECIPE.training.seed)
+    run = AsynchronousRun(RECIPE, rule, world, feed, trainer, home, time.perf_counter(), replays=replays)
+    code = run.run(None)
+    world.barrier()
+    return code
+
+
+def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.Tensor, list[int]]:
+    """Return the final centre, flat, from the log of a run with one server, and the steps of each worker."""
+    order, data, nets = read_order(home, 0), load().train, [network() for _ in range(workers)]
+    steps = [0] * workers
+    for event in read_events(home, 0):
+        steps[event["worker"]] = event["sent"] + 1
+    lengths = [one.numel() for one in nets[0].parameters()]
+    layout = Layout(ranks, len(lengths), (Bucket(8 * sum(lengths), tuple(range(len(lengths)))),))
+    replicas = []
+    for worker, net in enumerate(nets):
+        first, last = bounds(BATCH, workers, worker)
+        numbers = own_numbers(np.arange(len(data)), RECIPE.training.seed, worker, last - first, 0)
+        rows = [torch.from_numpy(next(numbers)[1]) for _ in range(steps[worker])]
+        batches = [Batch(data.inputs[one].double(), data.labels[one]) for one in rows]
+        loss = nn.functional.cross_entropy
+        replicas.append(InProcessWorker(net, optimizer_of(net), loss, layout, batches, WorkerExchange(workers)))
+    (centre,) = play_workers_in_process(rule, replicas, [order], steps)
+    return centre.flats[1], steps
+
+
+@pytest.mark.parametrize("server", ["rank", "thread"])
+@pytest.mark.parametrize(("period", "overlap"), [(1, "chain"), (2, "chain"), (1, "none")])
+def test_a_run_is_what_one_process_plays_from_its_log(
+    group: World, tmp_path_factory: pytest.TempPathFactory, server: str, period: int, overlap: str
+) -> None:
+    if server == "rank" and group.size == 1:
+        return
+    rule = EASGD(Exchange(bucket_bytes=4000), overlap, server=server, period=period, alpha=0.3)
+    home = group.call_on_root(lambda: tmp_path_factory.mktemp("run"))
+    assert trained(group, rule, home) == 0
+    workers = rule.seats(group.size).workers
+    if group.rank == 0:
+        found, _ = load_newest(home / run_directory.CHECKPOINTS)
+        expected, steps = serially(rule, home, workers, group.size)
+        flat = torch.cat([one.reshape(-1) for one in found.weights.values()])
+        torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12)
+        assert sum(steps) * (BATCH // workers) >= 2 * len(load().train) - workers * period * BATCH
+        assert run_directory.count_metrics(home) == 2
+    group.barrier()
+
+
+def test_a_replay_with_two_servers_a_wire_and_a_bound(group: World, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if group.size == 1:
+        return
+    rule = EASGD(Exchange(wire="bfloat16"), server="thread", servers=2, staleness=2 * group.size)
+    homes = group.call_on_root(lambda: [tmp_path_factory.mktemp(name) for name in ("run", "replay")])
+    assert trained(group, rule, homes[0]) == 0
+    assert trained(group, rule, homes[1], replays=homes[0]) == 0
+    if group.rank == 0:
+        assert compare(homes[1], homes[0]) is None
+        for server in range(2):
+            assert read_order(homes[1], server) == read_order(homes[0], server)
+            assert max(event["stale"] for event in read_events(homes[0], server)) <= 2 * group.size
+    group.barrier()

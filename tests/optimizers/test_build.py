@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from unisono.optimizers.build import OPTIMIZERS, make_optimizer
+
+
+def linear(bias: bool = True) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 1, bias).double()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_decay_and_biases_do_not(name: str) -> None:
+    model = linear()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = make_optimizer(name, model, 0.1, 0.0, 0.5)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert (model.weight.abs() < before["weight"].abs()).all()
+    assert torch.equal(model.bias, before["bias"])
+
+
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.1), ("lars", 3.0), ("lamb", 0.02)])
+def test_each_optimizer_recovers_known_weights(name: str, rate: float) -> None:
+    model = linear(bias=False)
+    optimizer = make_optimizer(name, model, rate, 0.9, 0.0)
+    inputs = torch.randn(64, 3, dtype=torch.float64)
+    targets = inputs @ torch.tensor([[1.0], [-2.0], [3.0]], dtype=torch.float64)
+    losses = []
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 20
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rate_and_momentum(name: str) -> None:
+    for group in make_optimizer(name, linear(), 0.25, 0.75, 0.5).param_groups:
+        assert group["lr"] == 0.25
+        assert (group["betas"][0] if name == "lamb" else group["momentum"]) == 0.75
+
+
+def test_all_optimizers_are_tested() -> None:
+    assert set(OPTIMIZERS) == {"sgd", "lars", "lamb"}

@@ -1,0 +1,295 @@
+"""DiLoCo: its picture, what it refuses, what `verify` refuses of programs like it, and its weights by other means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.step.test_in_process import batches_of, close, layout_of, model, optimizer_of, train
+from tests.step.test_verify import layouts
+from torch import nn
+
+from unisono.errors import StepError, UsageError
+from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, diloco
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.in_process import InProcessReplica, play_in_process
+from unisono.step.layout import Layout, Updates, even_layout
+from unisono.step.outer import PACK_CHANGE
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.predict import predict
+from unisono.step.program import Step, StepProgram, Task
+from unisono.step.rule_memory import ANCHOR, RESIDUAL, SUM_RESIDUAL
+from unisono.step.verify import verify
+
+
+def steps(count: int) -> list[Step]:
+    return [Step(number) for number in range(count)]
+
+
+def test_the_picture_shows_the_programs() -> None:
+    rule, layout = DiLoCo(every=16), even_layout(4, 8)
+    marks: dict[int, list[str]] = {fragment: [" "] * 64 for fragment in range(4)}
+    for step in range(16):
+        tasks = [(task.operation.name, (task.key - 1) % 4) for task in rule(Step(step), 0, layout)]
+        for fragment in range(4):
+            if ("pack_change", fragment) in tasks:
+                marks[fragment][4 * step : 4 * step + 4] = "p═══"
+            if ("outer_step", fragment) in tasks:
+                marks[fragment][4 * step] = "o"
+    drawn = [line.strip() for line in (diloco.__doc__ or "").splitlines()]
+    for fragment, row in marks.items():
+        line = next(line for line in drawn if line.startswith(f"fragment {fragment} "))
+        assert line.removeprefix(f"fragment {fragment} ").strip() == "".join(row).strip()
+        assert (line.index("p") - len("step          0") + 1) // 4 == row.index("p") // 4
+    numbers = next(line for line in drawn if line.startswith("step "))
+    assert [int(one) for one in numbers.split()[1:]] == list(range(16))
+
+
+def test_the_bytes_of_the_docstring() -> None:
+    """On a link where only bytes cost: 1.5 n a step for BSP, and for int4 and every = 16 a sixteenth of 4.25 / 32."""
+    layout = even_layout(4, 8)
+    nbytes = sum(one.nbytes for one in layout.buckets)
+    computing = Computing(tuple(map(float, range(8))), tuple(map(float, range(16, 8, -1))), 16.0)
+    costs = Costs(layout, computing, Cost(0.0, 1.5 / nbytes))  # an allreduce of 4 ranks sends 1.5 n
+    assert predict(BSP(), costs).communicating == pytest.approx(1.5)
+    assert predict(DiLoCo(), costs).communicating == pytest.approx(1.5 / 16)
+    int4 = predict(DiLoCo(Exchange(wire="int4")), costs).communicating
+    assert int4 == pytest.approx(1.5 * 4.25 / 32 / 16)
+    assert "is 0.0125 n bytes in a step" in (diloco.__doc__ or "").replace("\n", " ")
+    assert round(int4, 4) == 0.0125
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 3}, r"DiLoCo\(every=3, fragments=4, delay=1\): .* 3 // 4 = 0 steps until the next"),
+        ({"every": 16, "delay": 4}, r"16 // 4 = 4 steps .* more than the delay; set every to 20 or more"),
+        ({"fragments": 0}, "there is at least 1 fragment"),
+        ({"delay": -1}, "the delay is 0 or more steps"),
+        ({"outer_rate": 0.0}, "the rate must be above 0"),
+        ({"outer_momentum": 1.0}, "the momentum at least 0 and below 1"),
+        ({"every": "often"}, "every='often'"),
+        ({"exchange": Exchange("halving", "int4")}, "set algorithm to 'direct' or 'auto'"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DiLoCo(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_it_keeps_its_guarantees(overlap: str, ranks: int) -> None:
+    for delay in (0, 1, 2):
+        for fragments in (1, 2, 4):
+            for buckets in (1, 3, 8):
+                rule = DiLoCo(overlap=overlap, every=12, fragments=fragments, delay=delay)
+                verify(rule, even_layout(ranks, buckets), steps(26), seed=buckets)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    layouts(),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(0, 6),
+    st.sampled_from(sorted(OVERLAPS)),
+    st.integers(1, 14),
+    st.integers(0, 1 << 20),
+)
+def test_random_layouts(
+    layout: Layout, fragments: int, delay: int, more: int, overlap: str, count: int, seed: int
+) -> None:
+    every = fragments * (delay + 1) + more
+    rule = DiLoCo(Exchange(wire="int8"), overlap, every=every, fragments=fragments, delay=delay)
+    verify(rule, layout, steps(count), seed)
+
+
+Change = Callable[[int, int, StepProgram], Iterable[Task]]
+
+
+@dataclass(frozen=True)
+class Broken(DiLoCo):
+    """DiLoCo whose programs are changed, by rank and step."""
+
+    change: Change = lambda _, __, program: program
+
+    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
+        return tuple(self.change(rank, event.number, super().__call__(event, rank, layout)))
+
+
+def without(name: str, ranks: set[int], since: int = 0) -> Change:
+    """Leave the operations of a name out on some ranks, from a step on."""
+    return lambda rank, step, program: (
+        task for task in program if task.operation.name != name or rank not in ranks or step < since
+    )
+
+
+def twice(name: str) -> Change:
+    return lambda _, __, program: (
+        one for task in program for one in ((task, task) if task.operation.name == name else (task,))
+    )
+
+
+def packed_by_0_as_by_1(rank: int, _: int, program: StepProgram) -> Iterable[Task]:
+    """A pack that leaves out what rank 0 has: its contribution is missing."""
+
+    def symbolic(ranks: object, task: Task) -> None:
+        PACK_CHANGE.symbolic(ranks, task)  # type: ignore[arg-type]
+        for part in ranks[0].buckets[task.key].parts.values():  # type: ignore[index]
+            part.clear()
+
+    empty = replace(PACK_CHANGE, symbolic=symbolic)
+    return (task._replace(operation=empty) if task.operation is PACK_CHANGE and not rank else task for task in program)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (packed_by_0_as_by_1, r"averages weights of parameter \d with ranks \[0\] missing"),
+        (without("exchange_change", {0, 1, 2}), r"averages weights of parameter \d with ranks \[\d, \d\] missing"),
+        (twice("exchange_change"), r"with ranks \[\] missing and ranks \[0, 1, 2\] doubled"),
+        (without("pack_change", {1}), "rank 1: .* in which nothing was packed"),
+        (twice("pack_change"), "before the outer step that applies the last one"),
+        (twice("outer_step"), "outer_step . applies the change of bucket ., which was not packed"),
+        (without("outer_step", {0, 1, 2}), "before the outer step that applies the last one"),
+        (without("outer_step", {0, 1, 2}, since=12), "has had 1 outer steps in 16 steps, which should take 2"),
+        (without("outer_step", {2}, since=12), "ranks 0 and 2 end with different anchors"),
+        (without("outer_step", {2}), "sums changes of parameter . from different anchors on ranks 0 and 2|before the"),
+        (without("exchange_change", {1}), "exchange_change . of rank . is missing on rank 1|of their group is"),
+    ],
+)
+def test_programs_that_lose_or_double_a_change_are_refused(change: Change, message: str) -> None:
+    rule = Broken(every=8, fragments=2, delay=1, change=change)
+    with pytest.raises(StepError, match=message):
+        verify(rule, even_layout(3, 4), steps(16), seed=1)
+
+
+def outer_by_torch(ranks: int, count: int, every: int, rate: float, momentum: float, nesterov: bool) -> nn.Module:
+    """One fragment without delay: inner steps in plain loops, and PyTorch's SGD as the outer optimizer."""
+    batches = batches_of(ranks, count, [4])
+    anchor, nets = model(), [model() for _ in range(ranks)]
+    outer = torch.optim.SGD(anchor.parameters(), rate, momentum, nesterov=nesterov)
+    inner = [optimizer_of(net) for net in nets]
+    for step in range(count):
+        for net, optimizer, mine in zip(nets, inner, batches, strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(mine[step].inputs), mine[step].labels).backward()
+            optimizer.step()
+        if (step + 1) % every == 0:
+            for one, *theirs in zip(anchor.parameters(), *(net.parameters() for net in nets), strict=True):
+                one.grad = torch.stack([one.detach() - its.detach() for its in theirs]).mean(0)
+            outer.step()
+            for net in nets:
+                net.load_state_dict(anchor.state_dict())
+    return anchor
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("updates", Updates)
+def test_the_outer_optimizer_is_pytorchs(ranks: int, updates: Updates) -> None:
+    layout = layout_of(ranks, updates=updates, deferred=updates is not Updates.OUTSIDE)
+    for momentum, nesterov in ((0.9, True), (0.9, False), (0.0, False)):
+        rule = DiLoCo(every=3, fragments=1, delay=0, outer_momentum=momentum, nesterov=nesterov)
+        nets = train(rule, layout, batches_of(ranks, 9, [4]), steps(9))
+        expected = outer_by_torch(ranks, 9, 3, 0.7, momentum, nesterov)
+        for net in nets:
+            close(net, nets[0], 0.0)
+            close(net, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_without_momentum_at_rate_1_it_is_local_sgd(ranks: int, every: int) -> None:
+    batches, count = batches_of(ranks, 10, [4, 3]), 10
+    rule = DiLoCo(every=every, fragments=1, delay=0, outer_rate=1.0, outer_momentum=0.0)
+    for net, other in zip(
+        train(rule, layout_of(ranks), batches, steps(count)),
+        train(LocalSGD(every=every), layout_of(ranks), batches, steps(count)),
+        strict=True,
+    ):
+        close(net, other)
+
+
+def test_the_progress_since_sending_is_kept() -> None:
+    """A delay without momentum, on inner steps that do not depend on the weights: only the time differs."""
+
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * self.weight
+
+    batches = batches_of(2, 8, [4])
+    for mine in batches:
+        for number, one in enumerate(mine):
+            mine[number] = one._replace(inputs=one.inputs[:, :3])  # type: ignore[union-attr]
+    found = []
+    for delay in (0, 3):
+        nets = [Constant(), Constant()]
+        replicas = [
+            InProcessReplica(
+                net, torch.optim.SGD(net.parameters(), 0.1), lambda out, _: out.sum(), even_layout(2, 1), mine
+            )
+            for net, mine in zip(nets, batches, strict=True)
+        ]
+        rule = DiLoCo(every=8, fragments=1, delay=delay, outer_rate=0.5, outer_momentum=0.0)
+        play_in_process(rule, replicas, steps(8))
+        found.append([net.weight.detach().clone() for net in nets])
+        sent = 8 - delay  # steps whose change was exchanged
+        moves = [[-0.1 * one.inputs.sum(0) for one in mine] for mine in batches]  # type: ignore[union-attr]
+        anchor = 0.5 * (sum(moves[0][:sent]) + sum(moves[1][:sent])) / 2  # type: ignore[arg-type,operator]
+        for net, mine in zip(nets, moves, strict=True):
+            late = sum(mine[sent:], torch.zeros(3, dtype=torch.float64))
+            torch.testing.assert_close(net.weight.detach(), anchor + late, rtol=0, atol=1e-12)
+    assert not torch.equal(*found[1])
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4", "float16"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_nothing_is_lost_in_a_wire(ranks: int, wire: str) -> None:
+    """The anchor's moves and all residuals are together what the ranks' inner steps have moved."""
+    layout, count = layout_of(ranks), 12
+    nets = [model() for _ in range(ranks)]
+    replicas = [
+        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, mine)
+        for net, mine in zip(nets, batches_of(ranks, count, [4]), strict=True)
+    ]
+    changes = {key: torch.zeros(0) for key in layout.keys}
+    for replica in replicas:
+
+        def filled(
+            key: int, flat: torch.Tensor, fill: Callable[[int, torch.Tensor], None] = replica.fill_bucket
+        ) -> None:
+            changes[key] = changes[key] + flat if len(changes[key]) else flat.clone()
+            fill(key, flat)
+
+        replica.fill_bucket = filled  # type: ignore[method-assign]
+    begin = {key: replicas[0].read_weights(key) for key in layout.keys}
+    rule = DiLoCo(Exchange(wire=wire), every=3, fragments=1, delay=0, outer_rate=1.0, outer_momentum=0.0)
+    play_in_process(rule, replicas, steps(count))
+    for key in layout.keys:
+        applied = begin[key] - replicas[0].kept.get(ANCHOR, key)
+        left = sum(replica.kept.get(RESIDUAL, key) for replica in replicas)
+        left = left + torch.cat([replica.kept.get(SUM_RESIDUAL, key) for replica in replicas])
+        torch.testing.assert_close(applied + left, changes[key], rtol=0, atol=1e-12)
+        assert left.abs().max() > 0
+        for replica in replicas[1:]:
+            assert torch.equal(replica.kept.get(ANCHOR, key), replicas[0].kept.get(ANCHOR, key))
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_local_sgd_with_a_wire_follows_the_exact_mean(wire: str) -> None:
+    batches, count = batches_of(3, 24, [4]), 24
+    exact = train(LocalSGD(every=4), layout_of(3), batches, steps(count))[0]
+    nets = train(LocalSGD(Exchange(wire=wire), every=4), layout_of(3), batches, steps(count))
+    for net in nets:
+        close(net, nets[0], 0.0)
+        close(net, exact, 0.02 if wire == "int8" else 0.2)
+    assert not torch.equal(nets[0].first.weight, exact.first.weight)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from unisono.errors import ScheduleError
+from unisono.placement import Placement, one_rank_per_node, regular
+from unisono.schedules import SCHEDULES, find, names
+from unisono.schedules.ring import ring
+from unisono.schedules.schedule import Action, Program, receive, send
+from unisono.schedules.svg_diagram import TimedMessage, draw_svg, timed_messages
+from unisono.schedules.tree import tree
+
+PICTURES = Path(__file__).parents[2] / "docs/pictures"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def in_the_docs(name: str) -> Placement:
+    """Where the 8 ranks of a picture in the docs sit."""
+    return regular(1, 4, 2) if SCHEDULES[name].by_node else one_rank_per_node(8)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_pictures_in_the_docs_equal_the_drawing(name: str) -> None:
+    placement = in_the_docs(name)
+    drawn = draw_svg(find(name, placement).allreduce, 8, name, placement)
+    stored = (PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+    assert stored == drawn, f"run: unisono draw {name} --ranks 8 --nodes {len(placement.nodes)} --svg {PICTURES}/..."
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "placement",
+    [one_rank_per_node(1), one_rank_per_node(2), one_rank_per_node(7), regular(2, 2, 2)],
+    ids=["1", "2", "7", "2x2x2"],
+)
+def test_an_arrow_for_each_message_a_panel_for_each_lane(name: str, placement: Placement) -> None:
+    algorithm = find(name, placement).allreduce
+    programs = [algorithm(rank, placement.ranks) for rank in range(placement.ranks)]
+    sends = [t for p in programs for lane in p.lanes for turn in lane for t in turn if t.action is Action.SEND]
+    root = ElementTree.fromstring(draw_svg(algorithm, placement.ranks, name, placement))
+    heads = Counter(path.get("marker-end") for group in root.iter(f"{SVG}g") for path in group.iter(f"{SVG}path"))
+    assert heads["url(#add)"] + heads["url(#receive)"] == len(sends) == len(timed_messages(programs))
+    assert len(list(root.iter(f"{SVG}g"))) == len(programs[0].lanes)
+    width, height = float(root.get("width")), float(root.get("height"))
+    for group in root.iter(f"{SVG}g"):
+        x, y = map(float, group.get("transform")[len("translate(") : -1].split(","))
+        assert 0 < x < width
+        assert 0 < y < height
+
+
+def test_names_are_escaped() -> None:
+    root = ElementTree.fromstring(draw_svg(ring, 3, "<a & b>"))
+    assert root.findtext(f"{SVG}title") == "<a & b>: 3 ranks, 3 chunks"
+
+
+def test_messages_of_ranks_in_step_are_drawn_in_their_round() -> None:
+    for m in timed_messages([ring(rank, 5) for rank in range(5)]):
+        assert m.receiver == (m.sender + 1) % 5
+        assert m.action is (Action.ADD if m.step < 4 else Action.RECEIVE)
+        assert m.chunk == (m.sender - m.step - (1 if m.step < 4 else -4)) % 5
+
+
+def test_step_is_that_of_the_later_end() -> None:
+    """Rank 0 of 4 sums from 1, a leaf, and from 2, which hears from 3 first, in one round."""
+    assert [m for m in timed_messages([tree(rank, 4) for rank in range(4)]) if m.action is Action.ADD] == [
+        TimedMessage(0, 0, 1, 0, 0, 1, Action.ADD),
+        TimedMessage(0, 0, 3, 2, 0, 1, Action.ADD),
+        TimedMessage(0, 1, 2, 0, 0, 1, Action.ADD),
+    ]
+    assert [(m.step, m.sender, m.receiver) for m in timed_messages([tree(rank, 4) for rank in range(4)])[3:]] == [
+        (2, 0, 1),
+        (2, 0, 2),
+        (3, 2, 3),
+    ]
+
+
+def test_rounds_are_steps_only_if_all_ranks_are_in_step() -> None:
+    assert "round 5" in draw_svg(ring, 4)
+    assert "step 3" in draw_svg(tree, 4)
+    assert "round 0" not in draw_svg(tree, 4)
+
+
+def test_deadlock_raises_when_drawn() -> None:
+    def stuck(rank: int, _: int) -> Program:
+        return Program(1, (((receive(1 - rank, 0),), (send(1 - rank, 0),)),))
+
+    with pytest.raises(ScheduleError, match="wait for each other"):
+        draw_svg(stuck, 2)

@@ -1,0 +1,121 @@
+"""One operation at a time, in order; errors reach every caller that waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from unisono.errors import BackendError, MismatchError
+from unisono.torch_backend.completions import Completions
+from unisono.torch_backend.submission_queue import SubmissionQueue
+from unisono.torch_backend.work import Work
+
+Names = list[str]
+
+
+def work(name: str = "all_reduce", result: object = None) -> Work:
+    return Work(name, result, Completions())
+
+
+def submit(queue: SubmissionQueue, action: object, blocking: bool = False, seconds: float = 60) -> Work:
+    return queue.submit("all_reduce", action, work(), seconds, blocking)
+
+
+def test_a_blocking_operation_stays_on_its_thread() -> None:
+    seen: list[threading.Thread] = []
+    submit(SubmissionQueue("0", 0, 1), lambda: seen.append(threading.current_thread()), blocking=True)
+    assert seen == [threading.current_thread()]
+
+
+def test_operations_keep_their_order() -> None:
+    queue, seen, gate = SubmissionQueue("0", 0, 1), [], threading.Event()
+    submit(queue, gate.wait)
+    works = [submit(queue, lambda number=number: seen.append(number), blocking=number == 3) for number in range(6)]
+    assert not any(each.is_completed() for each in works)
+    gate.set()
+    for each in works:
+        assert each.wait()
+    assert seen == list(range(6))
+    queue.close()
+
+
+def test_operations_of_several_threads_never_overlap() -> None:
+    queue, inside, most = SubmissionQueue("0", 0, 1), [0], [0]
+
+    def action() -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(1e-3)
+        inside[0] -= 1
+
+    def many(blocking: bool) -> None:
+        for _ in range(20):
+            submit(queue, action, blocking).wait()
+
+    threads = [threading.Thread(target=many, args=(blocking,)) for blocking in (True, False, True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    queue.close()
+
+
+def fail() -> None:
+    raise MismatchError("ranks differ")
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_errors_name_the_rank_and_the_operation(blocking: bool) -> None:
+    queue = SubmissionQueue("7", 2, 4)
+    failed = submit(queue, fail, blocking)
+    with pytest.raises(BackendError, match="rank 2 of 4: all_reduce, number 1 of group 7: ranks differ") as caught:
+        failed.wait()
+    assert isinstance(caught.value.__cause__, MismatchError)
+    assert failed.is_completed()
+    assert not failed.is_success()
+    with pytest.raises(RuntimeError, match="ranks differ"):
+        failed.get_future().wait()
+    assert submit(queue, lambda: None, blocking).wait()
+    queue.close()
+
+
+def test_futures_before_and_after_the_end() -> None:
+    queue, gate = SubmissionQueue("0", 0, 1), threading.Event()
+    early = queue.submit("all_reduce", gate.wait, work(result=["tensors"]), 60, False)
+    futures = [early.get_future(), early.get_future()]
+    gate.set()
+    early.wait()
+    assert [future.wait() for future in [*futures, early.get_future()]] == [["tensors"]] * 3
+    queue.close()
+
+
+def test_a_timeout_ends_the_group() -> None:
+    queue = SubmissionQueue("0", 1, 2)
+    queue.describe_missing = lambda number: f"missing: rank 0 at number {number}"
+
+    def wait_forever() -> None:
+        while True:
+            queue.check()
+
+    late = submit(queue, wait_forever, seconds=0.05)
+    words = r"rank 1 of 2: all_reduce, number 1 of group 0: Timed out after 0.05 s; missing: rank 0 at number 1"
+    with pytest.raises(BackendError, match=words):
+        late.wait()
+    with pytest.raises(BackendError, match="number 1"):
+        submit(queue, lambda: None, blocking=True).wait()
+    queue.close()
+
+
+def test_a_wait_has_its_own_timeout() -> None:
+    from datetime import timedelta
+
+    queue, gate = SubmissionQueue("0", 0, 1), threading.Event()
+    slow = submit(queue, gate.wait)
+    with pytest.raises(BackendError, match=r"Timed out waiting 0\.05 s"):
+        slow.wait(timedelta(seconds=0.05))
+    gate.set()
+    assert slow.wait(timedelta(seconds=60))
+    queue.close()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.errors import CheckpointError, RecipeError
+from unisono.rules import BSP
+from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
+from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
+from unisono.training.run_directory import METRICS, add_metrics
+
+
+def recipe(**tables: dict[str, object]) -> Recipe:
+    return parse_recipe(tables, "a test")
+
+
+BEFORE = recipe(training={"batch": 64, "seed": 1})
+WITHIN, BETWEEN = ResumePoint(epoch=3, done=5, step=20, data="these"), ResumePoint(epoch=3, step=20, data="these")
+
+CHANGES = [
+    (recipe(training={"batch": 32, "seed": 1}), "these", r"training\.batch = 32, but the run stopped 5 steps into"),
+    (recipe(training={"batch": 64, "seed": 2}), "these", r"training\.seed = 2, but the run stopped 5 steps into"),
+    (BEFORE, "others", r"5 steps into an epoch of other data \(these\) than now \(others\)"),
+]
+
+
+@pytest.mark.parametrize(("now", "data", "words"), CHANGES)
+def test_within_an_epoch_its_order_stays(now: Recipe, data: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        check_change(BEFORE, now, WITHIN, data)
+
+
+@pytest.mark.parametrize(("now", "data", "words"), CHANGES)
+def test_between_epochs_it_may_change(now: Recipe, data: str, words: str) -> None:
+    check_change(BEFORE, now, BETWEEN, data)
+
+
+def test_the_rate_may_always_change_and_the_optimizer_never() -> None:
+    changed = {"learning_rate": 0.5, "policy": "cosine", "weight_decay": 0.1}
+    for point in (WITHIN, BETWEEN):
+        check_change(BEFORE, recipe(training={"batch": 64, "seed": 1}, optimizer=changed), point, "these")
+        with pytest.raises(RecipeError, match=r"optimizer\.name = 'lamb', but the run has the state of 'sgd'"):
+            check_change(BEFORE, recipe(optimizer={"name": "lamb"}), point, "these")
+
+
+class Alone:
+    """A world of one rank."""
+
+    rank = 0
+
+    def call_on_root(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+def trainer(width: int = 3) -> Any:
+    model = torch.nn.Linear(width, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    reducer = SimpleNamespace(restore=lambda state: None, resume=lambda step: None, rule=BSP())
+    return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer)
+
+
+WORLD: Any = Alone()
+
+
+def keep(run: Path, step: int, key: str = "reducer") -> Path:
+    add_metrics(run, {"step": step})
+    progress = {"epoch": step, "done": 0, "loss": 0.0, "seconds": 1.0, "data": "these", key: None}
+    of = trainer()
+    return save(run / "checkpoints", Checkpoint(step, of.model.state_dict(), of.optimizer.state_dict(), progress))
+
+
+def steps(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / METRICS).read_text().splitlines()]
+
+
+def test_incomplete_checkpoints_are_renamed_after_the_rest_was_checked(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    (keep(tmp_path, 2) / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step 1's checkpoint does not fit the recipe's model: .*nothing was"):
+        resume_run(tmp_path, trainer(5), WORLD)
+    assert (steps(tmp_path), len(checkpoint_names(tmp_path / "checkpoints"))) == ([1, 2], 2)
+    point, incomplete, _ = resume_run(tmp_path, trainer(), WORLD)
+    assert (steps(tmp_path), len(checkpoint_names(tmp_path / "checkpoints"))) == ([1, 2], 2), (
+        "check_change may refuse it yet"
+    )
+    said = discard_newer(tmp_path, point, incomplete)
+    assert said == [
+        "step-000000002 is damaged: it has no manifest.json; it is now step-000000002.torn, and the previous one is "
+        "used",
+        "resumes after step 1",
+    ]
+    assert (steps(tmp_path), checkpoint_names(tmp_path / "checkpoints")) == ([1], ["step-000000001"])
+
+
+@pytest.mark.parametrize("key", ["reducer", "meeting"])
+def test_checkpoints_of_older_releases_open(tmp_path: Path, key: str) -> None:
+    keep(tmp_path, 1, key)
+    point, incomplete, notes = resume_run(tmp_path, trainer(), WORLD)
+    assert (point.step, point.data, incomplete, notes) == (1, "these", [], [])
+
+
+def test_a_disk_that_is_away_changes_nothing(tmp_path: Path) -> None:
+    keep(tmp_path, 1)
+    weights = keep(tmp_path, 2) / "weights.safetensors"
+    weights.unlink()
+    weights.symlink_to("/nowhere/mounted")
+    with pytest.raises(CheckpointError, match=r"cannot read .*a link to /nowhere/mounted"):
+        resume_run(tmp_path, trainer(), WORLD)
+    assert (steps(tmp_path), len(checkpoint_names(tmp_path / "checkpoints"))) == ([1, 2], 2)
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        point, incomplete, _ = resume_run(tmp_path, trainer(), WORLD)
+        assert (point, incomplete) == (ResumePoint(), [])
+        check_change(recipe(optimizer={"name": "lamb"}), BEFORE, point, "these")
+        assert discard_newer(tmp_path, point, incomplete) == [f"{tmp_path} has no checkpoint yet: the run begins again"]
+        add_metrics(tmp_path, {"step": 23})  # it is killed before its checkpoint
+    add_metrics(tmp_path, {"step": 46})
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*, but metrics of 2 epochs: is its disk not mounted"):
+        resume_run(tmp_path, trainer(), WORLD)
+    assert steps(tmp_path) == [23, 46]

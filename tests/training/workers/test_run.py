@@ -1,0 +1,80 @@
+"""Asynchronous runs by the command: trained, stopped, resumed and replayed bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.progress import poll_until
+from tests.usage_errors import assert_one_line_error
+
+from unisono.asynchronous.event_log import log_path
+from unisono.launch import launch_environment
+from unisono.rules import ASYNCHRONOUS_RULES, RULES, find_rule
+from unisono.training.packaged_recipes import find_recipe
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+OPTIONS = (
+    *("digits", "--ranks", "3", "--set", "rule.name=easgd", "--set", "training.epochs=4"),
+    *("--set", "compute.convolutions=library"),
+)
+"""Two workers and a server."""
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "train", *OPTIONS, "--run", "mine"]
+    environment = launch_environment(os.environ, terminal=False)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    metrics = tmp_path / "mine" / "metrics.jsonl"
+    poll_until(lambda: lines_of(metrics), lambda count: count >= 1 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate()
+    assert process.returncode == 143, said
+    assert "resume with: unisono train --resume mine" in said
+    done = unisono("train", "--resume", "mine")
+    assert done.returncode == 0, done.stderr
+    assert "resumes after " in done.stdout
+    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()]
+    assert epochs == [1, 2, 3, 4]
+    again = unisono("train", "--replay", "mine", "--run", "again")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "the final weights are those of mine, bit for bit" in again.stdout
+    swapped_log(tmp_path / "mine")
+    other = unisono("train", "--replay", "mine", "--run", "other")
+    assert other.returncode == 1
+    assert "the final weights differ from those of mine" in other.stdout
+
+
+def swapped_log(run: Path) -> None:
+    """Exchange the workers of two events that follow each other."""
+    path = log_path(run, 0)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    first = next(n for n in range(10, len(events)) if events[n]["worker"] != events[n + 1]["worker"])
+    one, other = events[first], events[first + 1]
+    one["worker"], other["worker"] = other["worker"], one["worker"]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_what_cannot_be_replayed_is_refused(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    shutil.copy(find_recipe(Path("digits")), tmp_path / "mine" / "recipe.toml")
+    assert_one_line_error(command("train", "--replay", "mine"), "--replay mine: its rule, bsp, is synchronous")
+    assert_one_line_error(command("train", "digits", "--replay", "mine"), "--replay takes the recipe of the run")
+    assert_one_line_error(command("train", "--replay", "other"), "other holds no run")
+
+
+def test_asynchronous_rules_are_known_by_name() -> None:
+    assert {name for name in RULES if find_rule(name)().asynchronous} == set(ASYNCHRONOUS_RULES)
