@@ -37,7 +37,7 @@ class Run:
     label: str
     ranks: int = 2
     changes: tuple[str, ...] = field(default=())
-    way: str = ""
+    algorithm: str = ""
     """Of all convolutions that can take it; else of each the fastest."""
 
 
@@ -96,7 +96,7 @@ def main(packs: Path, parts: list[str]) -> None:
         for run in PARTS[part]:
             if label in ("", run.label):
                 keep(part, run, train(run, packs))
-                picture(part)
+                plot(part)
                 write_summary()
 
 
@@ -104,11 +104,11 @@ def train(run: Run, packs: Path) -> list[dict[str, Any]]:
     """The metrics of each epoch."""
     with tempfile.TemporaryDirectory() as folder:
         changes = (f"data.pack={packs / run.recipe}", *run.changes)
-        if run.way:
+        if run.algorithm:
             plan = Path(folder, "plan.json")
             changes = (*changes, f"compute.plan={plan}")
             carry_out(run, Path(folder, "trial"), (*changes, "training.epochs=1"))
-            take_only(run.way, plan)
+            take_only(run.algorithm, plan)
         home = Path(folder, "run")
         carry_out(run, home, changes)
         return [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
@@ -121,12 +121,14 @@ def carry_out(run: Run, home: Path, changes: Sequence[str]) -> None:
     subprocess.run([*command, *options], check=True)
 
 
-def take_only(way: str, plan: Path) -> None:
-    """Leave a plan no choice where this way was tried."""
+def take_only(algorithm: str, plan: Path) -> None:
+    """Leave a plan no choice where this algorithm was timed."""
     found = json.loads(plan.read_text())
     for machine in found:
         passes = machine["measured"].items()
-        machine["measured"] = {key: {way: times[way]} if way in times else times for key, times in passes}
+        machine["measured"] = {
+            key: {algorithm: times[algorithm]} if algorithm in times else times for key, times in passes
+        }
     plan.write_text(json.dumps(found))
 
 
@@ -139,7 +141,7 @@ def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def picture(part: str) -> None:
+def plot(part: str) -> None:
     """Draw the runs of a part against time and epochs."""
     curves = []
     for label, found in json.loads((HERE / f"{part}.json").read_text()).items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.bench.collectives import AUTO, GLOO, LIBRARY, SIZES
-from unisono.bench.report import bound_of, simulated, table
+from unisono.bench.collectives_report import bound_of, simulated, table
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -71,43 +71,43 @@ class Program:
         return self.erring if rank == self.rank else self.calls
 
 
-def random_call(dice: random.Random, ranks: int) -> Call:
+def random_call(rng: random.Random, ranks: int) -> Call:
     """A call of any kind."""
-    name, world = dice.choice(["barrier", *REDUCING, *REDUCING, *MOVING]), dice.choice(WORLDS)
+    name, world = rng.choice(["barrier", *REDUCING, *REDUCING, *MOVING]), rng.choice(WORLDS)
     if name == "barrier":
-        return Call(dice.getrandbits(40), world, name)
-    length, root = int(10 ** dice.uniform(0, 5.3)), dice.randrange(2 if world == "part" else ranks)
-    op = dice.choice(list(RANGES)) if name in REDUCING else "sum"
-    algorithm = dice.choice(ALGORITHMS) if name in CHOSEN else "auto"
-    return Call(dice.getrandbits(40), world, name, length, dice.choice(DTYPES), op, algorithm, root)
+        return Call(rng.getrandbits(40), world, name)
+    length, root = int(10 ** rng.uniform(0, 5.3)), rng.randrange(2 if world == "part" else ranks)
+    op = rng.choice(list(RANGES)) if name in REDUCING else "sum"
+    algorithm = rng.choice(ALGORITHMS) if name in CHOSEN else "auto"
+    return Call(rng.getrandbits(40), world, name, length, rng.choice(DTYPES), op, algorithm, root)
 
 
 def random_program(seed: int, ranks: int) -> Program:
     """3 to 12 calls, and an error that can be noticed."""
-    dice = random.Random(f"{seed} {ranks}")
-    calls = [random_call(dice, ranks) for _ in range(dice.randint(3, 12))]
-    error, rank = ERRORS[seed % len(ERRORS)], dice.randrange(ranks)
+    rng = random.Random(f"{seed} {ranks}")
+    calls = [random_call(rng, ranks) for _ in range(rng.randint(3, 12))]
+    error, rank = ERRORS[seed % len(ERRORS)], rng.randrange(ranks)
     while True:
-        place = dice.randrange(len(calls) - (error == "order"))
+        place = rng.randrange(len(calls) - (error == "order"))
         erring = list(calls)
         old = calls[place]
         if error == "call":
-            erring[place] = replace(random_call(dice, ranks), world=old.world)
+            erring[place] = replace(random_call(rng, ranks), world=old.world)
         elif error == "size":
-            erring[place] = replace(old, length=old.length + dice.choice([5, 64, 10_000]))
+            erring[place] = replace(old, length=old.length + rng.choice([5, 64, 10_000]))
         elif error == "dtype":
-            erring[place] = replace(old, dtype=dice.choice(DTYPES))
+            erring[place] = replace(old, dtype=rng.choice(DTYPES))
         elif error == "world":
-            erring[place] = replace(old, world=dice.choice(WORLDS))
+            erring[place] = replace(old, world=rng.choice(WORLDS))
         else:
             erring[place], erring[place + 1] = calls[place + 1], old
         new = erring[place]
         if (old.name == "barrier" and error in ("size", "dtype")) or new.root >= ranks_in(new.world, 0, ranks)[1]:
-            calls[place] = random_call(dice, ranks)
+            calls[place] = random_call(rng, ranks)
         elif (new.world, *new.signature) != (old.world, *old.signature):
             return Program(seed, ranks, tuple(calls), error, rank, place, tuple(erring))
         else:
-            calls[place] = random_call(dice, ranks)
+            calls[place] = random_call(rng, ranks)
 
 
 def ranks_in(world: str, rank: int, ranks: int) -> tuple[int, int]:

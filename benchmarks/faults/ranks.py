@@ -122,26 +122,26 @@ def undisturbed(work: Path) -> Reference:
     return Reference(digest(folder), begun - run.begun, time.monotonic() - begun)
 
 
-def wait_for_moment(run: Launch, fault: Fault, dice: random.Random, folder: Path, reference: Reference) -> bool:
+def wait_for_moment(run: Launch, fault: Fault, rng: random.Random, folder: Path, reference: Reference) -> bool:
     """Wait for a random moment; False when the run was over, or had begun, before."""
     begun = (folder / "recipe.toml").exists
     if fault.startup:
         run.wait(WHOLE_RUN, lambda: fault.launcher or len(run.ranks()) == RANKS)
-        time.sleep(dice.uniform(0.05, 0.6) * reference.to_begin * (1 if fault.launcher else 0.7))
+        time.sleep(rng.uniform(0.05, 0.6) * reference.to_begin * (1 if fault.launcher else 0.7))
         return not begun() and run.process.poll() is None
     run.wait(WHOLE_RUN, begun)
-    time.sleep(dice.uniform(0.0, 0.8) * reference.to_end)
+    time.sleep(rng.uniform(0.0, 0.8) * reference.to_end)
     return run.process.poll() is None
 
 
 def disturb(fault: Fault, seed: int, work: Path, reference: Reference) -> Outcome:
     """One run with a fault, and what comes of it."""
     for attempt in range(5):
-        dice = random.Random(f"{fault.name} {seed} {attempt}")
+        rng = random.Random(f"{fault.name} {seed} {attempt}")
         folder = work / f"{fault.name.replace(' ', '-')}-{seed}-{attempt}"
-        rank, before = dice.randrange(RANKS), shared_files()
+        rank, before = rng.randrange(RANKS), shared_files()
         with Launch(command(folder), work, {"UNISONO_TIMEOUT": str(TIMEOUT)}) as run:
-            if not wait_for_moment(run, fault, dice, folder, reference):
+            if not wait_for_moment(run, fault, rng, folder, reference):
                 continue
             outcome, had = Outcome(fault.name, seed), steps(folder)
             said = len(run.output), len(run.errors)

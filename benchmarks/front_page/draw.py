@@ -16,7 +16,7 @@ ROOT = BENCHMARKS.parent
 CHART = ROOT / "docs" / "pictures" / "front.svg"
 MARKS = "<!-- benchmarks/front_page/draw.py writes from here -->", "<!-- to here -->"
 
-COLOURS = {"Unisono": "#0b6e4f", "MPICH": "#c1666b", "Open MPI": "#d4b483", "gloo": "#4281a4", "DDP on gloo": "#4281a4"}
+COLORS = {"Unisono": "#0b6e4f", "MPICH": "#c1666b", "Open MPI": "#d4b483", "gloo": "#4281a4", "DDP on gloo": "#4281a4"}
 GREY = "#7a7a7a"
 """Readable on white and on black."""
 
@@ -60,22 +60,24 @@ def table() -> list[str]:
     """Return the table in Markdown."""
     lines = ["| what | Unisono | peers | bound |", "| --- | ---: | --- | ---: |"]
     node = allreduce("one_node_2_ranks")
-    for nbytes, said in ((4096, "4 KB"), (1 << 20, "1 MB"), (64 << 20, "64 MB")):
+    for nbytes, said in ((4096, "4 KiB"), (1 << 20, "1 MiB"), (64 << 20, "64 MiB")):
         one = node[nbytes]
         peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("MPICH", "gloo"))
         ours, copy = _ms(one["Unisono"]), _ms(one["copy"])
         lines.append(f"| allreduce of {said}, one node, 2 ranks | {ours} | {peers} | copy {copy} |")
     far = allreduce("supernodes")
-    for nbytes, said in ((1 << 20, "1 MB"), (64 << 20, "64 MB")):
+    for nbytes, said in ((1 << 20, "1 MiB"), (64 << 20, "64 MiB")):
         one = far[nbytes]
         peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("MPICH", "Open MPI", "gloo"))
         ours = f"{_ms(one['Unisono'])}; {_ms(one['bfloat16'])} in bfloat16"
-        lines.append(f"| allreduce of {said}, 8 hosts, 2 switches | {ours} | {peers} | link {_ms(one['bound'])} |")
+        lines.append(
+            f"| allreduce of {said}, 8 hosts, 2 switches | {ours} | {peers} | link, float32: {_ms(one['bound'])} |"
+        )
     for network in NETWORKS:
         one = steps(4)[network, 1.0]
         lines.append(
-            f"| training step of {network}, 4 hosts | {one['Unisono']:.2f} s | "
-            f"DDP on gloo {one['DDP on gloo']:.2f} s | link {one['bound']:.2f} s |"
+            f"| emulated step, layers of {network}, 4 hosts | {one['Unisono']:.2f} s | "
+            f"DDP on gloo {one['DDP on gloo']:.2f} s | overlapped fully {one['bound']:.2f} s |"
         )
     lines.append(loading())
     return lines
@@ -83,7 +85,7 @@ def table() -> list[str]:
 
 def loading() -> str:
     """Return the row of decoded images."""
-    rates = read("loading/decoding.json")["pictures_a_second"]
+    rates = read("loading/decoding.json")["images_per_second"]
     peers = f"DataLoader: Pillow {rates['DataLoader, Pillow']:,.0f}, OpenCV {rates['DataLoader, OpenCV']:,.0f}"
     bound = f"libjpeg-turbo {rates['libjpeg-turbo alone']:,.0f}"
     return f"| JPEGs decoded and cropped a second, one core | {rates['ours']:,.0f} | {peers} | {bound} |"
@@ -105,20 +107,20 @@ def chart() -> None:
     found = allreduce("one_node_2_ranks")
     for name in ("MPICH", "gloo"):
         ratios = [one[name] / one["Unisono"] for one in found.values()]
-        node.plot(list(found), ratios, "o-", color=COLOURS[name], label=name, markersize=3)
-    node.axhline(1, color=COLOURS["Unisono"], label="Unisono")
+        node.plot(list(found), ratios, "o-", color=COLORS[name], label=name, markersize=3)
+    node.axhline(1, color=COLORS["Unisono"], label="Unisono")
     node.set(xscale="log", yscale="log", xlabel="bytes", title="allreduce on one node, 2 ranks:\ntime over Unisono's")
     found = {nbytes: one for nbytes, one in allreduce("supernodes").items() if nbytes >= 1 << 18}
     for name in ("Unisono", "MPICH", "Open MPI", "gloo"):
         reached = [100 * one["bound"] / one[name] for one in found.values()]
-        network.plot(list(found), reached, "o-", color=COLOURS[name], label=name, markersize=3)
+        network.plot(list(found), reached, "o-", color=COLORS[name], label=name, markersize=3)
     network.set(
         xscale="log", ylim=(0, 105), xlabel="bytes", title="allreduce on 8 hosts of 2 switches:\n% of the link's limit"
     )
     for place, name in enumerate(("Unisono", "DDP on gloo")):
         heights = [steps(4)[one, 1.0][name] / steps(4)[one, 1.0]["bound"] for one in NETWORKS]
         places = [number + 0.4 * place - 0.2 for number in range(len(NETWORKS))]
-        step.bar(places, heights, 0.38, color=COLOURS[name], label=name)
+        step.bar(places, heights, 0.38, color=COLORS[name], label=name)
     step.axhline(1, color=GREY, linestyle=":", label="limit")
     step.set(ylim=(0, 1.9), title="training step on 4 hosts:\ntime over the limit of link and computing")
     step.set_xticks(range(len(NETWORKS)), NETWORKS)

@@ -18,7 +18,7 @@ from torch import Tensor, nn, relu_
 
 from unisono.bench.peak import measure_peak
 from unisono.compute.formats import AUTO
-from unisono.compute.precision import choose
+from unisono.compute.precision import choose_dtype
 from unisono.compute.processor import processor
 from unisono.launch import keep_memory
 
@@ -105,7 +105,7 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     keep_memory()
-    dtype = choose(AUTO, torch.float32, "cpu", processor())
+    dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
     rate = measure_peak(dtype).bytes_per_second
     rows = []
     for channels, size in SHAPES:

@@ -1,4 +1,4 @@
-"""Pictures a second of one core: ours, PyTorch's DataLoader with Pillow and with OpenCV, and libjpeg-turbo alone.
+"""Images/s of one core: ours, PyTorch's DataLoader with Pillow and with OpenCV, and libjpeg-turbo alone.
 
 Started by run.py:  decoding.py OUTPUT PACK FOLDER SIZE
 """
@@ -23,14 +23,14 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from unisono.data.dice import DRAWS, Throws, dice
+from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.data.images.augmentation import ImageAugmentation, ImageOptions, choose_augmentation
+from unisono.data.images.crops import part_of
+from unisono.data.images.transform import ImageTransform
+from unisono.data.images.turbojpeg import JpegDecoder
 from unisono.data.loading import Loader, Mode
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
-from unisono.data.pictures.crops import part_of
-from unisono.data.pictures.showing import Show
-from unisono.data.pictures.turbojpeg import Decoder
-from unisono.data.pictures.view import Look, View, look
 
 BATCH, ROUNDS = 32, 7
 
@@ -51,72 +51,72 @@ class OneProcess:
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
-    """The same pictures as files, cut and scaled alike."""
+    """The same images as files, with the same crops and size."""
 
     def __init__(
-        self, files: list[Path], labels: list[int], view: View, read: Callable[[Path, Files, int], Any]
+        self, files: list[Path], labels: list[int], options: ImageOptions, read: Callable[[Path, Files, int], Any]
     ) -> None:
-        self.files, self.labels, self.view, self.read, self.round = files, labels, view, read, 0
-        self.mean = torch.tensor(view.mean).view(3, 1, 1)
-        self.deviation = torch.tensor(view.deviation).view(3, 1, 1)
+        self.files, self.labels, self.options, self.read, self.round = files, labels, options, read, 0
+        self.mean = torch.tensor(options.mean).view(3, 1, 1)
+        self.std = torch.tensor(options.std).view(3, 1, 1)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def look(self, number: int, width: int, height: int) -> Look:
-        """The part that ours shows of this picture in this round."""
-        return look(self.view, width, height, throws(self.round, number))
+    def augmentation(self, number: int, width: int, height: int) -> ImageAugmentation:
+        """Augmentation of this image in this round, as ours has it."""
+        return choose_augmentation(self.options, width, height, numbers_of(self.round, number))
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        picture = torch.from_numpy(self.read(self.files[number], self, number)).permute(2, 0, 1)
-        return picture.float().div_(255).sub_(self.mean).div_(self.deviation), self.labels[number]
+        image = torch.from_numpy(self.read(self.files[number], self, number)).permute(2, 0, 1)
+        return image.float().div_(255).sub_(self.mean).div_(self.std), self.labels[number]
 
 
-def throws(turn: int, number: int) -> Throws:
-    """The random numbers that ours has for this picture in this round."""
-    return Throws(dice(0, turn, np.array([number]), DRAWS)[0].tolist())
+def numbers_of(turn: int, number: int) -> CounterRNG:
+    """Random numbers of this image in this round, as ours has them."""
+    return CounterRNG(uniform_numbers(0, turn, np.array([number]), DRAWS_PER_SAMPLE)[0].tolist())
 
 
 def by_pillow(file: Path, files: Files, number: int) -> Any:
     """As most training scripts do."""
-    with Image.open(file) as picture:
-        colored = picture.convert("RGB")
-    how = files.look(number, *colored.size)
-    x, y, width, height = how.box
-    size = files.view.size
-    shown = colored.resize((size, size), Image.Resampling.BILINEAR, (x, y, x + width, y + height))
-    if how.mirrored:
-        shown = shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.array(shown)
+    with Image.open(file) as image:
+        colored = image.convert("RGB")
+    augmentation = files.augmentation(number, *colored.size)
+    x, y, width, height = augmentation.box
+    size = files.options.size
+    scaled = colored.resize((size, size), Image.Resampling.BILINEAR, (x, y, x + width, y + height))
+    if augmentation.mirrored:
+        scaled = scaled.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(scaled)
 
 
 def by_opencv(file: Path, files: Files, number: int) -> Any:
     """As those do that are in a hurry."""
-    picture = cv2.imread(str(file))
-    how = files.look(number, picture.shape[1], picture.shape[0])
-    x, y, width, height = how.box
-    size = files.view.size
-    shown = cv2.resize(picture[y : y + height, x : x + width], (size, size), interpolation=cv2.INTER_LINEAR)
-    if how.mirrored:
-        shown = cv2.flip(shown, 1)
-    return cv2.cvtColor(shown, cv2.COLOR_BGR2RGB)
+    image = cv2.imread(str(file))
+    augmentation = files.augmentation(number, image.shape[1], image.shape[0])
+    x, y, width, height = augmentation.box
+    size = files.options.size
+    scaled = cv2.resize(image[y : y + height, x : x + width], (size, size), interpolation=cv2.INTER_LINEAR)
+    if augmentation.mirrored:
+        scaled = cv2.flip(scaled, 1)
+    return cv2.cvtColor(scaled, cv2.COLOR_BGR2RGB)
 
 
 def main(output: str, pack: str, folder: str, size: str) -> None:
-    """All contenders by turns, each over all pictures in every round."""
+    """All contenders by turns, each over all images in every round."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core for all, whatever threads they have
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     index = read_index(Path(pack))
     memory = OneProcess(index)
-    view = View(int(size), 3, index.about.mean, index.about.deviation, "scale")
+    options = ImageOptions(int(size), 3, index.about.mean, index.about.std, "scale")
     numbers = np.arange(len(index))
     batches = [numbers[first : first + BATCH] for first in range(0, len(numbers), BATCH)]
     files = [Path(folder) / key for key in keys_of(index)]
     labels = index.label.tolist()
-    pillow, opencv = (Files(files, labels, view, read) for read in (by_pillow, by_opencv))
-    loader = Loader(index, memory, partial(Show, view), threads=1)
-    decoder = Decoder()
+    pillow, opencv = (Files(files, labels, options, read) for read in (by_pillow, by_opencv))
+    loader = Loader(index, memory, partial(ImageTransform, options), threads=1)
+    decoder = JpegDecoder()
 
     def ours(turn: int) -> float:
         begun = time.perf_counter()
@@ -137,8 +137,8 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
             file = memory.each[number].tobytes()
             header = decoder.header(file)
             assert header is not None
-            box = look(view, header.width, header.height, throws(turn, number)).box
-            parts.append((file, part_of(box, header.width, header.height, header.block, view.size)[0]))
+            box = choose_augmentation(options, header.width, header.height, numbers_of(turn, number)).box
+            parts.append((file, part_of(box, header.width, header.height, header.block, options.size)[0]))
         begun = time.perf_counter()
         for file, part in parts:
             decoder.header(file)
@@ -159,7 +159,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
                 seconds[name].append(took)
     medians = {name: len(numbers) / statistics.median(each) for name, each in seconds.items()}
     spread = {name: [len(numbers) / max(each), len(numbers) / min(each)] for name, each in seconds.items()}
-    found = {"pictures": len(numbers), "size": int(size), "pictures_a_second": medians, "spread": spread}
+    found = {"images": len(numbers), "size": int(size), "images_per_second": medians, "spread": spread}
     Path(output).write_text(json.dumps(found, indent=1) + "\n")
     loader.close()
 

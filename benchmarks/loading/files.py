@@ -1,4 +1,4 @@
-"""CIFAR-10's pictures as files that are read each epoch. Nothing here needs MPI: a DataLoader's workers import it."""
+"""CIFAR-10's images as files that are read each epoch. Nothing here needs MPI: a DataLoader's workers import it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from unisono.data.pictures.showing import shifted
-from unisono.data.pictures.view import View, look
+from unisono.data.images.augmentation import ImageOptions, choose_augmentation
+from unisono.data.images.transform import shifted
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
-    """Pictures by Pillow, shifted, mirrored and normalised as ours are."""
+    """Images by Pillow, shifted, mirrored and normalised as ours are."""
 
-    def __init__(self, folder: Path, keys: list[str], labels: list[int], view: View) -> None:
-        self.folder, self.keys, self.labels, self.view = folder, keys, labels, view
-        self.mean, self.deviation = (torch.tensor(each).view(3, 1, 1) for each in (view.mean, view.deviation))
+    def __init__(self, folder: Path, keys: list[str], labels: list[int], options: ImageOptions) -> None:
+        self.folder, self.keys, self.labels, self.options = folder, keys, labels, options
+        self.mean, self.std = (torch.tensor(each).view(3, 1, 1) for each in (options.mean, options.std))
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        with Image.open(self.folder / self.keys[number]) as picture:
-            pixels = np.array(picture.convert("RGB"))
-        how = look(self.view, pixels.shape[1], pixels.shape[0], Random(number))
-        pixels = shifted(np.ascontiguousarray(pixels[:, ::-1]) if how.mirrored else pixels, how.right, how.down)
+        with Image.open(self.folder / self.keys[number]) as image:
+            pixels = np.array(image.convert("RGB"))
+        chosen = choose_augmentation(self.options, pixels.shape[1], pixels.shape[0], Random(number))
+        pixels = shifted(
+            np.ascontiguousarray(pixels[:, ::-1]) if chosen.mirrored else pixels,
+            chosen.right,
+            chosen.down,
+        )
         image = torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255)
-        return image.sub_(self.mean).div_(self.deviation), self.labels[number]
+        return image.sub_(self.mean).div_(self.std), self.labels[number]

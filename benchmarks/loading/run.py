@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.data.pack.packing import Way, pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.data.sources.source import RAW, Source
 from unisono.launch import find_mpiexec
@@ -36,7 +36,7 @@ def on_ranks(ranks: int, script: str, *arguments: str | Path) -> None:
 def packed(source: Path, folder: Path, side: int = 0) -> Path:
     """The pack of a data set with its parts."""
     for name, part in find(source).items():
-        pack(part, folder / name, Way(short_side=side), 2, lambda: None)
+        pack(part, folder / name, PackOptions(short_side=side), 2, lambda: None)
     return folder
 
 
@@ -48,7 +48,7 @@ def numbers(count: int, length: int, folder: Path) -> Path:
     sizes = np.full(count, length)
     classes = tuple("0123456789")
     source = Source(RAW, classes, keys, labels, sizes, lambda number: data[number].tobytes(), (length, 1))
-    pack(source, folder, Way(), 2, lambda: None)
+    pack(source, folder, PackOptions(), 2, lambda: None)
     return folder
 
 
@@ -63,7 +63,7 @@ def joined(one: Source, other: Source) -> Source:
 
 
 def decoding(data: Path, room: Path) -> None:
-    """Pictures a second of a core."""
+    """Images/s of a core."""
     folder = packed(data / "clothing", room / "clothing")
     command = [
         sys.executable,
@@ -78,7 +78,7 @@ def decoding(data: Path, room: Path) -> None:
 def shuffling(data: Path, room: Path) -> None:
     """The shuffle on one node."""
     parts = list(find(data / "cifar10-images").values())
-    pack(joined(*parts), room / "all", Way(), 2, lambda: None)
+    pack(joined(*parts), room / "all", PackOptions(), 2, lambda: None)
     on_ranks(4, "shuffling.py", HERE / "shuffle_cifar.json", room / "all", 4 << 20)
     on_ranks(4, "shuffling.py", HERE / "shuffle_small.json", numbers(COUNT, SMALL, room / "small"), 4 << 20)
 
@@ -113,12 +113,12 @@ def summary() -> str:
     lines = ["# Data: decoding, shuffle, training from memory", ""]
     if (path := HERE / "decoding.json").exists():
         found = json.loads(path.read_text())
-        speed = found["pictures_a_second"]
+        speed = found["images_per_second"]
         lines += [
-            f"## {found['pictures']} photographs, parts of any scale to {found['size']} x {found['size']}, one core",
+            f"## {found['images']} photographs, parts of any scale to {found['size']} x {found['size']}, one core",
             "",
         ]
-        lines += ["| | pictures a second | spread | ours is |", "| --- | ---: | ---: | ---: |"]
+        lines += ["| | images/s | spread | ours is |", "| --- | ---: | ---: | ---: |"]
         for name, each in speed.items():
             low, high = found["spread"][name]
             lines.append(f"| {name} | {each:,.0f} | {low:,.0f} to {high:,.0f} | {speed['ours'] / each:.2f} |")

@@ -20,10 +20,10 @@ from unisono.bench.networks import as_markdown, measure_networks
 from unisono.bench.peak import measure_peak
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.formats import AUTO
-from unisono.compute.precision import choose
+from unisono.compute.precision import choose_dtype
 from unisono.compute.processor import processor
 from unisono.launch import keep_memory
-from unisono.models.table import make_network
+from unisono.models.registry import make_network
 
 HERE = Path(__file__).parent
 NAMES = ("resnet50", "vgg16", "alexnet", "googlenet")
@@ -47,7 +47,7 @@ def about() -> dict[str, object]:
     return {**machine, "torch": torch.__version__}
 
 
-def told(found: dict[str, Any]) -> str:
+def described(found: dict[str, Any]) -> str:
     products = "bfloat16" if found["bfloat16"] else "float32 only"
     return f"{found['processor']} ({products}), {found['threads']} threads, PyTorch {found['torch']}"
 
@@ -59,7 +59,7 @@ def steps(name: str) -> None:
 
 
 def layers(name: str) -> None:
-    dtype = choose(AUTO, torch.float32, "cpu", processor())
+    dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
     shape = shape_of(name, BATCH)
     found = layers_of(make_network(name, "", CLASSES, 3), shape)
     peak = measure_peak(dtype)
@@ -76,16 +76,16 @@ def write_summary() -> None:
     lines = ["# Networks: what was measured", ""]
     found_steps = [found for name in NAMES if (found := read(f"steps_{name}"))]
     if measured := [found for found in found_steps if found["seconds"].keys() >= set(CONTENDERS)]:
-        places = "; ".join(sorted({told(one) for one in measured}))
-        lines += [f"{places}; pictures a second, median (range)", "", as_markdown(measured), ""]
+        machines = "; ".join(sorted({described(one) for one in measured}))
+        lines += [f"{machines}; images/s, median (range)", "", as_markdown(measured), ""]
     for name in REPORTED:
         if (found := read(f"layers_{name}")) is not None:
-            lines += [f"{name}: median convolution's share of its bound, and how many of each way", ""]
-            lines += ["| pass | share | ways |", "| --- | ---: | --- |"]
+            lines += [f"{name}: median convolution's share of its bound, and how often each algorithm is chosen", ""]
+            lines += ["| pass | share | algorithms |", "| --- | ---: | --- |"]
             for which, share in found["medians"].items():
-                ways = [row["way"] for row in found["rows"] if row["which"] == which and row["way"]]
-                counted = sorted(((ways.count(way), way) for way in set(ways)), reverse=True)
-                lines.append(f"| {which} | {share:.0%} | {', '.join(f'{count} {way}' for count, way in counted)} |")
+                chosen = [row["algorithm"] for row in found["rows"] if row["pass_name"] == which and row["algorithm"]]
+                counted = sorted(((chosen.count(name), name) for name in set(chosen)), reverse=True)
+                lines.append(f"| {which} | {share:.0%} | {', '.join(f'{count} {name}' for count, name in counted)} |")
             peak = found["peak"]
             lines += [
                 "",

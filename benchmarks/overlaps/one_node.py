@@ -55,7 +55,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
             unisono.BSP(unisono.Exchange(bucket_bytes=None if overlap == "auto" else 8 << 20), overlap),
             optimizer,
         )
-        trainer.reducer.say(lambda line: print(line, flush=True))
+        trainer.reducer.log_with(lambda line: print(line, flush=True))
         steps[overlap] = lambda trainer=trainer: trainer.step(images, labels)
 
     def plain(model: nn.Module) -> Step:

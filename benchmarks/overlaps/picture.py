@@ -23,7 +23,7 @@ COLOURS = {
     "allreduce": "#fd8d3c",
     "update": "#74c476",
     "pack": "#dadaeb",
-    "settle": "#bcbddc",
+    "set_grads": "#bcbddc",
 }
 
 Event = dict[str, Any]

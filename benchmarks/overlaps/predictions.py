@@ -29,7 +29,7 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
     group = world.split(0)
     trainer = ours(Network(NETWORKS[name], seconds), group, "auto", None, None)
     said: list[str] = []
-    trainer.reducer.say(said.append)
+    trainer.reducer.log_with(said.append)
     while trainer.reducer.state() is None:
         run(trainer, 1)
     predicted = trainer.reducer.predicted

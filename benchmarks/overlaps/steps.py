@@ -126,7 +126,7 @@ def ours(network: Network, world: World, overlap: str, wire: str | None, bucket:
     """A trainer of a copy of the network."""
     rule = unisono.BSP(unisono.Exchange(wire=wire, bucket_bytes=bucket), overlap)
     trainer = unisono.Trainer(network, world, rule, torch.optim.SGD(network.parameters(), 1e-3), no_loss)
-    network.passing = Pass(lambda: time.perf_counter() - trainer.reducer.measured.waiting)
+    network.passing = Pass(lambda: time.perf_counter() - trainer.reducer.times.waiting)
     return trainer
 
 
@@ -152,7 +152,7 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
     for wire, halves in ((None, 1), ("bfloat16", 2)):
         alone = exchange_alone(group, wire)
         name_of = wire or "float32"
-        bounds = (Cost(0.0, cost.a_byte / halves), Cost(0.0, alone / TOTAL))
+        bounds = (Cost(0.0, cost.per_byte / halves), Cost(0.0, alone / TOTAL))
         link, exchange = (best_possible(Network(layers, seconds), seconds, each) for each in bounds)
         found[name_of] = {"exchange_alone_s": alone, "bound_of_link_s": link, "bound_of_exchange_s": exchange}
     trainers: dict[str, unisono.Trainer] = {}
@@ -160,7 +160,7 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
 
     def warm(contender: str, trainer: unisono.Trainer, steps: int) -> None:
         said[contender] = []
-        trainer.reducer.say(said[contender].append)
+        trainer.reducer.log_with(said[contender].append)
         trainers[contender] = trainer
         run(trainer, steps)
 

@@ -1,0 +1,188 @@
+"""Overhead of an exchange with a server: EASGD at several periods, and a server that visits workers in turn.
+
+unisono lab --hosts 8 --rate 40mbit -- python benchmarks/rules/server.py OUT.json 40000000      the last host serves
+
+overhead     (time of a step - its computing), as the mean over all steps of a period and all workers
+round robin  the server receives x of worker 0, moves c, sends c back, then worker 1 ...; the worker waits
+predicted    the programs of all seats on a clock, served in turn, at the cost of a pair that was measured
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from operator import gt
+from pathlib import Path
+from typing import Any
+
+import torch
+from slept import ElasticRun, Network, batch, spread
+
+import unisono
+from unisono.asynchronous.link import MpiLink
+from unisono.rules import EASGD
+from unisono.step import operations as op
+from unisono.step.arrivals import serving_programs
+from unisono.step.clock import Clock
+from unisono.step.costs import Computing, Cost, Costs, fit
+from unisono.step.layout import Layout
+from unisono.step.program import Step
+from unisono.world import World
+
+COMPUTING = 0.66
+"""Seconds of computing of a step."""
+
+SIZES = (12_500,) * 10
+"""Weights of each layer, of 4 bytes: 0.5 MB in all."""
+
+BUCKET = 1 << 17
+PERIODS = (1, 4, 16)
+WARM, TIMED = {1: 4, 4: 2, 16: 1}, {1: 10, 4: 5, 16: 2}
+"""Exchanges of a worker that are not timed, and those that are, by period."""
+
+ALPHA = 0.1
+ROUNDS = 3
+
+
+def overhead(ends: Sequence[float], period: int) -> float:
+    """Return the overhead of a step from the ends of a worker's steps."""
+    first, steps = WARM[period] * period, TIMED[period] * period
+    return (ends[first + steps] - ends[first]) / steps - COMPUTING
+
+
+def steps_of(period: int) -> int:
+    """Return the number of steps of a measurement."""
+    return (WARM[period] + TIMED[period]) * period + 1
+
+
+class RoundRobin:
+    """Workers and a server that visits them in turn. Nothing overlaps."""
+
+    def __init__(self, world: World) -> None:
+        self._workers, self._serves = world.size - 1, world.rank == world.size - 1
+        comm = world.dup().comm
+        self._links = [MpiLink(comm, worker, worker=False, timeout=60) for worker in range(self._workers)]
+        self._link = MpiLink(comm, self._workers, worker=True, timeout=60)
+        self._network = Network(SIZES, COMPUTING)
+        self._flat = torch.zeros(sum(SIZES))
+
+    def run(self, period: int) -> list[float]:
+        """Make a measurement's steps, or serve them. Return the ends of a worker's steps."""
+        came, steps = torch.empty_like(self._flat), steps_of(period)
+        if self._serves:
+            for _ in range(steps // period):
+                for link in self._links:
+                    link.receive(came)
+                    self._flat.add_(came.sub_(self._flat), alpha=ALPHA)
+                    link.send(self._flat)
+            return []
+        optimizer, ends = torch.optim.SGD(self._network.parameters(), 1e-3), list[float]()
+        for step in range(steps):
+            inputs, _ = batch()
+            self._network(inputs).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ends.append(time.perf_counter())
+            if (step + 1) % period == 0:
+                torch.cat([weight.detach() for weight in self._network.weights], out=self._flat)
+                self._link.send(self._flat)
+                self._link.receive(came)
+                self._flat.sub_(came)
+                parts = self._flat.split(list(SIZES))
+                with torch.no_grad():
+                    for weight, part in zip(self._network.weights, parts, strict=True):
+                        weight.sub_(part, alpha=ALPHA)
+        return ends
+
+
+def pair_cost(world: World) -> Cost:
+    """Return the cost of a swap between worker 0 and the server, with nothing beside it."""
+    comm, last = world.dup().comm, world.size - 1
+    sizes, took = list[float](), list[float]()
+    for nbytes in (64, 50_000, 120_000, 250_000, 500_000):
+        mine, came = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
+        each = list[float]()
+        for repeat in range(8):
+            world.barrier()
+            began = time.perf_counter()
+            if world.rank in (0, last):
+                MpiLink(comm, last - world.rank, world.rank == 0, 60).swap(mine, came)
+            seconds = max(world.all_gather_object((time.perf_counter() - began) if world.rank in (0, last) else 0.0))
+            if repeat:
+                each.append(seconds)
+        sizes.append(nbytes)
+        took.append(statistics.median(each))
+    return fit(sizes, took)
+
+
+def predicted(layout: Layout, rules: dict[int, EASGD], cost: Cost, workers: int) -> dict[int, float]:
+    """Return the predicted overhead of a step, by period."""
+    count = len(SIZES)
+    needed = tuple(COMPUTING / 3 * number / count for number in range(count))
+    ready = tuple(COMPUTING * (1 / 3 + 2 / 3 * (count - number) / count) for number in range(count))
+    costs, found = Costs(layout, Computing(needed, ready, COMPUTING), cost), {}
+    for period, rule in rules.items():
+        steps = [Step(number) for number in range(steps_of(period))]
+        order = list(range(workers)) * sum(map(rule.exchanges, steps))
+        programs = [tuple(task for step in steps for task in rule(step, seat, layout)) for seat in range(workers)]
+        programs += serving_programs(rule, layout, [order])
+        spans = Clock(
+            dict(enumerate(programs)), rule.threads(), lambda _, task: task.operation.price(task, costs)
+        ).run()
+        each = []
+        for worker in range(workers):
+            ends = [span.end for span in spans if span.rank == worker and span.task.operation is op.END]
+            each.append(overhead(sorted(ends), period))
+        found[period] = statistics.mean(each)
+    return found
+
+
+def main(output: str, rate: str) -> None:
+    """Measure both servers at each period by turns."""
+    world = unisono.init()
+    workers = world.size - 1
+    exchange = unisono.Exchange(bucket_bytes=BUCKET)
+    rules = {period: EASGD(exchange, "chain", alpha=ALPHA, period=period) for period in PERIODS}
+    runs = {period: ElasticRun(world, rule, Network(SIZES, COMPUTING)) for period, rule in rules.items()}
+    peer = RoundRobin(world)
+    never = ElasticRun(world, EASGD(exchange, "chain", alpha=ALPHA, period=1 << 20), Network(SIZES, COMPUTING))
+    cost = pair_cost(world)
+    found: dict[str, Any] = {
+        **{"hosts": world.size, "rate_bits": float(rate), "computing_s": COMPUTING, "bytes": 4 * sum(SIZES)},
+        **{"pair_latency_s": cost.latency, "pair_seconds_per_byte": cost.per_byte},
+        "predicted_s": predicted(runs[1].layout, rules, cost, workers),
+        "EASGD_s": {period: [] for period in PERIODS},
+        "round_robin_s": {period: [] for period in PERIODS},
+        "without_exchange_s": [],
+    }
+
+    def mean(value: float) -> float:
+        return statistics.mean(world.all_gather_object(value)[:workers])
+
+    for _ in range(ROUNDS):
+        world.barrier()
+        ends = never.run(lambda done: done < 21)
+        found["without_exchange_s"].append(mean((ends[20] - ends[0]) / 20 - COMPUTING if ends else 0.0))
+        for period in PERIODS:
+            world.barrier()
+            ends = runs[period].run(partial(gt, steps_of(period)))
+            found["EASGD_s"][period].append(mean(overhead(ends, period) if ends else 0.0))
+            world.barrier()
+            ends = peer.run(period)
+            found["round_robin_s"][period].append(mean(overhead(ends, period) if ends else 0.0))
+            if world.rank == 0:
+                last = {name: found[name][period][-1] for name in ("EASGD_s", "round_robin_s")}
+                print(f"period {period}: {last}, predicted {found['predicted_s'][period]:.4f}", flush=True)
+                Path(output).write_text(json.dumps(found, indent=1) + "\n")
+    if world.rank == 0:
+        for name in ("EASGD_s", "round_robin_s"):
+            found[f"{name}_spread"] = {period: spread(each) for period, each in found[name].items()}
+        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
