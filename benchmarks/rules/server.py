@@ -27,7 +27,6 @@ from slept import ElasticRun, Network, batch, spread
 
 import unisono
 from unisono.asynchronous.link import MpiLink
-from unisono.asynchronous.messages import HEADER_LENGTH
 from unisono.rules import EASGD
 from unisono.step import operations as op
 from unisono.step.arrivals import serving_programs
@@ -101,15 +100,18 @@ class RoundRobin:
 
 
 def swap_cost(world: World, largest: int) -> Cost:
-    """Return the cost of a swap between worker 0 and the server: of several, one after another, nothing beside them."""
+    """Return the cost of a swap between worker 0 and the server: of several, one after another, nothing beside them.
+
+    A shaped link makes up for the gaps between them with its burst, so the cost of a single small one would not do.
+    """
     comm, last = world.dup().comm, world.size - 1
     taking_part = world.rank in (0, last)
     link = MpiLink(comm, last - world.rank, world.rank == 0, 60) if taking_part else None
     sizes, took = list[float](), list[float]()
-    for nbytes in (8 * HEADER_LENGTH, largest // 4, largest // 2, largest):
+    for nbytes in (largest // 4, largest // 2, largest):
         mine, came = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
         each = list[float]()
-        for _ in range(5):
+        for _ in range(7):
             world.barrier()
             began = time.perf_counter()
             for _ in range(SWAPS if link else 0):

@@ -23,7 +23,7 @@ from unisono.training.build import (
     make_trainer,
     save_plan,
 )
-from unisono.training.checkpoint import check_state
+from unisono.training.checkpoint import check_state, remove_unfinished
 from unisono.training.epochs import TrainingLoop
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe, check_run, own_rule
@@ -136,9 +136,11 @@ def _train_together(
 
 
 def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
-    """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
+    """Lock and clean the folder of a resumed run, and print the user code that it will run. Return the run's previous
+    recipe."""
     before = run_directory.recipe_of(folder, [])
     lock.take(folder)
+    remove_unfinished(folder)
     for own in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
         if is_user_function(own.name):
             print(f"the run imports user code: {own.where()}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint import CHECKPOINTS_KEPT, Checkpoint, checkpoint_names, load_newest, save
+from unisono.training.checkpoint import (
+    CHECKPOINTS_KEPT,
+    Checkpoint,
+    checkpoint_names,
+    load_newest,
+    load_step,
+    remove_unfinished,
+    save,
+)
 
 Trained = Callable[..., Checkpoint]
 
@@ -36,6 +45,24 @@ def test_the_newest_three_are_kept_and_nothing_else(tmp_path: Path, trained: Tra
     for step in range(CHECKPOINTS_KEPT + 3):
         save(tmp_path, trained(step))
     assert entries(tmp_path) == ["step-000000003", "step-000000004", "step-000000005"]
+
+
+def test_what_another_process_writes_is_left_alone_until_the_run_is_resumed(tmp_path: Path, trained: Trained) -> None:
+    unfinished = tmp_path / "checkpoints" / ".step-000000003.tmp"
+    unfinished.mkdir(parents=True)
+    save(unfinished.parent, trained(4))
+    assert unfinished.exists()
+    remove_unfinished(tmp_path)
+    assert entries(unfinished.parent) == ["step-000000004"]
+
+
+def test_processes_that_save_at_once(tmp_path: Path, trained: Trained) -> None:
+    """As workers do that store a centre each; they remove the same older ones."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda step: save(tmp_path, trained(step)), range(24)))
+    found = entries(tmp_path)
+    assert found[-CHECKPOINTS_KEPT:] == [f"step-0000000{step}" for step in (21, 22, 23)]
+    assert all(load_step(tmp_path, int(name[5:])) for name in found)
 
 
 def test_newer_ones_are_left_alone(tmp_path: Path, trained: Trained) -> None:

@@ -14,7 +14,7 @@ The newest complete one is used. The newest three are kept; one that could not b
 from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, DamagedCheckpoint, checkpoint_names
 from unisono.training.checkpoint.read import load_newest, load_step, rename_damaged
 from unisono.training.checkpoint.state import check_state
-from unisono.training.checkpoint.write import save
+from unisono.training.checkpoint.write import remove_unfinished, save
 
 __all__ = [
     "CHECKPOINTS_KEPT",
@@ -24,6 +24,7 @@ __all__ = [
     "checkpoint_names",
     "load_newest",
     "load_step",
+    "remove_unfinished",
     "rename_damaged",
     "save",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from unisono.training.checkpoint.state import flatten_state
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint into `folder`, and remove older ones beyond the newest three. Return its path.
 
+    Several processes may write checkpoints of different steps at once, as workers do that store a centre.
     Raises CheckpointError when the disk refuses; earlier checkpoints are still there.
     """
     aside = folder / f".{checkpoint_name(checkpoint.step)}.tmp"
@@ -48,9 +50,8 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
     target = folder / checkpoint_name(checkpoint.step)
     states = [flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".step-*.tmp"):  # the run's folder is locked: no other process writes them
-        shutil.rmtree(left, ignore_errors=True)
     _finish_replacement(folder)
+    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     files = {}
     for name, (tensors, _) in zip(TENSORS, states, strict=True):
@@ -101,12 +102,22 @@ def _finish_replacement(folder: Path) -> None:
             left.rename(name)
 
 
+def remove_unfinished(run: Path) -> None:
+    """Remove what a killed run had begun to write or to remove. No process may be writing into its folder `run`."""
+    for left in run.rglob(".step-*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; of a link only the link, since others may use its target."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
+    """Remove a checkpoint; of a link only the link, since others may use its target.
+
+    Two workers that store a centre may both remove an older one: whoever renames it does.
+    """
+    with suppress(FileNotFoundError):
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path.rename(path.with_name(f".{path.name}.removed.tmp")))
 
 
 def _sync(path: Path) -> None:
