@@ -11,10 +11,16 @@
 The newest complete one is used. The newest three are kept; one that could not be read is never removed or renamed.
 """
 
-from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, DamagedCheckpoint, checkpoint_names
+from unisono.training.checkpoint.layout import (
+    CHECKPOINTS_KEPT,
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_names,
+    step_of,
+)
 from unisono.training.checkpoint.read import load_newest, load_step, rename_damaged
 from unisono.training.checkpoint.state import check_state
-from unisono.training.checkpoint.write import save
+from unisono.training.checkpoint.write import remove, save
 
 __all__ = [
     "CHECKPOINTS_KEPT",
@@ -24,6 +30,8 @@ __all__ = [
     "checkpoint_names",
     "load_newest",
     "load_step",
+    "remove",
     "rename_damaged",
     "save",
+    "step_of",
 ]

@@ -44,6 +44,17 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def remove(path: Path) -> None:
+    """Remove a checkpoint. Raises CheckpointError where the disk refuses."""
+    try:
+        _remove(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot remove {path}, which is newer than the checkpoint to resume from: {error.strerror or error}; "
+            "remove it, then resume again"
+        ) from error
+
+
 def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
     target = folder / checkpoint_name(checkpoint.step)
     states = [flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]

@@ -17,7 +17,7 @@ from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
 from unisono.training.checkpoint import load_newest
 from unisono.training.trainer import Trainer
-from unisono.training.workers.snapshots import CentrePoint, WorkerSnapshot, load_centre, load_worker
+from unisono.training.workers.snapshots import CentrePoint, WorkerSnapshot, discard_snapshots, load_centre, load_worker
 from unisono.world import World
 
 
@@ -76,7 +76,7 @@ def begin_resumed(
     seats = rule.seats(world.size)
     point = world.call_on_root(lambda: load_centre(home))
     if point is None:
-        world.call_on_root(lambda: _truncate(home, [0] * seats.servers, 0))
+        world.call_on_root(lambda: discard_newer(home, [0] * seats.servers, -1))
         return Beginning(begin(seats.workers), (f"{home} has no checkpoint yet: the run begins again",)), None
     if point.data != data:
         raise CheckpointError(f"the run was trained on other data ({point.data}) than now ({data}): begin a new run")
@@ -85,7 +85,7 @@ def begin_resumed(
     trains = world.rank < seats.workers
     mine = load_worker(home, world.rank, point.cut) if alike and trains else None
     lacking = [rank for rank, found in enumerate(world.all_gather_object(mine is not None or not trains)) if not found]
-    world.call_on_root(lambda: _truncate(home, point.numbers, point.cut, _why_inexact(point, rule, seats, lacking)))
+    world.call_on_root(lambda: discard_newer(home, point.numbers, point.cut, _why_inexact(point, rule, seats, lacking)))
     notes = [f"resumes after {point.reply.number} exchanges, {point.cut} steps of all workers"]
     if not alike:
         notes.append(
@@ -116,11 +116,17 @@ def _why_inexact(point: CentrePoint, rule: BaseAsynchronousRule, seats: SeatCoun
     return "it was resumed with several servers, whose cuts differ" if seats.servers > 1 else ""
 
 
-def _truncate(home: Path, numbers: Sequence[int], cut: int, inexact: str = "") -> None:
-    """Remove the events and metrics that are newer than the centre to resume from."""
+def discard_newer(home: Path, numbers: Sequence[int], cut: int, inexact: str = "") -> None:
+    """Remove the events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1 where
+    the run begins again.
+
+    `numbers` are those of the servers' exchanges at the cut; `inexact` says why a replay of the whole log would find
+    other weights, if it would.
+    """
     run_directory.truncate_metrics(home, cut - 1)
     for server, number in enumerate(numbers):
         truncate_events(home, server, number, inexact)
+    discard_snapshots(home, cut)
 
 
 def compare(home: Path, source: Path) -> str | None:

@@ -23,7 +23,7 @@ import torch
 from unisono.asynchronous.messages import Reply, WorkerHeader, decode_reply
 from unisono.errors import CheckpointError
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, load_newest, load_step, save
+from unisono.training.checkpoint import Checkpoint, checkpoint_names, load_newest, load_step, remove, save, step_of
 
 FOLDER = "workers"
 
@@ -121,6 +121,18 @@ def load_centre(home: Path) -> CentrePoint | None:
     reply = decode_reply(torch.tensor(found.progress["server"], dtype=torch.float64))
     numbers = tuple(found.progress["numbers"])
     return CentrePoint(found.step, found.weights, reply, numbers, found.progress["data"])
+
+
+def discard_snapshots(home: Path, cut: int) -> None:
+    """Remove the snapshots of all workers that are newer than `cut`, from which a run resumes; with -1 all of them.
+
+    A later checkpoint may have the name of a removed one: its workers must not find an old snapshot there. Raises
+    CheckpointError where one cannot be removed.
+    """
+    for folder in sorted((home / FOLDER).glob("worker-*")):
+        for name in checkpoint_names(folder):
+            if step_of(name) > cut:
+                remove(folder / name)
 
 
 def load_worker(home: Path, worker: int, cut: int) -> WorkerSnapshot | None:
