@@ -104,6 +104,27 @@ def resumed(reply: Reply) -> RunState:
     )
 
 
+def resumed_states(replies: Sequence[Reply]) -> tuple[RunState, ...]:
+    """Return the state of each server before the exchange that its reply belongs to, for a run that resumes there.
+
+    Each server counts exchanges by itself; the rest is what the first one knows.
+    """
+    first = resumed(replies[0])
+    return tuple(replace(first, number=one.number, workers=one.workers) for one in replies)
+
+
+def resized(states: Sequence[RunState], workers: int, servers: int) -> tuple[RunState, ...]:
+    """Return the states of `servers` servers for a run that resumes with another number of workers or servers.
+
+    A server that there was before goes on with its numbers; a new one begins with 0.
+    """
+    first = states[0]
+    progress = (WorkerProgress(),) * workers
+    plain = replace(first, number=0, workers=progress, seconds=first.seconds[:1] * workers)
+    numbers = [one.number for one in states[:servers]] + [0] * (servers - len(states))
+    return tuple(replace(plain, number=number) for number in numbers)
+
+
 def answer(
     state: RunState, worker: int, header: WorkerHeader, budget: Budget, elapsed: float, due: bool = False
 ) -> tuple[RunState, Reply]:

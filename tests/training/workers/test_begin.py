@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
-from unisono.asynchronous.event_log import EventLog, read_order
+from unisono.asynchronous.event_log import EventLog, logged_servers, read_order
+from unisono.asynchronous.messages import Reply, WorkerProgress
+from unisono.asynchronous.serving import resized, resumed_states
 from unisono.training import run_directory
 from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
 from unisono.training.workers.begin import discard_newer
-from unisono.training.workers.snapshots import worker_folder
+from unisono.training.workers.snapshots import load_centre, save_centre, worker_folder
 
 
 def snapshot(home: Path, worker: int, cut: int) -> None:
@@ -43,3 +45,36 @@ def test_a_run_that_begins_again_has_no_snapshots(tmp_path: Path) -> None:
         snapshot(tmp_path, worker, 0)
     discard_newer(tmp_path, [0], -1)
     assert snapshots(tmp_path, 12) == [[]] * 12
+
+
+FIRST = Reply(7, 700, 600, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
+SECOND = Reply(6, workers=(WorkerProgress(3, 4), WorkerProgress(3, 5)))
+"""Replies of two servers to one exchange of worker 0. The second one has not served another exchange of it yet."""
+
+
+def test_each_server_resumes_with_its_own_numbers(tmp_path: Path) -> None:
+    save_centre(tmp_path, 8, {"w": torch.zeros(1)}, [FIRST, SECOND], "digits")
+    point = load_centre(tmp_path)
+    assert point is not None and point.numbers == (7, 6)
+    states = resumed_states(point.replies)
+    assert [one.number for one in states] == [7, 6]
+    assert [one.workers for one in states] == [FIRST.workers, SECOND.workers]
+    assert [one.samples for one in states] == [600, 600]
+
+
+def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
+    """Server 2 was there before the run had two servers."""
+    for server in range(3):
+        log = EventLog(tmp_path, server)
+        for number in range(9):
+            log.add(number=number, worker=number % 2)
+        log.close()
+    discard_newer(tmp_path, (7, 6), 8)
+    assert [len(read_order(tmp_path, server)) for server in range(2)] == [7, 6]
+    assert logged_servers(tmp_path) == [0, 1]
+
+
+def test_a_new_server_begins_with_0() -> None:
+    states = resumed_states([FIRST, SECOND])
+    assert [one.number for one in resized(states, 2, 3)] == [7, 6, 0]
+    assert [one.number for one in resized(states, 5, 1)] == [7]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from unisono.asynchronous.event_log import FOLDER, read_events, read_order, truncate_events
-from unisono.asynchronous.messages import WorkerProgress
-from unisono.asynchronous.serving import RunState, begin, resumed
+from unisono.asynchronous.event_log import logged_servers, read_events, read_order, truncate_events
+from unisono.asynchronous.serving import RunState, begin, resized, resumed_states
 from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
@@ -25,7 +24,8 @@ from unisono.world import World
 class Beginning:
     """State in which a run begins, the same on all ranks."""
 
-    state: RunState
+    states: tuple[RunState, ...]
+    """State of each server."""
     notes: tuple[str, ...] = ()
     """Lines to report."""
     recorded: tuple[tuple[int, ...], ...] | None = None
@@ -36,7 +36,11 @@ class Beginning:
 
 def begin_new(seats: SeatCounts) -> Beginning:
     """Return the beginning of a new run."""
-    return Beginning(begin(seats.workers))
+    return Beginning(_new_states(seats))
+
+
+def _new_states(seats: SeatCounts) -> tuple[RunState, ...]:
+    return (begin(seats.workers),) * seats.servers
 
 
 def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
@@ -44,7 +48,7 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
 
     Raises CheckpointError where it has no complete log, UsageError where it had another number of workers or servers.
     """
-    logs = sorted((source / FOLDER).glob("server-*.jsonl"))
+    logs = logged_servers(source)
     if len(logs) != seats.servers:
         raise UsageError(
             f"{source} has the events of {len(logs)} servers, and {seats.servers} are to serve: replay it on as many "
@@ -63,7 +67,7 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
             if "inexact" in event:
                 raise CheckpointError(f"{source} cannot be replayed: {event['inexact']}")
     orders = tuple(tuple(read_order(source, server, point.numbers[server])) for server in range(seats.servers))
-    return Beginning(begin(seats.workers), (f"replays {sum(map(len, orders))} exchanges of {source}",), orders)
+    return Beginning(_new_states(seats), (f"replays {sum(map(len, orders))} exchanges of {source}",), orders)
 
 
 def begin_resumed(
@@ -76,8 +80,8 @@ def begin_resumed(
     seats = rule.seats(world.size)
     point = world.call_on_root(lambda: load_centre(home))
     if point is None:
-        world.call_on_root(lambda: discard_newer(home, [0] * seats.servers, -1))
-        return Beginning(begin(seats.workers), (f"{home} has no checkpoint yet: the run begins again",)), None
+        world.call_on_root(lambda: discard_newer(home, [], -1))
+        return Beginning(_new_states(seats), (f"{home} has no checkpoint yet: the run begins again",)), None
     if point.data != data:
         raise CheckpointError(f"the run was trained on other data ({point.data}) than now ({data}): begin a new run")
     trainer.model.load_state_dict(point.weights)
@@ -95,14 +99,10 @@ def begin_resumed(
     elif lacking:
         names = ", ".join(map(str, lacking))
         notes.append(f"worker {names} left no snapshot: it begins at the centre, without state of the optimizer")
-    state = resumed(point.reply)
+    states = resumed_states(point.replies)
     if not alike:
-        state = RunState(
-            *((WorkerProgress(),) * seats.workers, state.number, state.samples, state.epoch, state.loss),
-            *(state.loss_samples, state.epoch_began),
-            seconds=state.seconds[:1] * seats.workers,
-        )
-    return Beginning(state, tuple(notes), seconds=point.reply.elapsed), mine
+        states = resized(states, seats.workers, seats.servers)
+    return Beginning(states, tuple(notes), seconds=point.reply.elapsed), mine
 
 
 def _why_inexact(point: CentrePoint, rule: BaseAsynchronousRule, seats: SeatCounts, lacking: Sequence[int]) -> str:
@@ -120,12 +120,12 @@ def discard_newer(home: Path, numbers: Sequence[int], cut: int, inexact: str = "
     """Remove the events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1 where
     the run begins again.
 
-    `numbers` are those of the servers' exchanges at the cut; `inexact` says why a replay of the whole log would find
-    other weights, if it would.
+    `numbers` are those of the servers' exchanges at the cut; other servers have none. `inexact` says why a replay of
+    the whole log would find other weights, if it would.
     """
     run_directory.truncate_metrics(home, cut - 1)
-    for server, number in enumerate(numbers):
-        truncate_events(home, server, number, inexact)
+    for server in logged_servers(home):
+        truncate_events(home, server, numbers[server] if server < len(numbers) else 0, inexact)
     discard_snapshots(home, cut)
 
 

@@ -127,7 +127,8 @@ class AsynchronousRun:
             rank: process for rank, (host, process) in enumerate(self._processes[: self._seats.workers]) if host == here
         }
         serving = Serving(
-            *(self.rule, number, beginning.state, self.home, self.began - beginning.seconds, recorded, processes),
+            *(self.rule, number, beginning.states[number], self.home, self.began - beginning.seconds),
+            *(recorded, processes),
         )
         return make_server(
             *(serving, self.recipe, self.feed.samples, self.trainer.reducer, self.timeline, self._display.log),

@@ -14,6 +14,7 @@ exchanges again, in whatever order they come.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,13 @@ def save_worker(home: Path, worker: int, cut: int, state: dict[str, Any], header
     save(worker_folder(home, worker), Checkpoint(cut, state["weights"], state["optimizer"], progress))
 
 
-def save_centre(home: Path, cut: int, weights: dict[str, Any], reply: Reply, numbers: list[int], data: str) -> None:
-    """Write the centre as it came with a reply, and the progress of the run before that exchange."""
+def save_centre(home: Path, cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> None:
+    """Write the centre as it came with the servers' replies, and the progress of the run before that exchange."""
     progress = {
-        "epoch": reply.epoch,
+        "epoch": replies[0].epoch,
         "data": data,
-        "seconds": reply.elapsed,
-        "server": reply.encode().tolist(),
-        "numbers": numbers,
+        "seconds": replies[0].elapsed,
+        "servers": [one.encode().tolist() for one in replies],
     }
     save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress))
 
@@ -97,11 +97,20 @@ class CentrePoint:
 
     cut: int
     weights: dict[str, Any]
-    reply: Reply
-    numbers: tuple[int, ...]
-    """Number of exchanges that each server had served."""
+    replies: tuple[Reply, ...]
+    """Reply of each server to the exchange of the cut."""
     data: str
     """Fingerprint of the data."""
+
+    @property
+    def reply(self) -> Reply:
+        """Reply of the first server, which knows the progress of the run."""
+        return self.replies[0]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Number of exchanges that each server had served."""
+        return tuple(one.number for one in self.replies)
 
 
 def load_centre(home: Path) -> CentrePoint | None:
@@ -113,14 +122,13 @@ def load_centre(home: Path) -> CentrePoint | None:
     if not checkpoint_names(folder):
         return None
     found, _ = load_newest(folder)
-    if "server" not in found.progress:
+    if "servers" not in found.progress:
         raise CheckpointError(
             f"{folder} has the checkpoint of a rule without servers, which an asynchronous rule cannot resume: begin a "
             "new run"
         )
-    reply = decode_reply(torch.tensor(found.progress["server"], dtype=torch.float64))
-    numbers = tuple(found.progress["numbers"])
-    return CentrePoint(found.step, found.weights, reply, numbers, found.progress["data"])
+    replies = (decode_reply(torch.tensor(one, dtype=torch.float64)) for one in found.progress["servers"])
+    return CentrePoint(found.step, found.weights, tuple(replies), found.progress["data"])
 
 
 def discard_snapshots(home: Path, cut: int) -> None:
