@@ -44,7 +44,7 @@ def stop_after_an_epoch(folder: Path, *options: str) -> None:
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate()
     assert process.returncode == 143, said
-    assert "resume with: unisono train --resume mine" in said
+    assert "resume with: unisono train --resume mine" in said, said
 
 
 def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, tmp_path: Path) -> None:
@@ -77,6 +77,25 @@ def test_two_servers_resume_with_their_own_numbers(unisono: Run, tmp_path: Path)
                 last[event["worker"]], number = number, number + 1
     refused = unisono("train", "--replay", "mine")
     assert "it was resumed with several servers, whose cuts differ" in refused.stderr
+
+
+def test_other_numbers_of_workers_go_on_at_the_centre(unisono: Run, tmp_path: Path) -> None:
+    """Checkpoints have later names than before, or the next resumed run would take an old one."""
+    stop_after_an_epoch(tmp_path)
+    checkpoints = tmp_path / "mine" / "checkpoints"
+    before = max(path.name for path in checkpoints.iterdir())
+    done = unisono("train", "--resume", "mine", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the run had 2 workers and 1 servers: all workers begin at the centre" in done.stdout
+    events = read_events(tmp_path / "mine", 0)
+    first = next(event["number"] for event in events if "inexact" in event)
+    served = [event for event in events if "worker" in event]
+    assert [event["number"] for event in served] == list(range(len(served)))
+    assert {event["stale"] for event in served[first:]} == {0}
+    assert served[first]["sent"] >= served[first - 1]["sent"] > 0
+    assert max(path.name for path in checkpoints.iterdir()) > before
+    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()]
+    assert epochs == [1, 2, 3, 4]
 
 
 def swapped_log(run: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from unisono.asynchronous.event_log import logged_servers, read_events, read_order, truncate_events
-from unisono.asynchronous.serving import RunState, begin, resized, resumed_states
+from unisono.asynchronous.serving import RunState, afresh, begin, resized, resumed_states
 from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
@@ -102,6 +102,8 @@ def begin_resumed(
     states = resumed_states(point.replies)
     if not alike:
         states = resized(states, seats.workers, seats.servers)
+    elif lacking:
+        states = tuple(afresh(one, lacking) for one in states)
     return Beginning(states, tuple(notes), seconds=point.reply.elapsed), mine
 
 

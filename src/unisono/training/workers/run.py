@@ -90,7 +90,7 @@ class AsynchronousRun:
             assert server is not None, "a rank that does not train serves"
             code = self._serve(server)
         else:
-            code = self._train(server, snapshot)
+            code = self._train(server, beginning, snapshot)
         return self._leave(server, code)
 
     def _begin(self, before: Recipe | None) -> tuple[Beginning, WorkerSnapshot | None]:
@@ -146,7 +146,7 @@ class AsynchronousRun:
             return 1
         return STOPPED if server.stopped else 0
 
-    def _train(self, server: Server | None, snapshot: WorkerSnapshot | None) -> int:
+    def _train(self, server: Server | None, beginning: Beginning, snapshot: WorkerSnapshot | None) -> int:
         reducer, links = self.trainer.reducer, self.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
         coding = make_coding(self.rule, True, reducer.flats() if self.rule.exchange.wire else {})
@@ -155,7 +155,9 @@ class AsynchronousRun:
             *(self.recipe, self.rule, self.world.rank, links, exchange, self.feed, self.trainer, self.home),
             self._display,
         )
-        if snapshot is not None:
+        if snapshot is None:
+            worker.begin_at(beginning.states[0])
+        else:
             worker.resume(snapshot)
         thread = None if server is None else ServerThread(server)
         with SignalHandlers(worker.ask, self._end_at_once, self._display.log) as worker.signals:

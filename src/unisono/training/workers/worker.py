@@ -19,6 +19,7 @@ import torch
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
+from unisono.asynchronous.serving import RunState
 from unisono.data.feed import Feed
 from unisono.reducer.server_links import ServerLinks
 from unisono.rules.asynchronous import BaseAsynchronousRule
@@ -75,6 +76,11 @@ class Worker:
             snapshot.known,
         )
         self.trainer.reducer.resume(snapshot.step)
+
+    def begin_at(self, state: RunState) -> None:
+        """Begin at the centre, with the number of steps and the samples of all workers that a server knows."""
+        self.steps, self.known = state.workers[self.number].step, state.samples
+        self.trainer.reducer.resume(self.steps)
 
     def run(self) -> int:
         """Train until the servers order to stop, then end the run with them. Return the exit code."""
