@@ -86,7 +86,8 @@ def truncate_events(run: Path, server: int, number: int, inexact: str = "") -> N
     """
     path = log_path(run, server)
     if path.exists():
-        kept = [event for event in read_events(run, server) if event["number"] < number + ("inexact" in event)]
+        # a death of that number came before the exchange
+        kept = [event for event in read_events(run, server) if event["number"] < number + ("worker" not in event)]
         kept += [{"inexact": inexact, "number": number}] if inexact else []
         if not kept:
             path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,13 +71,18 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[ResumePoin
 def discard_newer(folder: Path, point: ResumePoint, damaged: list[DamagedCheckpoint]) -> list[str]:
     """Remove metrics newer than the checkpoint to resume from, and rename damaged ones. Return lines to log."""
     run_directory.truncate_metrics(folder, point.step)
+    notes = rename_unused(folder, damaged)
+    begins = f"{folder} has no checkpoint yet: the run begins again"
+    return [*notes, f"resumes after step {point.step}" if point.step else begins]
+
+
+def rename_unused(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[str]:
+    """Rename damaged checkpoints of the run in `folder`. Return lines to log."""
     try:
         renamed = rename_damaged(folder / run_directory.CHECKPOINTS, damaged)
     except OSError as error:
         raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
-    notes = [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
-    begins = f"{folder} has no checkpoint yet: the run begins again"
-    return [*notes, f"resumes after step {point.step}" if point.step else begins]
+    return [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
 
 
 def _read(folder: Path) -> tuple[Checkpoint, list[DamagedCheckpoint]] | None:

@@ -18,7 +18,7 @@ from unisono.training.checkpoint.layout import (
     checkpoint_names,
     step_of,
 )
-from unisono.training.checkpoint.read import load_newest, load_step, rename_damaged
+from unisono.training.checkpoint.read import load_first, load_newest, load_step, read_progress, rename_damaged
 from unisono.training.checkpoint.state import check_state
 from unisono.training.checkpoint.write import remove, save
 
@@ -28,8 +28,10 @@ __all__ = [
     "DamagedCheckpoint",
     "check_state",
     "checkpoint_names",
+    "load_first",
     "load_newest",
     "load_step",
+    "read_progress",
     "remove",
     "rename_damaged",
     "save",

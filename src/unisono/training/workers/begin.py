@@ -14,7 +14,8 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint import DamagedCheckpoint, checkpoint_names, load_newest, remove, step_of
+from unisono.training.resume import rename_unused
 from unisono.training.trainer import Trainer
 from unisono.training.workers.snapshots import CentrePoint, WorkerSnapshot, discard_snapshots, load_centre, load_worker
 from unisono.world import World
@@ -78,7 +79,7 @@ def begin_resumed(
     Called by all ranks together. Raises CheckpointError for other data.
     """
     seats = rule.seats(world.size)
-    point = world.call_on_root(lambda: load_centre(home))
+    point = world.call_on_root(lambda: load_centre(home, seats))
     if point is None:
         world.call_on_root(lambda: discard_newer(home, [], -1))
         return Beginning(_new_states(seats), (f"{home} has no checkpoint yet: the run begins again",)), None
@@ -89,8 +90,9 @@ def begin_resumed(
     trains = world.rank < seats.workers
     mine = load_worker(home, world.rank, point.cut) if alike and trains else None
     lacking = [rank for rank, found in enumerate(world.all_gather_object(mine is not None or not trains)) if not found]
-    world.call_on_root(lambda: discard_newer(home, point.numbers, point.cut, _why_inexact(point, rule, seats, lacking)))
-    notes = [f"resumes after {point.reply.number} exchanges, {point.cut} steps of all workers"]
+    inexact = _why_inexact(point, rule, seats, lacking)
+    notes = world.call_on_root(lambda: discard_newer(home, point.numbers, point.cut, inexact, point.damaged))
+    notes.append(f"resumes after {point.reply.number} exchanges, {point.cut} steps of all workers")
     if not alike:
         notes.append(
             f"the run had {len(point.reply.workers)} workers and {len(point.numbers)} servers: all workers begin at "
@@ -118,17 +120,28 @@ def _why_inexact(point: CentrePoint, rule: BaseAsynchronousRule, seats: SeatCoun
     return "it was resumed with several servers, whose cuts differ" if seats.servers > 1 else ""
 
 
-def discard_newer(home: Path, numbers: Sequence[int], cut: int, inexact: str = "") -> None:
-    """Remove the events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1 where
-    the run begins again.
+def discard_newer(
+    home: Path, numbers: Sequence[int], cut: int, inexact: str = "", damaged: Sequence[DamagedCheckpoint] = ()
+) -> list[str]:
+    """Remove the centres, events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1
+    where the run begins again. Rename `damaged` centres. Return lines to log.
 
     `numbers` are those of the servers' exchanges at the cut; other servers have none. `inexact` says why a replay of
     the whole log would find other weights, if it would.
     """
+    notes = rename_unused(home, damaged)
+    folder = home / run_directory.CHECKPOINTS
+    newer = [name for name in checkpoint_names(folder) if step_of(name) > cut]
+    for name in newer:
+        remove(folder / name)
+    if newer:
+        names = ", ".join(newer)
+        notes.append(f"not all workers had left a snapshot for {names}: removed, and an earlier checkpoint is used")
     run_directory.truncate_metrics(home, cut - 1)
     for server in logged_servers(home):
         truncate_events(home, server, numbers[server] if server < len(numbers) else 0, inexact)
     discard_snapshots(home, cut)
+    return notes
 
 
 def compare(home: Path, source: Path) -> str | None:

@@ -21,10 +21,23 @@ from typing import Any
 
 import torch
 
-from unisono.asynchronous.messages import Reply, WorkerHeader, decode_reply
+from unisono.asynchronous.event_log import logged_servers, read_events
+from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_reply
 from unisono.errors import CheckpointError
+from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, load_newest, load_step, remove, save, step_of
+from unisono.training.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_names,
+    load_first,
+    load_step,
+    read_progress,
+    remove,
+    save,
+    step_of,
+)
+from unisono.training.workers.cuts import cuts_to_try, dead_before
 
 FOLDER = "workers"
 
@@ -101,6 +114,8 @@ class CentrePoint:
     """Reply of each server to the exchange of the cut."""
     data: str
     """Fingerprint of the data."""
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Centres that were to be used, and are damaged."""
 
     @property
     def reply(self) -> Reply:
@@ -113,22 +128,42 @@ class CentrePoint:
         return tuple(one.number for one in self.replies)
 
 
-def load_centre(home: Path) -> CentrePoint | None:
-    """Return the newest complete centre; None where the run has stored none.
+def load_centre(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
+    """Return the newest complete centre; None where the run has stored none. With `seats`, those of a run that resumes,
+    one that has the snapshots of all workers goes before newer ones.
 
     Raises CheckpointError where none can be read, or the run had another kind of rule.
     """
     folder = home / run_directory.CHECKPOINTS
-    if not checkpoint_names(folder):
+    names = {step_of(name): name for name in checkpoint_names(folder)}
+    if not names:
         return None
-    found, _ = load_newest(folder)
+    if seats is None:
+        order = sorted(names, reverse=True)
+    else:
+        kept = [checkpoint_names(worker_folder(home, worker)) for worker in range(seats.workers)]
+        cuts = {cut: _who_trained(home, folder, name, seats) for cut, name in names.items()}
+        order = cuts_to_try(cuts, [[step_of(name) for name in one] for one in kept])
+    found, damaged = load_first(folder, [names[cut] for cut in order])
     if "servers" not in found.progress:
         raise CheckpointError(
             f"{folder} has the checkpoint of a rule without servers, which an asynchronous rule cannot resume: begin a "
             "new run"
         )
     replies = (decode_reply(torch.tensor(one, dtype=torch.float64)) for one in found.progress["servers"])
-    return CentrePoint(found.step, found.weights, tuple(replies), found.progress["data"])
+    return CentrePoint(found.step, found.weights, tuple(replies), found.progress["data"], tuple(damaged))
+
+
+def _who_trained(home: Path, folder: Path, name: str, seats: SeatCounts) -> set[int]:
+    """Return the workers that had to leave a snapshot for a centre; none where a run with `seats` cannot use them."""
+    progress = read_progress(folder, name)
+    if progress is None or len(progress.get("servers", ())) != seats.servers:
+        return set()
+    reply = decode_reply(torch.tensor(progress["servers"][0], dtype=torch.float64))
+    if not reply.orders & Order.SAVE or len(reply.workers) != seats.workers:
+        return set()  # nobody trains any more beside the final centre
+    events = read_events(home, 0) if 0 in logged_servers(home) else []
+    return set(range(seats.workers)) - dead_before(events, reply.number)
 
 
 def discard_snapshots(home: Path, cut: int) -> None:

@@ -174,8 +174,8 @@ class Worker:
         last = self.exchange.last
         if last is None:
             return
-        replies, centre = last
-        with self.trainer.reducer.centre(centre, self.exchange.centre_buffers, wait=False):
+        replies = [one._replace(orders=Order.NONE) for one in last.replies]  # no worker leaves a snapshot for it
+        with self.trainer.reducer.centre(last.centre, self.exchange.centre_buffers, wait=False):
             weights = {name: value.clone() for name, value in self._state.items()}
         save_centre(self.home, sum(one.step for one in replies[0].workers), weights, replies, self.feed.fingerprint)
 
