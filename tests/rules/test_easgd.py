@@ -121,7 +121,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], words: s
 
 
 def test_too_few_ranks_and_too_tight_a_bound_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 servers that are ranks of their own need more than 2 ranks: start 3"):
+    with pytest.raises(UsageError, match="ranks of their own, beside workers, and 2 ranks are too few: start 3"):
         EASGD(servers=2).seats(2)
     with pytest.raises(UsageError, match=r"EASGD\(staleness=2\): 4 workers that take turns already have a staleness"):
         EASGD(staleness=2).seats(5)

@@ -57,10 +57,11 @@ class BaseAsynchronousRule(BaseRule):
         """Return the number of workers and servers. Raises UsageError where no rank is left to train."""
         workers = ranks - self.servers if self.server == "rank" else ranks
         if workers < 1 or self.servers > ranks:
-            kind = "ranks of their own" if self.server == "rank" else "threads of as many ranks"
+            kind = "ranks of their own, beside workers" if self.server == "rank" else "threads, each on another rank"
             raise UsageError(
-                f"{type(self).__name__}: {self.servers} servers that are {kind} need more than {ranks} ranks: start "
-                f"{self.servers + 1} or more"
+                f"{type(self).__name__}(server={self.server!r}, servers={self.servers}): servers are {kind}, and "
+                f"{ranks} rank{'s are' if ranks > 1 else ' is'} too few: start "
+                f"{self.servers + (self.server == 'rank')} or more"
             )
         if 0 < self.staleness < workers - 1:
             raise UsageError(

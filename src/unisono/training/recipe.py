@@ -17,6 +17,7 @@ from unisono.errors import RecipeError
 from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
 from unisono.rules import RULES, Exchange
+from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
 from unisono.training.keys import change, choice, flat, number, number_or, parse
 from unisono.training.named_rule import named_rule
@@ -257,7 +258,7 @@ def renamed_change(wanted: str) -> str:
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
-    """Raise RecipeError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
+    """Raise UsageError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
     if data not in TRAIN_SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(TRAIN_SAMPLES)}")
@@ -281,7 +282,10 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     if algorithm not in ("auto", "library"):
         check(algorithm)
     if not is_user_function(recipe.rule.name):
-        named_rule(recipe.rule, Exchange(algorithm, None if recipe.exchange.wire == OWN else recipe.exchange.wire))
+        wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
+        rule = named_rule(recipe.rule, Exchange(algorithm, wire))
+        if isinstance(rule, BaseAsynchronousRule):
+            rule.seats(ranks)
 
 
 def check_rule(rule: RuleRecipe) -> None:

@@ -115,5 +115,10 @@ def test_what_cannot_be_replayed_is_refused(command: Run, tmp_path: Path) -> Non
     assert_one_line_error(command("train", "--replay", "other"), "other holds no run")
 
 
+def test_too_few_ranks_are_refused_before_they_start(command: Run) -> None:
+    refused = command("train", "digits", "--ranks", "1", "--set", "rule.name=easgd")
+    assert_one_line_error(refused, "1 rank is too few: start 2 or more")
+
+
 def test_asynchronous_rules_are_known_by_name() -> None:
     assert {name for name in RULES if find_rule(name)().asynchronous} == set(ASYNCHRONOUS_RULES)
