@@ -140,6 +140,9 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["rule.name=easgd", "rule.servers=2"], 2, "beside workers, and 2 ranks are too few: start 3 or more"),
         (["rule.name=easgd", "rule.servers=2", "rule.server=thread"], 1, "1 rank is too few: start 2 or more"),
         (["rule.name=easgd", "rule.staleness=1"], 4, "already have a staleness of 2: raise it to that or more"),
+        (["optimizer.nesterov=true", "optimizer.momentum=0"], 1, "it needs sgd with a momentum above 0"),
+        (["optimizer.nesterov=true", "optimizer.name=lars"], 1, "optimizer.name = 'lars' and"),
+        (["optimizer.nesterov=1"], 1, "optimizer.nesterov = 1 is not true or false"),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
         with pytest.raises(UsageError, match=words):

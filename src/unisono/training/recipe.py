@@ -100,6 +100,8 @@ class OptimizerRecipe:
     """Exponent of the `polynomial` policy; above 0."""
     momentum: float = number(0.9, at_least=0)
     """Momentum; for `lamb`, Adam's first beta."""
+    nesterov: bool = False
+    """True for Nesterov momentum, of "sgd"."""
     weight_decay: float = number(0.0, at_least=0)
     """Weight decay of all parameters except those with one dimension (norms and biases)."""
     clip: float = number(0.0, at_least=0)
@@ -264,6 +266,12 @@ def check_run(recipe: Recipe, ranks: int) -> None:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(TRAIN_SAMPLES)}")
     check_name(recipe.model.name, recipe.model.folder)
     check_rule(recipe.rule)
+    optimizer = recipe.optimizer
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        raise RecipeError(
+            f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
+            f"{optimizer.momentum}: it needs sgd with a momentum above 0"
+        )
     if recipe.data.storage == "replicated" and recipe.data.groups > 1:
         raise RecipeError(
             f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
