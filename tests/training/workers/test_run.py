@@ -16,7 +16,6 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.asynchronous.event_log import log_path, read_events
 from unisono.launch import launch_environment
-from unisono.rules import ASYNCHRONOUS_RULES, RULES, find_rule
 from unisono.training.packaged_recipes import find_recipe
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -118,7 +117,3 @@ def test_what_cannot_be_replayed_is_refused(command: Run, tmp_path: Path) -> Non
 def test_too_few_ranks_are_refused_before_they_start(command: Run) -> None:
     refused = command("train", "digits", "--ranks", "1", "--set", "rule.name=easgd")
     assert_one_line_error(refused, "1 rank is too few: start 2 or more")
-
-
-def test_asynchronous_rules_are_known_by_name() -> None:
-    assert {name for name in RULES if find_rule(name)().asynchronous} == set(ASYNCHRONOUS_RULES)
