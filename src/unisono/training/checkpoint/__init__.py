@@ -20,7 +20,7 @@ from unisono.training.checkpoint.layout import (
 )
 from unisono.training.checkpoint.read import load_first, load_newest, load_step, read_progress, rename_damaged
 from unisono.training.checkpoint.state import check_state
-from unisono.training.checkpoint.write import remove, save
+from unisono.training.checkpoint.write import remove, save, tidy
 
 __all__ = [
     "CHECKPOINTS_KEPT",
@@ -36,4 +36,5 @@ __all__ = [
     "rename_damaged",
     "save",
     "step_of",
+    "tidy",
 ]

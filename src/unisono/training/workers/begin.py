@@ -14,7 +14,7 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import DamagedCheckpoint, checkpoint_names, load_newest, remove, step_of
+from unisono.training.checkpoint import DamagedCheckpoint, checkpoint_names, load_newest, remove, step_of, tidy
 from unisono.training.resume import rename_unused
 from unisono.training.trainer import Trainer
 from unisono.training.workers.snapshots import CentrePoint, WorkerSnapshot, discard_snapshots, load_centre, load_worker
@@ -131,6 +131,7 @@ def discard_newer(
     """
     notes = rename_unused(home, damaged)
     folder = home / run_directory.CHECKPOINTS
+    tidy(folder)
     newer = [name for name in checkpoint_names(folder) if step_of(name) > cut]
     for name in newer:
         remove(folder / name)

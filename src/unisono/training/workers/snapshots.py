@@ -94,14 +94,17 @@ def save_worker(home: Path, worker: int, cut: int, state: dict[str, Any], header
 
 
 def save_centre(home: Path, cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> None:
-    """Write the centre as it came with the servers' replies, and the progress of the run before that exchange."""
+    """Write the centre as it came with the servers' replies, and the progress of the run before that exchange.
+
+    Another worker may be writing an earlier or a later one.
+    """
     progress = {
         "epoch": replies[0].epoch,
         "data": data,
         "seconds": replies[0].elapsed,
         "servers": [one.encode().tolist() for one in replies],
     }
-    save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress))
+    save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress), alone=False)
 
 
 @dataclass(frozen=True)
