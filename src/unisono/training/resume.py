@@ -50,15 +50,12 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[ResumePoin
         return ResumePoint(), [], []
     checkpoint, damaged = found
     try:
-        options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
         notes = load_states(trainer, world, checkpoint)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}; nothing was changed"
         ) from error
-    for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
-        group.update({key: value for key, value in option.items() if key != "params"})
     progress = checkpoint.progress
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
     before = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks counts once

@@ -30,6 +30,7 @@ from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.build import DTYPES
 from unisono.training.learning_rate import rate_at
 from unisono.training.progress import ProgressDisplay
+from unisono.training.rank_states import load_optimizer
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.seeds import seed_of_step
@@ -68,7 +69,7 @@ class Worker:
     def resume(self, snapshot: WorkerSnapshot) -> None:
         """Continue from a snapshot."""
         self.trainer.model.load_state_dict(snapshot.weights)
-        self.trainer.optimizer.load_state_dict(snapshot.optimizer)
+        load_optimizer(self.trainer.optimizer, snapshot.optimizer)
         self.steps, self.samples, self.loss, self.known = (
             snapshot.step,
             snapshot.samples,
