@@ -44,5 +44,17 @@ def test_rate_and_momentum(name: str) -> None:
         assert (group["betas"][0] if name == "lamb" else group["momentum"]) == 0.75
 
 
+def test_nesterov_momentum_is_pytorchs() -> None:
+    one, other = linear(), linear()
+    mine = make_optimizer("sgd", one, 0.1, 0.9, 0.0, nesterov=True)
+    its = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9, nesterov=True)
+    for _ in range(5):
+        for model, optimizer in ((one, mine), (other, its)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def test_all_optimizers_are_tested() -> None:
     assert set(OPTIMIZERS) == {"sgd", "lars", "lamb"}

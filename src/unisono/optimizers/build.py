@@ -9,11 +9,15 @@ from unisono.optimizers.groups import by_decay
 
 
 def make_optimizer(
-    name: str, model: torch.nn.Module, rate: float, momentum: float, decay: float
+    name: str, model: torch.nn.Module, rate: float, momentum: float, decay: float, nesterov: bool = False
 ) -> torch.optim.Optimizer:
     """Return the optimizer of that name for a model's parameters. Those of one dimension have no weight decay.
+    `nesterov` is for "sgd".
 
     Raises UsageError, listing the names, for an unknown one.
     """
-    made: torch.optim.Optimizer = OPTIMIZERS.load(name)(by_decay(model.parameters(), decay), rate, momentum)
+    groups = by_decay(model.parameters(), decay)
+    if nesterov:
+        groups = [{**group, "nesterov": True} for group in groups]
+    made: torch.optim.Optimizer = OPTIMIZERS.load(name)(groups, rate, momentum)
     return made

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from unisono.rules.exchange import Exchange
     from unisono.rules.local_sgd import LocalSGD
 
-__all__ = ["ASYNCHRONOUS_RULES", "BSP", "EASGD", "RULES", "BaseRule", "DiLoCo", "Exchange", "LocalSGD", "find_rule"]
+__all__ = ["BSP", "EASGD", "RULES", "BaseRule", "DiLoCo", "Exchange", "LocalSGD", "find_rule"]
 
 RULES = Registry(
     "rule",
@@ -24,9 +24,6 @@ RULES = Registry(
     },
 )
 """Rules by name. Each is a class that inherits from `BaseRule`."""
-
-ASYNCHRONOUS_RULES = ("easgd",)
-"""Names of the rules whose other ranks can go on after one has died."""
 
 __getattr__ = lazy_attributes(
     __name__,

@@ -17,6 +17,7 @@ from unisono.errors import RecipeError
 from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
 from unisono.rules import RULES, Exchange
+from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
 from unisono.training.keys import change, choice, flat, number, number_or, parse
 from unisono.training.named_rule import named_rule
@@ -99,6 +100,8 @@ class OptimizerRecipe:
     """Exponent of the `polynomial` policy; above 0."""
     momentum: float = number(0.9, at_least=0)
     """Momentum; for `lamb`, Adam's first beta."""
+    nesterov: bool = False
+    """True for Nesterov momentum, of "sgd"."""
     weight_decay: float = number(0.0, at_least=0)
     """Weight decay of all parameters except those with one dimension (norms and biases)."""
     clip: float = number(0.0, at_least=0)
@@ -257,12 +260,18 @@ def renamed_change(wanted: str) -> str:
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
-    """Raise RecipeError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
+    """Raise UsageError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
     if data not in TRAIN_SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(TRAIN_SAMPLES)}")
     check_name(recipe.model.name, recipe.model.folder)
     check_rule(recipe.rule)
+    optimizer = recipe.optimizer
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        raise RecipeError(
+            f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
+            f"{optimizer.momentum}: it needs sgd with a momentum above 0"
+        )
     if recipe.data.storage == "replicated" and recipe.data.groups > 1:
         raise RecipeError(
             f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
@@ -281,7 +290,10 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     if algorithm not in ("auto", "library"):
         check(algorithm)
     if not is_user_function(recipe.rule.name):
-        named_rule(recipe.rule, Exchange(algorithm, None if recipe.exchange.wire == OWN else recipe.exchange.wire))
+        wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
+        rule = named_rule(recipe.rule, Exchange(algorithm, wire))
+        if isinstance(rule, BaseAsynchronousRule):
+            rule.seats(ranks)
 
 
 def check_rule(rule: RuleRecipe) -> None:

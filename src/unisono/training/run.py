@@ -23,8 +23,9 @@ from unisono.training.build import (
     make_trainer,
     save_plan,
 )
-from unisono.training.checkpoint import check_state, remove_unfinished
+from unisono.training.checkpoint import check_state
 from unisono.training.epochs import TrainingLoop
+from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe, check_run, own_rule
 from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
@@ -76,7 +77,7 @@ def _train(
     if replay is not None and not rule.asynchronous:
         raise UsageError(f"--replay {replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again")
     share, lines = bind_cores(world)
-    lines.append(describe_precision(recipe, world))
+    lines += [describe_precision(recipe, world), *describe_unused(recipe.rule)]
     workers = rule if isinstance(rule, BaseAsynchronousRule) else None
     feed = make_feed(recipe, world, share) if workers is None else make_worker_feed(recipe, workers, world, share)
     timeline = None if trace is None else Timeline(world)
@@ -136,11 +137,9 @@ def _train_together(
 
 
 def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
-    """Lock and clean the folder of a resumed run, and print the user code that it will run. Return the run's previous
-    recipe."""
+    """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
     before = run_directory.recipe_of(folder, [])
     lock.take(folder)
-    remove_unfinished(folder)
     for own in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
         if is_user_function(own.name):
             print(f"the run imports user code: {own.where()}", flush=True)

@@ -18,8 +18,8 @@ from unisono.training.checkpoint import (
     checkpoint_names,
     load_newest,
     load_step,
-    remove_unfinished,
     save,
+    step_of,
 )
 
 Trained = Callable[..., Checkpoint]
@@ -45,24 +45,6 @@ def test_the_newest_three_are_kept_and_nothing_else(tmp_path: Path, trained: Tra
     for step in range(CHECKPOINTS_KEPT + 3):
         save(tmp_path, trained(step))
     assert entries(tmp_path) == ["step-000000003", "step-000000004", "step-000000005"]
-
-
-def test_what_another_process_writes_is_left_alone_until_the_run_is_resumed(tmp_path: Path, trained: Trained) -> None:
-    unfinished = tmp_path / "checkpoints" / ".step-000000003.tmp"
-    unfinished.mkdir(parents=True)
-    save(unfinished.parent, trained(4))
-    assert unfinished.exists()
-    remove_unfinished(tmp_path)
-    assert entries(unfinished.parent) == ["step-000000004"]
-
-
-def test_processes_that_save_at_once(tmp_path: Path, trained: Trained) -> None:
-    """As workers do that store a centre each; they remove the same older ones."""
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda step: save(tmp_path, trained(step)), range(24)))
-    found = entries(tmp_path)
-    assert found[-CHECKPOINTS_KEPT:] == [f"step-0000000{step}" for step in (21, 22, 23)]
-    assert all(load_step(tmp_path, int(name[5:])) for name in found)
 
 
 def test_newer_ones_are_left_alone(tmp_path: Path, trained: Trained) -> None:
@@ -97,6 +79,17 @@ def test_killed_while_one_is_replaced(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / "step-000000008.replaced").mkdir()
     save(tmp_path, trained(9))
     assert entries(tmp_path) == [f"step-00000000{step}" for step in (7, 8, 9)]
+
+
+def test_others_that_write_at_the_same_time_are_left_alone(tmp_path: Path, trained: Trained) -> None:
+    (tmp_path / ".step-000000007.tmp").mkdir(parents=True)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda one: save(tmp_path, one, alone=False), [trained(step) for step in range(10, 90, 5)]))
+    assert checkpoint_names(tmp_path)[-3:] == ["step-000000075", "step-000000080", "step-000000085"]
+    assert all(load_step(tmp_path, step_of(name)) is not None for name in checkpoint_names(tmp_path))
+    assert [path.name for path in tmp_path.glob(".*")] == [".step-000000007.tmp"]
+    save(tmp_path, trained(90))
+    assert list(tmp_path.glob(".*")) == []
 
 
 def test_a_full_disk_is_reported_and_older_ones_stay(tmp_path: Path, trained: Trained) -> None:
