@@ -1,6 +1,6 @@
 """Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
 
-Reads benchmarks/collectives, overlaps and loading; writes docs/pictures/front.svg and the table between README's marks.
+Reads benchmarks/collectives, overlaps, rules and loading; writes docs/pictures/front.svg and the table between README's marks.
 Needs matplotlib.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,29 @@ def table() -> list[str]:
             f"| emulated step, layers of {network}, 4 hosts | {one['Unisono']:.2f} s | "
             f"DDP on gloo {one['DDP on gloo']:.2f} s | overlapped fully {one['bound']:.2f} s |"
         )
-    lines.append(loading())
-    return lines
+    return [*lines, slow_link(), slow_worker(), loading()]
+
+
+def slow_link() -> str:
+    """Return the row of the time to an accuracy over a slow link."""
+    found = read("rules/to_accuracy.json")
+    ours, bsp, steps = (
+        statistics.median(row[name][key] for row in found["seeds"].values())
+        for name, key in (("diloco", "seconds"), ("bsp", "seconds"), ("bsp", "steps"))
+    )
+    rate, bound = found["rate_bits"] / 1e6, steps * found["computing_s"]
+    return (
+        f"| Fashion-MNIST to 85%, {found['hosts']} hosts, {rate:.0f} Mbit/s | DiLoCo, 4 bits: {ours:.1f} s | "
+        f"BSP, float32: {bsp:.1f} s | BSP's computing: {bound:.1f} s |"
+    )
+
+
+def slow_worker() -> str:
+    """Return the row of the steps of workers beside a slow one."""
+    found = read("rules/slow_worker.json")["steps_a_second"]
+    ours, bsp = (statistics.median(found[name]["slow"]) for name in ("EASGD", "BSP"))
+    alone = statistics.median(found["EASGD"]["equal"])
+    return f"| steps a second beside a worker half as fast | EASGD {ours:.1f} | BSP {bsp:.1f} | none slow: {alone:.1f} |"
 
 
 def loading() -> str:

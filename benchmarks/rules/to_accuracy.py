@@ -51,7 +51,7 @@ def rules() -> dict[str, BaseRule]:
     """Return the rules by name."""
     return {
         "bsp": BSP(Exchange(), "chain"),
-        "diloco": DiLoCo(Exchange(wire="int4"), "chain", every=EVERY, outer_rate=0.7, outer_momentum=0.9, fragments=4),
+        "diloco": DiLoCo(Exchange(wire="int4"), "chain", every=EVERY, outer_rate=0.7, outer_momentum=0.8, fragments=4),
     }
 
 
