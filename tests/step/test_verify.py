@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.step.sharded import Sharded
 
 from unisono.errors import StepError
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BSP, LocalSGD, Sharded
 from unisono.step import operations as op
 from unisono.step.layout import Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS

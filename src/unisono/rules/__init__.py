@@ -11,13 +11,26 @@ if TYPE_CHECKING:
     from unisono.rules.easgd import EASGD
     from unisono.rules.exchange import Exchange
     from unisono.rules.local_sgd import LocalSGD
+    from unisono.rules.sharded import Sharded
 
-__all__ = ["ASYNCHRONOUS_RULES", "BSP", "EASGD", "RULES", "BaseRule", "DiLoCo", "Exchange", "LocalSGD", "find_rule"]
+__all__ = [
+    "ASYNCHRONOUS_RULES",
+    "BSP",
+    "EASGD",
+    "RULES",
+    "BaseRule",
+    "DiLoCo",
+    "Exchange",
+    "LocalSGD",
+    "Sharded",
+    "find_rule",
+]
 
 RULES = Registry(
     "rule",
     {
         "bsp": "unisono.rules.bsp:BSP",
+        "sharded": "unisono.rules.sharded:Sharded",
         "easgd": "unisono.rules.easgd:EASGD",
         "local_sgd": "unisono.rules.local_sgd:LocalSGD",
         "diloco": "unisono.rules.diloco:DiLoCo",
@@ -37,6 +50,7 @@ __getattr__ = lazy_attributes(
         "DiLoCo": "unisono.rules.diloco",
         "Exchange": "unisono.rules.exchange",
         "LocalSGD": "unisono.rules.local_sgd",
+        "Sharded": "unisono.rules.sharded",
     },
 )
 

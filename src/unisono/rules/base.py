@@ -95,6 +95,12 @@ class BaseRule(ABC):
         return False
 
     @property
+    def sharded(self) -> bool:
+        """False: each rank applies all gradients. True where it updates its shard of the weights, with an optimizer
+        that has state for this shard alone."""
+        return False
+
+    @property
     def asynchronous(self) -> bool:
         """False: all ranks take part in the rule's collectives. True for the rules of `asynchronous.py`."""
         return False
