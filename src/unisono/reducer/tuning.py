@@ -143,14 +143,15 @@ class Tuning:
                 took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
                 sizes.append(mean(one.nbytes for one in buckets))
                 seconds.append(mean(took))  # the mean over buckets
-            computing = self._times.computing(self._world, sum(one.nbytes for one in buckets))
+            updated = sum(one.nbytes for one in buckets) // (self._world.size if self._rule.sharded else 1)
+            computing = self._times.computing(self._world, updated)
             yield from self._try(computing, fit(sizes, seconds))
         else:
             self._finished = True
             yield True
 
     def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
-        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred)
+        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, self._world.size)
         found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
         small = finer(found[0], inputs, self._sizes)
         worth = [found[0], *([] if small is None else [small]), *found[1:]]

@@ -118,4 +118,5 @@ class Sharded(BaseRule):
 def _update(layout: Layout, key: int) -> Task:
     """Return the optimizer's task for this rank's shard of a bucket."""
     numbers = layout.bucket(key).parameters
-    return Task(UPDATE_SHARD, key, UPDATE, (STEPPED, build.NORM), (bucket(key), *map(state, numbers)))
+    written = (bucket(key), *map(state, numbers))
+    return Task(UPDATE_SHARD, key, UPDATE, (STEPPED, build.NORM), written, parameters=numbers)
