@@ -18,11 +18,12 @@ OPTIMIZERS = Registry(
     "optimizer",
     {
         "sgd": "unisono.optimizers.sgd:make",
+        "adamw": "unisono.optimizers.adamw:make",
         "lars": "unisono.optimizers.lars:make",
         "lamb": "unisono.optimizers.lamb:make",
     },
 )
-"""Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, and a momentum."""
+"""Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, a momentum and betas."""
 
 __getattr__ = lazy_attributes(
     __name__,
