@@ -15,11 +15,16 @@ from torch import nn
 from unisono.errors import StepError, UsageError
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.segments import Segment, cut, join
-from unisono.rules import BSP, Exchange, Sharded
+from unisono.placement import one_rank_per_node
+from unisono.rules import BSP, Exchange, Sharded, sharded
+from unisono.schedules import find
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.draw import draw, picture_of
 from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.in_process_shards import InProcessShardedReplica
 from unisono.step.layout import Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
+from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram
 from unisono.step.shards import UNPACK, UPDATE_SHARD
 from unisono.step.verify import verify
@@ -327,6 +332,32 @@ def test_norms_are_taken_of_all_buckets() -> None:
     rule = Broken(instead=("clip 0", "reduce_scatter 2"))
     with pytest.raises(StepError, match="clip 0 takes norms before all of bucket 2 is there, or after"):
         verify(rule, replace(even_layout(2, 2), clip=1.0), [Step(0)])
+
+
+def test_the_picture_is_the_one_that_is_drawn() -> None:
+    drawn = draw(picture_of(Sharded(overlap="chain"), even_layout(4, 2), 2))
+    assert "\n".join(line.rstrip() for line in drawn.splitlines()) in (sharded.__doc__ or "")
+
+
+def test_the_bytes_and_rounds_of_the_docstring() -> None:
+    """On a link where only bytes cost: each half of an allreduce's 1.5 n on 4 ranks; clipping costs none."""
+    assert "0.75 n bytes on each rank" in (sharded.__doc__ or "").replace("\n", " ")
+    layout = even_layout(4, 8)
+    nbytes = sum(one.nbytes for one in layout.buckets)
+    computing = Computing(tuple(map(float, range(8))), tuple(map(float, range(16, 8, -1))), 16.0, 1.0 / nbytes)
+    costs = Costs(layout, computing, Cost(0.0, 1.5 / nbytes))
+    assert predict(Sharded(), costs).communicating == pytest.approx(1.5)
+    assert predict(Sharded(clip=1.0), costs).communicating == pytest.approx(1.5)
+    program = Sharded()(Step(0), 0, layout)
+    for name, share in (("reduce_scatter", 0.75), ("all_gather", 0.75), ("update", 0.25)):
+        prices = [task.operation.price(task, costs).seconds for task in program if task.operation.name == name]
+        assert sum(prices) == pytest.approx(share)
+    assert "1 + 1, by `ring` 3 + 3" in (sharded.__doc__ or "")
+    for algorithm, rounds in (("direct", 1), ("ring", 3)):
+        family = find(algorithm, one_rank_per_node(4))
+        for one in (family.reduce_scatter, family.all_gather):
+            assert one is not None
+            assert max(len(lane) for lane in one(0, 4).lanes) == rounds
 
 
 def test_weights_of_first_layers_are_gathered_first() -> None:

@@ -1,11 +1,13 @@
 """Sharded: each rank sums, updates and sends its own p-th of the weights. PCL-DNN's distributed SGD (section 3.4).
 
-main            backward 1      backward 2 ...                                     forward 0   forward 1 ...
-update                  pack 1          pack 2    update 1   update 2       unpack 2    unpack 1
-communication   agree        reduce_scatter 1  reduce_scatter 2 │ all_gather 2   all_gather 1
+         main │f0· b0········· b2·····                        f0·   b0········· b2·····
+communication │                w0·    r1··· r2···    g2··· g1···                w0·    r1··· r2···    g2··· g1···
+       update │                    p1  p2   u1    u2       U2    U1                 p1  p2   u1    u2       U2    U1
 
-A rank has a shard of each bucket, and the optimizer's state for it alone: a p-th. The weights of the first layers are
-gathered first, beside the next forward pass, which waits for each as it is read.
+f forward  b backward  w agree  p pack  r reduce_scatter  u update  g all_gather  U unpack
+
+A rank has a shard of each bucket, and the optimizer's state for it alone: a p-th. The weights of the first layers (here
+bucket 2) are gathered first, beside the next forward pass, which waits for each as it is read.
 
 For 4 ranks, a bucket of n bytes: the reduce-scatter sends and receives n (p - 1) / p = 0.75 n bytes on each rank, the
 all-gather as much: together the 1.5 n of an allreduce, in as many rounds (by `direct` 1 + 1, by `ring` 3 + 3). Besides,
