@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -336,7 +337,10 @@ def test_norms_are_taken_of_all_buckets() -> None:
 
 def test_the_picture_is_the_one_that_is_drawn() -> None:
     drawn = draw(picture_of(Sharded(overlap="chain"), even_layout(4, 2), 2))
-    assert "\n".join(line.rstrip() for line in drawn.splitlines()) in (sharded.__doc__ or "")
+    lines = [line.rstrip() for line in drawn.splitlines()]
+    assert "\n".join(lines) in (sharded.__doc__ or "")
+    page = (Path(__file__).parents[2] / "docs/rules.md").read_text(encoding="utf-8")
+    assert "\n".join(f"    {line}".rstrip() for line in lines) in page
 
 
 def test_the_bytes_and_rounds_of_the_docstring() -> None:

@@ -36,6 +36,13 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
 """Optimizers of PyTorch that update each element by itself."""
 
 
+IN_SHARDS = (
+    "the optimizer has this rank's shards of its state alone, and the world they were cut for was freed, or the model has "
+    "another optimizer: make a new one, and load the state_dict() that this one gave before"
+)
+"""Message about an optimizer that can no longer be used."""
+
+
 class SegmentUpdate(NamedTuple):
     """Segment with its weights and its gradient, flat tensors of one length."""
 
@@ -47,6 +54,8 @@ class SegmentUpdate(NamedTuple):
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer that cannot be stepped in shards."""
     kind = type(optimizer)
+    if any(isinstance(key, Segment) for key in optimizer.state):
+        raise UsageError(IN_SHARDS)
     if kind not in ELEMENTWISE and not isinstance(optimizer, LayerwiseOptimizer):
         raise UsageError(
             f"Sharded updates shards of parameters, and {kind.__name__} is not known to update each element by itself: "

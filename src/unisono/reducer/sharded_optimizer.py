@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment, State, cut, join
-from unisono.optimizers.sharded import ShardedStep, check_optimizer, needs_norms
+from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, needs_norms
 from unisono.reducer.model_collectives import ModelCollectives
 
 METHODS = ("state_dict", "load_state_dict")
@@ -40,11 +40,6 @@ class ShardedOptimizer:
         """Take the optimizer over; `wait` waits for pending updates. Raises UsageError for one that cannot be stepped
         in shards, and for one that has been."""
         check_optimizer(optimizer)
-        if any(isinstance(key, Segment) for key in optimizer.state):
-            raise UsageError(
-                "the optimizer's state is in shards of a model that was made parallel before: make a new optimizer, "
-                "and load the state_dict() that this one gave before"
-            )
         self.optimizer, self._parameters, self._collectives, self._wait = optimizer, parameters, collectives, wait
         self._segments: list[Segment] = []
         self._handles: list[RemovableHandle] = []
@@ -109,12 +104,12 @@ class ShardedOptimizer:
         self._cut_all()
 
     def release(self) -> None:
-        """Give the optimizer its own methods back."""
+        """Leave the optimizer, which holds a part of its state alone: using it raises UsageError from here on."""
         for handle in self._handles:
             handle.remove()
+        self.optimizer.register_step_pre_hook(_refuse)
         for name in METHODS:
-            if isinstance(vars(self.optimizer).get(name), _ShardedMethod):
-                delattr(self.optimizer, name)
+            setattr(self.optimizer, name, _refuse)
 
     @property
     def _state(self) -> dict[Any, State]:
@@ -140,6 +135,10 @@ class ShardedOptimizer:
         for number, parameter in enumerate(self._parameters):
             everyone = self._collectives.all_gather_object(mine[number])
             yield number, join([one for theirs in everyone for one in theirs], parameter)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise UsageError(IN_SHARDS)
 
 
 class _ShardedMethod:

@@ -281,6 +281,23 @@ def test_other_layouts_and_dtypes(group: World) -> None:
             assert mine["state"][number][key].stride() == value.stride()
 
 
+def test_a_released_optimizer_is_refused(world: World) -> None:
+    group = world.split(0)
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    trainer = unisono.Trainer(model, group, unisono.Sharded(SMALL), optimizer)
+    for inputs, labels in batches(group, 2, 13):
+        trainer.step(inputs.double(), labels)
+    state = optimizer.state_dict()
+    group.free()
+    for use in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(UsageError, match="make a new one, and load the state_dict"):
+            use()
+    fresh = OPTIMIZERS["adam"](model)
+    fresh.load_state_dict(state)
+    assert nbytes(fresh) > 0
+
+
 class Muon(torch.optim.SGD):
     """An optimizer that nobody has looked at."""
 
