@@ -45,6 +45,9 @@ def parallel(
         raise UsageError(
             f"{type(chosen).__name__} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)"
         )
+    if chosen.alternatives:
+        names = " or ".join(f"{type(one).__name__}()" for one in chosen.alternatives)
+        raise UsageError(f"{type(chosen).__name__} is for a Trainer and recipes: in a loop of your own choose {names}")
     if chosen.sharded and optimizer is not None:
         check_optimizer(optimizer)
     if chosen.asynchronous:

@@ -37,8 +37,8 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
 
 
 IN_SHARDS = (
-    "the optimizer has this rank's shards of its state alone, and the world they were cut for was freed, or the model has "
-    "another optimizer: make a new one, and load the state_dict() that this one gave before"
+    "the optimizer has this rank's shards of its state alone, and the world they were cut for was freed, or the model "
+    "has another optimizer: make a new one, and load the state_dict() that this one gave before"
 )
 """Message about an optimizer that can no longer be used."""
 

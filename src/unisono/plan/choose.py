@@ -60,6 +60,10 @@ class PredictionInputs(NamedTuple):
     """True where parameters are waited for when they are read."""
     ranks: int = 1
     """Number of ranks: a sharded rule updates a share of the weights on each."""
+    clip: float | None = None
+    """Largest norm of all gradients together, for which updates wait."""
+    layer_norms: bool = False
+    """True where the optimizer's step needs norms of whole layers."""
 
 
 def candidates(
@@ -107,6 +111,7 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
     order = sequence(computing, buckets, inputs.cost) if own_order else ()
     sent = [buckets[number] for number in order] or buckets
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
+    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding)
     return Candidate(setting, predict(rule, Costs(layout, computing, inputs.cost)))

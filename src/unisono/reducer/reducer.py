@@ -30,8 +30,9 @@ from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.errors import OperationError, UsageError
 from unisono.optimizers.segments import Segment
-from unisono.optimizers.sharded import ShardedStep
-from unisono.plan.choose import Setting
+from unisono.optimizers.sharded import ShardedStep, check_optimizer, needs_norms
+from unisono.plan.choose import PredictionInputs, Setting
+from unisono.plan.choose_rule import describe, rank_rules
 from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
@@ -107,11 +108,12 @@ class Reducer:
         self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
         self._sync = True
         self._accumulated = False  # whether some gradients have not been averaged
-        self._prepared = False  # whether the setting of the coming backward pass has been asked for
+        # whether the setting of the coming backward pass has been asked for; the user's optimizer makes its step
+        self._prepared = self._stepping = False
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.sharded_optimizer: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
-        self._stepping = False  # whether the user's optimizer makes its step, which may have a closure
+        self._offered: torch.optim.Optimizer | None = None
         self._rule_state = RuleState(self.memory, world.rank, world.size)
         self._period = PeriodSearch(rule, self.memory, self._collectives) if rule.measures_period else None
         self._programs.adopt(self.setting, self._tuning.order)
@@ -381,6 +383,8 @@ class Reducer:
         self.wait()
         if self._tuning.next_step(self._deferred):
             self._adopt_setting()
+        if self.rule.alternatives and self._tuning.inputs is not None:
+            self._choose_rule(self._tuning.inputs)
         if self._period is not None and (found := self._period.next_step()) is not None:
             self._set_rule(found[0])
             if self._collectives.rank == 0:
@@ -399,6 +403,37 @@ class Reducer:
         rank, ranks = self._collectives.rank, self._collectives.size
         keys = self._programs.layout().keys
         return [one.segment for key in keys for one in self.memory.segments(key, ranks, rank)]
+
+    def offer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Offer an optimizer that may be sharded, for a rule that chooses."""
+        self._offered = optimizer
+
+    def _choose_rule(self, inputs: PredictionInputs) -> None:
+        """Adopt the alternative that is predicted to be the fastest: all ranks have the same measurements."""
+        rules, optimizer = self.rule.alternatives, self._offered
+        try:
+            if optimizer is not None:
+                check_optimizer(optimizer)
+        except UsageError:
+            optimizer = None
+        if optimizer is None:
+            rules = tuple(one for one in rules if not one.sharded)
+        norms = optimizer is not None and needs_norms(optimizer)
+        ranked = rank_rules(rules, inputs._replace(clip=self.clip, layer_norms=norms), *self._tuning.space)
+        if ranked[0].rule.sharded:
+            self._tuning.setting, self._tuning.predicted = ranked[0].best
+        self._adopt_rule(ranked[0].rule)
+        if self._collectives.rank == 0:
+            self._tuning.log(describe(ranked))
+
+    def _adopt_rule(self, rule: BaseRule) -> None:
+        """Adopt an alternative of the rule. A sharded one takes the optimizer over."""
+        self._set_rule(rule)
+        self._adopt_setting()
+        if rule.sharded and self._offered is not None:
+            self.shard(self._offered, own_loop=False)
+            if self._optimizer is not None and self.sharded_optimizer is not None:
+                self._optimizer, self._updates = self.sharded_optimizer.begin(), Updates.PARTS
 
     def _set_rule(self, rule: BaseRule) -> None:
         self.rule, self._period = rule, None
@@ -560,11 +595,17 @@ class Reducer:
 
     def state(self) -> dict[str, Any] | None:
         """Return the setting, for a run that resumes; None while it is being found."""
-        return self._tuning.state()
+        state = self._tuning.state()
+        return state if state is None else {**state, "rule": type(self.rule).__name__}
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of the run that is resumed, if it had as many ranks and the same options."""
-        if state is not None and self._tuning.restore(state):
+        if state is None or not self._tuning.restore(state):
+            return
+        chosen = [one for one in self.rule.alternatives if type(one).__name__ == state.get("rule")]
+        if chosen:
+            self._adopt_rule(chosen[0])
+        else:
             self._adopt_setting()
 
     def rule_state(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
+    from unisono.rules.auto import Auto
     from unisono.rules.base import BaseRule
     from unisono.rules.bsp import BSP
     from unisono.rules.diloco import DiLoCo
@@ -18,6 +19,7 @@ __all__ = [
     "BSP",
     "EASGD",
     "RULES",
+    "Auto",
     "BaseRule",
     "DiLoCo",
     "Exchange",
@@ -34,6 +36,7 @@ RULES = Registry(
         "easgd": "unisono.rules.easgd:EASGD",
         "local_sgd": "unisono.rules.local_sgd:LocalSGD",
         "diloco": "unisono.rules.diloco:DiLoCo",
+        "auto": "unisono.rules.auto:Auto",
     },
 )
 """Rules by name. Each is a class that inherits from `BaseRule`."""
@@ -44,6 +47,7 @@ ASYNCHRONOUS_RULES = ("easgd",)
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "Auto": "unisono.rules.auto",
         "BSP": "unisono.rules.bsp",
         "EASGD": "unisono.rules.easgd",
         "BaseRule": "unisono.rules.base",

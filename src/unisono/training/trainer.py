@@ -56,6 +56,8 @@ class Trainer:
         self.reducer.clip = clip
         if self.reducer.rule.sharded:
             self.reducer.shard(optimizer, own_loop=False)
+        elif self.reducer.rule.alternatives:
+            self.reducer.offer(optimizer)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer)
         self._awaits = wait_on_access(model, self.reducer.wait_for, self.reducer.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
