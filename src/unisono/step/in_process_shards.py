@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
-from unisono.optimizers.sharded import ShardedStep, check_optimizer
+from unisono.optimizers.sharded import ShardedStep
 from unisono.step import operations as op
 from unisono.step.in_process import Batch, InProcessReplica, InProcessWorld, Loss
 from unisono.step.layout import Layout, Updates
@@ -29,7 +29,6 @@ class InProcessShardedReplica(InProcessReplica):
         rank: int,
     ) -> None:
         super().__init__(model, optimizer, loss, layout, batches)
-        check_optimizer(optimizer)
         self.segments: dict[int, tuple[PlacedSegment, ...]] = {
             key: self._segments(key, rank) for key in self.layout.keys
         }
