@@ -63,13 +63,14 @@ def layouts(draw: st.DrawFn) -> Layout:
     updates = draw(st.sampled_from(Updates))
     deferred = updates is not Updates.OUTSIDE and draw(st.booleans())
     clip = draw(st.sampled_from([None, 1.0])) if updates is not Updates.OUTSIDE else None
-    return replace(layout, updates=updates, deferred=deferred, clip=clip, buffers=draw(st.booleans()))
+    norms, buffers = draw(st.booleans()), draw(st.booleans())
+    return replace(layout, updates=updates, deferred=deferred, clip=clip, layer_norms=norms, buffers=buffers)
 
 
 @settings(deadline=None, max_examples=150)
 @given(
     layouts(),
-    st.sampled_from([BSP(), LocalSGD(every=1), LocalSGD(every=2)]),
+    st.sampled_from([BSP(), LocalSGD(every=1), LocalSGD(every=2), Sharded(), Sharded(clip=1.0)]),
     st.sampled_from(sorted(OVERLAPS)),
     st.integers(1, 4),
     st.lists(st.booleans(), max_size=4),
@@ -78,7 +79,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 )
 def test_random_layouts_and_missing_batches(
     layout: Layout,
-    rule: BSP | LocalSGD,
+    rule: BSP | LocalSGD | Sharded,
     overlap: str,
     outstanding: int,
     synchronize: list[bool],

@@ -98,6 +98,17 @@ def test_all_overlaps_on_one_node_and_on_two(overlap: str, where: str, request: 
     assert same(world, model)
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_a_wire_rounds_gradients(spread: World, wire: str) -> None:
+    """Between nodes; on one node, or with one rank, nothing is encoded."""
+    model, _, _ = trained(spread, unisono.Sharded(unisono.Exchange(wire=wire, bucket_bytes=20_000)), "momentum", 12)
+    plain, _, _ = trained(spread, unisono.BSP(SMALL), "momentum", 12)
+    assert same(spread, model)
+    close(model, plain, 0.02)
+    if spread.nodes > 1:
+        assert not torch.equal(model[1].weight, plain[1].weight)
+
+
 def nbytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of an optimizer's state."""
     states = optimizer.state.values()
