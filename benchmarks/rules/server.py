@@ -1,10 +1,13 @@
 """Overhead of an exchange with a server: EASGD at several periods, and a server that visits workers in turn.
 
-unisono lab --hosts 8 --rate 40mbit -- python benchmarks/rules/server.py OUT.json 40000000      the last host serves
+unisono lab --hosts 8 --rate 40mbit -- python benchmarks/rules/server.py OUT.json 40000000 500000 0.66
 
-overhead     (time of a step - its computing), as the mean over all steps of a period and all workers
+The numbers are the rate of a link in bits a second, the bytes of the model and the seconds of a step's slept computing.
+The last host serves.
+
+overhead     (time of a step - that of a step without any exchange), as the mean over all steps of a period and workers
 round robin  the server receives x of worker 0, moves c, sends c back, then worker 1 ...; the worker waits
-predicted    the programs of all seats on a clock, served in turn, at the cost of a pair that was measured
+predicted    the programs of all seats on a clock, at the cost of a swap that was measured before
 """
 
 from __future__ import annotations
@@ -33,13 +36,7 @@ from unisono.step.layout import Layout
 from unisono.step.program import Step
 from unisono.world import World
 
-COMPUTING = 0.66
-"""Seconds of computing of a step."""
-
-SIZES = (12_500,) * 10
-"""Weights of each layer, of 4 bytes: 0.5 MB in all."""
-
-BUCKET = 1 << 17
+LAYERS, BUCKETS = 10, 5
 PERIODS = (1, 4, 16)
 WARM, TIMED = {1: 4, 4: 2, 16: 1}, {1: 10, 4: 5, 16: 2}
 """Exchanges of a worker that are not timed, and those that are, by period."""
@@ -47,11 +44,14 @@ WARM, TIMED = {1: 4, 4: 2, 16: 1}, {1: 10, 4: 5, 16: 2}
 ALPHA = 0.1
 ROUNDS = 3
 
+SWAPS = 8
+"""Swaps of a measurement of their cost, one after another."""
 
-def overhead(ends: Sequence[float], period: int) -> float:
-    """Return the overhead of a step from the ends of a worker's steps."""
+
+def step_time(ends: Sequence[float], period: int) -> float:
+    """Return the mean time of a step from the ends of a worker's steps."""
     first, steps = WARM[period] * period, TIMED[period] * period
-    return (ends[first + steps] - ends[first]) / steps - COMPUTING
+    return (ends[first + steps] - ends[first]) / steps
 
 
 def steps_of(period: int) -> int:
@@ -62,13 +62,14 @@ def steps_of(period: int) -> int:
 class RoundRobin:
     """Workers and a server that visits them in turn. Nothing overlaps."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, network: Network) -> None:
         self._workers, self._serves = world.size - 1, world.rank == world.size - 1
         comm = world.dup().comm
         self._links = [MpiLink(comm, worker, worker=False, timeout=60) for worker in range(self._workers)]
         self._link = MpiLink(comm, self._workers, worker=True, timeout=60)
-        self._network = Network(SIZES, COMPUTING)
-        self._flat = torch.zeros(sum(SIZES))
+        self._network = network
+        self._sizes = [weight.numel() for weight in network.weights]
+        self._flat = torch.zeros(sum(self._sizes))
 
     def run(self, period: int) -> list[float]:
         """Make a measurement's steps, or serve them. Return the ends of a worker's steps."""
@@ -92,39 +93,40 @@ class RoundRobin:
                 self._link.send(self._flat)
                 self._link.receive(came)
                 self._flat.sub_(came)
-                parts = self._flat.split(list(SIZES))
                 with torch.no_grad():
-                    for weight, part in zip(self._network.weights, parts, strict=True):
+                    for weight, part in zip(self._network.weights, self._flat.split(self._sizes), strict=True):
                         weight.sub_(part, alpha=ALPHA)
         return ends
 
 
-def pair_cost(world: World) -> Cost:
-    """Return the cost of a swap between worker 0 and the server, with nothing beside it."""
+def swap_cost(world: World, largest: int) -> Cost:
+    """Return the cost of a swap between worker 0 and the server: of several, one after another, nothing beside them.
+
+    A shaped link makes up for the gaps between them with its burst, so the cost of a single small one would not do.
+    """
     comm, last = world.dup().comm, world.size - 1
+    taking_part = world.rank in (0, last)
+    link = MpiLink(comm, last - world.rank, world.rank == 0, 60) if taking_part else None
     sizes, took = list[float](), list[float]()
-    for nbytes in (64, 50_000, 120_000, 250_000, 500_000):
+    for nbytes in (largest // 4, largest // 2, largest):
         mine, came = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
         each = list[float]()
-        for repeat in range(8):
+        for _ in range(7):
             world.barrier()
             began = time.perf_counter()
-            if world.rank in (0, last):
-                MpiLink(comm, last - world.rank, world.rank == 0, 60).swap(mine, came)
-            seconds = max(world.all_gather_object((time.perf_counter() - began) if world.rank in (0, last) else 0.0))
-            if repeat:
-                each.append(seconds)
+            for _ in range(SWAPS if link else 0):
+                link.swap(mine, came)
+            each.append(max(world.all_gather_object(time.perf_counter() - began if link else 0.0)) / SWAPS)
         sizes.append(nbytes)
         took.append(statistics.median(each))
     return fit(sizes, took)
 
 
-def predicted(layout: Layout, rules: dict[int, EASGD], cost: Cost, workers: int) -> dict[int, float]:
+def predicted(layout: Layout, rules: dict[int, EASGD], cost: Cost, workers: int, computing: float) -> dict[int, float]:
     """Return the predicted overhead of a step, by period."""
-    count = len(SIZES)
-    needed = tuple(COMPUTING / 3 * number / count for number in range(count))
-    ready = tuple(COMPUTING * (1 / 3 + 2 / 3 * (count - number) / count) for number in range(count))
-    costs, found = Costs(layout, Computing(needed, ready, COMPUTING), cost), {}
+    needed = tuple(computing / 3 * number / LAYERS for number in range(LAYERS))
+    ready = tuple(computing * (1 / 3 + 2 / 3 * (LAYERS - number) / LAYERS) for number in range(LAYERS))
+    costs, found = Costs(layout, Computing(needed, ready, computing), cost), {}
     for period, rule in rules.items():
         steps = [Step(number) for number in range(steps_of(period))]
         order = list(range(workers)) * sum(map(rule.exchanges, steps))
@@ -135,29 +137,29 @@ def predicted(layout: Layout, rules: dict[int, EASGD], cost: Cost, workers: int)
         ).run()
         each = []
         for worker in range(workers):
-            ends = [span.end for span in spans if span.rank == worker and span.task.operation is op.END]
-            each.append(overhead(sorted(ends), period))
+            ends = sorted(span.end for span in spans if span.rank == worker and span.task.operation is op.END)
+            each.append(step_time(ends, period) - computing)
         found[period] = statistics.mean(each)
     return found
 
 
-def main(output: str, rate: str) -> None:
+def main(output: str, rate: str, model_bytes: str, computing: str) -> None:
     """Measure both servers at each period by turns."""
     world = unisono.init()
-    workers = world.size - 1
-    exchange = unisono.Exchange(bucket_bytes=BUCKET)
+    workers, size, seconds = world.size - 1, int(model_bytes) // 4 // LAYERS, float(computing)
+    sizes = (size,) * LAYERS
+    exchange = unisono.Exchange(bucket_bytes=4 * size * LAYERS // BUCKETS)
     rules = {period: EASGD(exchange, "chain", alpha=ALPHA, period=period) for period in PERIODS}
-    runs = {period: ElasticRun(world, rule, Network(SIZES, COMPUTING)) for period, rule in rules.items()}
-    peer = RoundRobin(world)
-    never = ElasticRun(world, EASGD(exchange, "chain", alpha=ALPHA, period=1 << 20), Network(SIZES, COMPUTING))
-    cost = pair_cost(world)
+    runs = {period: ElasticRun(world, rule, Network(sizes, seconds)) for period, rule in rules.items()}
+    peer = RoundRobin(world, Network(sizes, seconds))
+    never = ElasticRun(world, EASGD(exchange, "chain", alpha=ALPHA, period=1 << 20), Network(sizes, seconds))
+    cost = swap_cost(world, 4 * size * LAYERS // BUCKETS)
     found: dict[str, Any] = {
-        **{"hosts": world.size, "rate_bits": float(rate), "computing_s": COMPUTING, "bytes": 4 * sum(SIZES)},
-        **{"pair_latency_s": cost.latency, "pair_seconds_per_byte": cost.per_byte},
-        "predicted_s": predicted(runs[1].layout, rules, cost, workers),
-        "EASGD_s": {period: [] for period in PERIODS},
-        "round_robin_s": {period: [] for period in PERIODS},
+        **{"hosts": world.size, "rate_bits": float(rate), "computing_s": seconds, "bytes": 4 * sum(sizes)},
+        **{"swap_latency_s": cost.latency, "swap_seconds_per_byte": cost.per_byte, "buckets": len(runs[1].layout.keys)},
+        "predicted_s": predicted(runs[1].layout, rules, cost, workers, seconds),
         "without_exchange_s": [],
+        **{name: {period: [] for period in PERIODS} for name in ("EASGD_s", "round_robin_s")},
     }
 
     def mean(value: float) -> float:
@@ -166,16 +168,17 @@ def main(output: str, rate: str) -> None:
     for _ in range(ROUNDS):
         world.barrier()
         ends = never.run(lambda done: done < 21)
-        found["without_exchange_s"].append(mean((ends[20] - ends[0]) / 20 - COMPUTING if ends else 0.0))
+        without = mean((ends[20] - ends[0]) / 20 if ends else 0.0)
+        found["without_exchange_s"].append(without)
         for period in PERIODS:
             world.barrier()
             ends = runs[period].run(partial(gt, steps_of(period)))
-            found["EASGD_s"][period].append(mean(overhead(ends, period) if ends else 0.0))
+            found["EASGD_s"][period].append(mean(step_time(ends, period) if ends else 0.0) - without)
             world.barrier()
             ends = peer.run(period)
-            found["round_robin_s"][period].append(mean(overhead(ends, period) if ends else 0.0))
+            found["round_robin_s"][period].append(mean(step_time(ends, period) if ends else 0.0) - without)
             if world.rank == 0:
-                last = {name: found[name][period][-1] for name in ("EASGD_s", "round_robin_s")}
+                last = {name: round(found[name][period][-1], 4) for name in ("EASGD_s", "round_robin_s")}
                 print(f"period {period}: {last}, predicted {found['predicted_s'][period]:.4f}", flush=True)
                 Path(output).write_text(json.dumps(found, indent=1) + "\n")
     if world.rank == 0:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.asynchronous.event_log import EventLog, log_path, read_events, read_order, truncate_events
+from unisono.asynchronous.event_log import EventLog, log_path, logged_servers, read_events, read_order, truncate_events
 from unisono.errors import CheckpointError
 
 
@@ -48,6 +48,12 @@ def test_a_resumed_run_continues_the_log(tmp_path: Path) -> None:
     log.close()
     assert read_order(tmp_path, 0) == [2, 0, 7]
     assert all("died" not in event for event in read_events(tmp_path, 0))
+
+
+def test_a_log_without_events_is_removed(tmp_path: Path) -> None:
+    written(tmp_path, [2, 0])
+    truncate_events(tmp_path, 0, 0)
+    assert logged_servers(tmp_path) == []
 
 
 def test_the_reason_why_a_replay_would_differ_is_kept(tmp_path: Path) -> None:

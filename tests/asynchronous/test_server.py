@@ -14,11 +14,16 @@ from unisono.asynchronous.event_log import EventLog, read_events, read_order
 from unisono.asynchronous.messages import Kind, Order, Reply, WorkerHeader, decode_reply
 from unisono.asynchronous.server import Server
 from unisono.asynchronous.serving import Budget, begin
+from unisono.errors import StallError
 from unisono.rules import EASGD
 from unisono.step.layout import Layout, even_layout
 
 WORKERS = 3
 ALPHA = 0.5
+
+
+DEATH = "worker 1 has died"
+"""Entry of a script."""
 
 
 class DiedError(Exception):
@@ -32,8 +37,9 @@ class ScriptedPort:
     nobody. A dying worker raises at its `swap`.
     """
 
-    def __init__(self, script: list[Any], dying: frozenset[int] = frozenset()) -> None:
-        self._script, self._dying, self._idle = deque(script), dying, 0
+    def __init__(self, script: list[Any], dying: frozenset[int] = frozenset(), stop: int | None = None) -> None:
+        self._script, self._dying, self._idle, self._stop = deque(script), dying, 0, stop
+        self.died = frozenset[int]()
         self.replies: list[tuple[int, Reply]] = []
         self.sent: list[tuple[int, torch.Tensor]] = []
 
@@ -44,6 +50,9 @@ class ScriptedPort:
             return None
         entry = self._script.popleft()
         if entry is None:
+            return None
+        if entry == DEATH:
+            self.died = frozenset({1})
             return None
         worker, kind = entry if isinstance(entry, tuple) else (entry, Kind.EXCHANGE)
         return worker, WorkerHeader(kind, step=1, samples=10 if kind is Kind.EXCHANGE else 0)
@@ -70,20 +79,24 @@ class ScriptedPort:
         return Ends()
 
     def dead(self) -> frozenset[int]:
-        return frozenset()
+        return self.died
 
-    def stopped(self, _: int) -> bool:
-        return False
+    def stopped(self, worker: int) -> bool:
+        return worker == self._stop
 
     def lost(self, error: Exception) -> bool:
         return isinstance(error, DiedError)
 
 
 def served(
-    tmp_path: Path, script: list[Any], dying: frozenset[int] = frozenset(), **options: Any
+    tmp_path: Path,
+    script: list[Any],
+    dying: frozenset[int] = frozenset(),
+    stop: int | None = None,
+    **options: Any,
 ) -> tuple[Server, ScriptedPort, list[str]]:
     layout: Layout = even_layout(WORKERS + 1, 2)
-    port, lines = ScriptedPort(script, dying), list[str]()
+    port, lines = ScriptedPort(script, dying, stop), list[str]()
     centre = Centre({key: torch.zeros(3) for key in layout.keys})
     settings: dict[str, Any] = {"budget": Budget(10**6, 1), "log": EventLog(tmp_path, 0), "report": lines.append}
     settings |= options
@@ -145,6 +158,36 @@ def test_a_replay_serves_in_the_recorded_order(tmp_path: Path) -> None:
     replayed, _, _ = served(tmp_path, [1, 0, 2, None, None, None, *END], recorded=(2, 0, 1))
     for key, flat in server.centre.flats.items():
         assert torch.equal(flat, replayed.centre.flats[key])
+
+
+LOG = (2, 0, 1, 1)
+"""Recorded order, of which worker 1 has the exchanges 2 and 3."""
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "why"),
+    [
+        ([2, None, 0, None, DEATH], {}, "exchange 2, but it has died"),
+        ([1, 2, None, 0, None], {"dying": frozenset({1})}, "exchange 2, but it has died"),
+        ([DEATH, 2, None, 0], {}, "exchange 2, but it has died"),  # at once, and not when its turn comes
+        ([2, None, 0, None, 1, None, (1, Kind.ENDED)], {}, "exchange 3, but it has ended"),
+        ([2, None, 0, None], {"timeout": 0.01}, "exchange 2, but it has not come for 0 s"),
+        ([2, None, 0, None], {"stop": 1}, "exchange 2, but it is stopped"),
+    ],
+)
+def test_a_replay_ends_where_a_recorded_worker_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: list[Any], options: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setattr("unisono.asynchronous.server.IDLE_SECONDS", 0.01)
+    with pytest.raises(StallError, match=f"^server 0: the log that is replayed has worker 1 in {why}: replay the run"):
+        served(tmp_path, script, recorded=LOG, **options)
+
+
+def test_a_replay_goes_on_without_a_worker_that_the_log_needs_no_more(tmp_path: Path) -> None:
+    script = [2, None, 0, None, 1, None, DEATH, 0, None, (0, Kind.ENDED), (2, Kind.ENDED), (0, Kind.FETCH)]
+    server, _, lines = served(tmp_path, [*script, (0, Kind.DONE)], recorded=(2, 0, 1, 0))
+    assert lines == ["worker 1 has died: the others go on without it"]
+    assert server.gone == {1}
 
 
 def test_nothing_of_a_dying_workers_exchange_is_applied(tmp_path: Path) -> None:

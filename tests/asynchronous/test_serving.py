@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.asynchronous.messages import Order, Reply, Request, WorkerHeader, WorkerProgress
-from unisono.asynchronous.serving import Budget, RunState, answer, begin, missed, next_worker, resumed
+from unisono.asynchronous.serving import (
+    Budget,
+    RunState,
+    afresh,
+    answer,
+    begin,
+    missed,
+    next_worker,
+    resized,
+    resumed,
+)
 
 BATCH = 10
 
@@ -43,23 +53,67 @@ def test_a_bound_lets_the_others_wait_for_the_slowest() -> None:
     assert next_worker([0, 2], [4, 1, 3], 5, staleness=4) == 0
 
 
-@given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
-def test_no_worker_misses_more_than_the_bound(workers: int, slack: int, seed: int, steps: int) -> None:
-    """Workers come at random; one of them more rarely. The bound holds, and somebody can always go on."""
-    chance, bound = random.Random(seed), workers - 1 + slack
-    last, waiting, number = [-1] * workers, list[int](), 0
+def come_at_random(
+    chance: random.Random, last: list[int], number: int, bound: int, steps: int, dead: Collection[int] = ()
+) -> int:
+    """Serve workers that come at random, one of them more rarely. The bound holds, and somebody can always go on.
+
+    `last` is kept up to date. Return the number of the next exchange.
+    """
+    workers, waiting = [worker for worker in range(len(last)) if worker not in dead], list[int]()
     for _ in range(steps):
-        absent = [worker for worker in range(workers) if worker not in waiting]
+        absent = [worker for worker in workers if worker not in waiting]
         if absent and (not waiting or chance.random() < 0.5):
             waiting.append(chance.choice(absent if chance.random() < 0.3 else absent[:1]))
-        worker = next_worker(waiting, last, number, bound)
+        worker = next_worker(waiting, last, number, bound, workers)
         if worker is None:
-            assert len(waiting) < workers  # with all of them there, one is served
+            assert len(waiting) < len(workers)  # with all of them there, one is served
             continue
         waiting.remove(worker)
         assert missed(number, last[worker]) <= bound
         last[worker], number = number, number + 1
-    assert max(number - one - 1 for one in last) <= bound
+    assert max(missed(number, last[worker]) for worker in workers) <= bound
+    return number
+
+
+@given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
+def test_no_worker_misses_more_than_the_bound(workers: int, slack: int, seed: int, steps: int) -> None:
+    come_at_random(random.Random(seed), [-1] * workers, 0, workers - 1 + slack, steps)
+
+
+@given(st.data(), st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
+def test_the_bound_holds_where_workers_begin_afresh(
+    data: st.DataObject, workers: int, slack: int, seed: int, steps: int
+) -> None:
+    """One has died long ago; it and others begin at the centre."""
+    chance, bound, last = random.Random(seed), workers - 1 + slack, [-1] * workers
+    number = come_at_random(chance, last, 0, bound, steps)
+    dead = data.draw(st.sets(st.integers(0, workers - 1), max_size=workers - 1))
+    number = come_at_random(chance, last, number, bound, steps, dead)
+    others = data.draw(st.sets(st.integers(0, workers - 1)))
+    state = RunState(tuple(WorkerProgress(one + 1, one) for one in last), number)
+    again = afresh(state, dead | others)
+    assert [one.step for one in again.workers] == [one.step for one in state.workers]
+    come_at_random(chance, [one.exchange for one in again.workers], number, bound, 60)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 1 << 20), st.integers(0, 60))
+def test_the_bound_holds_with_other_numbers_of_workers(
+    before: int, workers: int, servers: int, seed: int, steps: int
+) -> None:
+    chance, last = random.Random(seed), [-1] * before
+    number = come_at_random(chance, last, 0, before, steps)
+    state = RunState(tuple(WorkerProgress(7 * one + 7, one) for one in last), number, samples=90)
+    found = resized([state], workers, servers)
+    assert [one.number for one in found] == [number] + [0] * (servers - 1)
+    assert {(one.steps, one.samples) for one in found} == {(state.steps, 90)}  # names of checkpoints go on
+    for one in found:
+        come_at_random(chance, [worker.exchange for worker in one.workers], one.number, max(1, workers - 1), 60)
+
+
+def test_the_first_exchanges_after_a_change_are_hardly_stale() -> None:
+    (state,) = resized([RunState((WorkerProgress(50, 99),), 100)], 2, 1)
+    assert [missed(100, one.exchange) for one in state.workers] == [0, 0]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 12), st.integers(1, 4))

@@ -45,9 +45,21 @@ def test_rate_and_momentum(name: str) -> None:
 
 
 def test_betas_are_those_of_adamw() -> None:
-    groups = make_optimizer("adamw", linear(), 0.25, 0.75, 0.5, (0.8, 0.9)).param_groups
+    groups = make_optimizer("adamw", linear(), 0.25, 0.75, 0.5, betas=(0.8, 0.9)).param_groups
     assert [group["betas"] for group in groups] == [(0.8, 0.9)] * 2
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+
+
+def test_nesterov_momentum_is_pytorchs() -> None:
+    one, other = linear(), linear()
+    mine = make_optimizer("sgd", one, 0.1, 0.9, 0.0, nesterov=True)
+    its = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9, nesterov=True)
+    for _ in range(5):
+        for model, optimizer in ((one, mine), (other, its)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_all_optimizers_are_tested() -> None:

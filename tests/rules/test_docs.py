@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tests.rules.settling import Settling
+from tests.rules.leader import Leader
 
 from unisono.step.layout import even_layout
 from unisono.step.program import Step
@@ -10,7 +10,7 @@ from unisono.step.verify import verify
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["largest", "settling"])
+@pytest.mark.parametrize("name", ["largest", "leader"])
 def test_a_rule_in_the_docs_is_the_tested_one(name: str) -> None:
     rule = (ROOT / f"tests/rules/{name}.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1].rstrip()
     assert f"```python\n{rule}\n```" in (ROOT / "docs/rules.md").read_text(encoding="utf-8")
@@ -19,5 +19,5 @@ def test_a_rule_in_the_docs_is_the_tested_one(name: str) -> None:
 
 def test_the_asynchronous_rule_in_the_docs_is_right() -> None:
     for servers in (1, 2):
-        rule = Settling(period=2, servers=servers)
+        rule = Leader(period=2, servers=servers)
         verify(rule, even_layout(4, buckets=3), [Step(98), Step(99), Step(100), Step(101)], seed=servers)

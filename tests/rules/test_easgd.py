@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import StepError, UsageError
-from unisono.rules import EASGD
+from unisono.rules import EASGD, Exchange
 from unisono.step.arrivals import programs_of, serving_programs
 from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs
@@ -112,6 +112,7 @@ def test_wrong_programs_are_refused(rule: EASGD, words: str) -> None:
         ({"alpha": 1.5}, r"EASGD\(alpha=1.5\): alpha must be above 0 and at most 1"),
         ({"period": 0}, r"EASGD\(period=0, servers=1\): both must be 1 or more"),
         ({"servers": 0}, r"EASGD\(period=1, servers=0\): both must be 1 or more"),
+        ({"exchange": Exchange("ring")}, r"algorithm='ring'\)\): workers exchange with servers.*; leave the"),
         ({"server": "cloud"}, r"EASGD\(server='cloud'\): there are 'rank', 'thread'"),
     ],
 )
@@ -121,7 +122,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], words: s
 
 
 def test_too_few_ranks_and_too_tight_a_bound_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 servers that are ranks of their own need more than 2 ranks: start 3"):
+    with pytest.raises(UsageError, match="ranks of their own, beside workers, and 2 ranks are too few: start 3"):
         EASGD(servers=2).seats(2)
     with pytest.raises(UsageError, match=r"EASGD\(staleness=2\): 4 workers that take turns already have a staleness"):
         EASGD(staleness=2).seats(5)

@@ -136,6 +136,13 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),
         (["model.name=nowhere:"], 1, "a network is named module:function"),
         (["exchange.algorithm=rong"], 1, "no schedule 'rong'"),
+        (["rule.name=easgd"], 1, r"EASGD\(server='rank', servers=1\): .*, and 1 rank is too few: start 2 or more"),
+        (["rule.name=easgd", "rule.servers=2"], 2, "beside workers, and 2 ranks are too few: start 3 or more"),
+        (["rule.name=easgd", "rule.servers=2", "rule.server=thread"], 1, "1 rank is too few: start 2 or more"),
+        (["rule.name=easgd", "rule.staleness=1"], 4, "already have a staleness of 2: raise it to that or more"),
+        (["optimizer.nesterov=true", "optimizer.momentum=0"], 1, "it needs sgd with a momentum above 0"),
+        (["optimizer.nesterov=true", "optimizer.name=lars"], 1, "optimizer.name = 'lars' and"),
+        (["optimizer.nesterov=1"], 1, "optimizer.nesterov = 1 is not true or false"),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -199,7 +206,7 @@ def test_a_rule_is_one_of_the_table_or_ones_own(tmp_path: Path) -> None:
     from unisono.rules import RULES
 
     for name in RULES:
-        check_run(read_recipe(DIGITS, [f"rule.name={name}"]), 1)
+        check_run(read_recipe(DIGITS, [f"rule.name={name}"]), 2)
     with pytest.raises(
         RecipeError,
         match=r"rule.name = 'easy'; there are bsp, sharded, easgd, local_sgd, diloco, auto, or module:function of your",

@@ -26,6 +26,12 @@ def log_path(run: Path, server: int) -> Path:
     return run / FOLDER / f"server-{server}.jsonl"
 
 
+def logged_servers(run: Path) -> list[int]:
+    """Return the numbers of the servers that have logs, in order."""
+    found = (run / FOLDER).glob("server-*.jsonl")
+    return sorted(int(path.stem.removeprefix("server-")) for path in found)
+
+
 class EventLog:
     """Log of one server. Lines are written out as they come: a run that is killed keeps them."""
 
@@ -75,12 +81,17 @@ def read_order(run: Path, server: int, limit: int | None = None) -> list[int]:
 def truncate_events(run: Path, server: int, number: int, inexact: str = "") -> None:
     """Remove the events from exchange `number` on, where a run resumes before it.
 
-    `inexact` says why a replay of the whole log would find other weights, if it would.
+    `inexact` says why a replay of the whole log would find other weights, if it would. A log without any event is
+    removed.
     """
     path = log_path(run, server)
     if path.exists():
-        kept = [event for event in read_events(run, server) if event["number"] < number + ("inexact" in event)]
+        # a death of that number came before the exchange
+        kept = [event for event in read_events(run, server) if event["number"] < number + ("worker" not in event)]
         kept += [{"inexact": inexact, "number": number}] if inexact else []
+        if not kept:
+            path.unlink()
+            return
         aside = path.with_name(f".{path.name}.tmp")
         aside.write_text("".join(json.dumps(event) + "\n" for event in kept))
         aside.replace(path)

@@ -19,10 +19,8 @@ from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_rep
 class LastExchange(NamedTuple):
     """Exchange that has ended on a worker."""
 
-    reply: Reply
-    """Reply of the first server."""
-    numbers: list[int]
-    """Number of the exchange on each server."""
+    replies: list[Reply]
+    """Reply of each server."""
     centre: dict[int, torch.Tensor]
     """Centre that came, by key."""
 
@@ -73,7 +71,7 @@ class WorkerExchange:
         """Take a snapshot if a server has ordered one: all has come, and nothing is applied."""
         if self.reply.orders & Order.SAVE:
             self.snapshot = self.take()
-        self.last = LastExchange(self.reply, self.numbers(), dict(self.centre))
+        self.last = LastExchange(self.replies(), dict(self.centre))
 
     def pull(self, key: int, flat: torch.Tensor, alpha: float) -> None:
         """Move the numbers of a bucket, as they were sent, by the share `alpha` towards the centre, in place."""
@@ -85,6 +83,6 @@ class WorkerExchange:
         """Reply of the first server to the last exchange."""
         return decode_reply(self._replies[0])
 
-    def numbers(self) -> list[int]:
-        """Return the number of the last exchange on each server."""
-        return [decode_reply(self._replies[server]).number for server in sorted(self._replies)]
+    def replies(self) -> list[Reply]:
+        """Return the reply of each server to the last exchange."""
+        return [decode_reply(self._replies[server]) for server in sorted(self._replies)]

@@ -114,8 +114,10 @@ class Server:
             if self._serve_next() or found:
                 idle, since = POLL_SECONDS, time.monotonic()
                 continue
+            seconds = time.monotonic() - since
             self._mark_dead()
-            self._mark_absent(time.monotonic() - since)
+            self._check_replay(seconds)
+            self._mark_absent(seconds)
             time.sleep(idle)
             idle = min(MAX_POLL_SECONDS, 1.5 * idle)
         if self.log is not None:
@@ -254,6 +256,26 @@ class Server:
         for worker in sorted(self.port.dead() - self.gone):
             self._mark_gone(worker, "has died")
 
+    def _check_replay(self, seconds: float) -> None:
+        """Raise StallError where the worker of the next recorded exchange will not come."""
+        if not self._left:
+            return
+        worker = self._left[0]
+        if worker in self._ended:
+            raise self._cannot_replay(worker, "has ended")
+        if self.port.stopped(worker) and seconds > IDLE_SECONDS:
+            raise self._cannot_replay(worker, "is stopped")
+        if seconds > self.timeout:
+            raise self._cannot_replay(worker, f"has not come for {seconds:.0f} s")
+
+    def _cannot_replay(self, worker: int, why: str) -> StallError:
+        assert self._left is not None, "a replay has recorded exchanges"
+        number = self.state.number + self._left.index(worker)
+        return StallError(
+            f"server {self.number}: the log that is replayed has worker {worker} in exchange {number}, but it {why}: "
+            "replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
+        )
+
     def _mark_absent(self, seconds: float) -> None:
         """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
         or have not come for long."""
@@ -268,6 +290,8 @@ class Server:
     def _mark_gone(self, worker: int, why: str) -> None:
         if worker in self.gone:
             return
+        if self._left and worker in self._left:
+            raise self._cannot_replay(worker, why)
         self.gone.add(worker)
         self._ended.discard(worker)
         self.state = replace(self.state, saving=self.state.saving - {worker})

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.asynchronous.messages import KINDS_OF_TIME, Order, Reply, Request, WorkerHeader, WorkerProgress
+from unisono.schedules.pieces import bounds
 
 
 def next_worker(
@@ -102,6 +103,36 @@ def resumed(reply: Reply) -> RunState:
         reply.elapsed - reply.epoch_seconds,
         seconds=(reply.seconds,) * len(reply.workers),
     )
+
+
+def resumed_states(replies: Sequence[Reply]) -> tuple[RunState, ...]:
+    """Return the state of each server before the exchange that its reply belongs to, for a run that resumes there.
+
+    Each server counts exchanges by itself; the rest is what the first one knows.
+    """
+    first = resumed(replies[0])
+    return tuple(replace(first, number=one.number, workers=one.workers) for one in replies)
+
+
+def resized(states: Sequence[RunState], workers: int, servers: int) -> tuple[RunState, ...]:
+    """Return the states of `servers` servers for a run that resumes with another number of workers or servers.
+
+    A server that there was before goes on with its numbers; a new one begins with 0. The workers share the steps made
+    so far, so that the names of checkpoints go on. They begin afresh.
+    """
+    first, total = states[0], states[0].steps
+    steps = [last - start for start, last in (bounds(total, workers, worker) for worker in range(workers))]
+    progress = tuple(WorkerProgress(step) for step in steps)
+    plain = replace(first, number=0, workers=progress, seconds=first.seconds[:1] * workers)
+    numbers = [one.number for one in states[:servers]] + [0] * (servers - len(states))
+    return tuple(afresh(replace(plain, number=number), range(workers)) for number in numbers)
+
+
+def afresh(state: RunState, workers: Collection[int]) -> RunState:
+    """Return the state in which `workers` begin at the centre: they have missed no exchange, as if the last one had
+    been theirs. So a bound of staleness neither breaks nor waits for what they did before."""
+    found = (one._replace(exchange=state.number - 1) if n in workers else one for n, one in enumerate(state.workers))
+    return replace(state, workers=tuple(found))
 
 
 def answer(

@@ -23,7 +23,7 @@ def lab(
         Path | None, typer.Option(help="MPI launcher; default: the one of this Python environment.")
     ] = None,
 ) -> None:
-    """Run a command on a emulated cluster: hosts are network namespaces, links are shaped. Needs root."""
+    """Run a command on an emulated cluster: hosts are network namespaces, links are shaped. Needs root."""
     from unisono.lab.cluster import run
     from unisono.lab.plan import Lab, parse_rate
 

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -25,12 +26,15 @@ from unisono.launch import (
     ranks_started,
     survival_options,
 )
-from unisono.rules import ASYNCHRONOUS_RULES, RULES
+from unisono.rules import Exchange
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
+from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import find_recipe
 from unisono.training.recipe import Recipe, check_run, differences, read_recipe
+from unisono.training.survival import survives_deaths
+from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE, Listener
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -80,7 +84,7 @@ def train(
         options += [f"--timeline={timeline}"] if timeline else []
         _print(notes)
         arguments = ["train", *([str(recipe)] if recipe else []), *options]
-        survives = settings.rule.name in ASYNCHRONOUS_RULES and timeline is None  # which all ranks write together
+        survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
     if started is None:
         keep_memory()
@@ -96,7 +100,7 @@ def _recipe(
         if path is not None or changes or resume is not None:
             raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
         found = run_directory.recipe_of(replay, [])
-        if found.rule.name in RULES and found.rule.name not in ASYNCHRONOUS_RULES:
+        if not is_user_function(found.rule.name) and not named_rule(found.rule, Exchange()).asynchronous:
             raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
         return found, []
     if resume is None:
@@ -117,15 +121,20 @@ def _print(notes: list[str]) -> None:
         print(note, flush=True)
 
 
-def launch(ranks: int, arguments: list[str], timeout: float | None = None, survives: bool = False) -> int:
+def launch(
+    ranks: int, arguments: list[str], timeout: float | None = None, survives: Callable[[], bool] | None = None
+) -> int:
     """Run this command on `ranks` ranks. Return the exit code. Signals sent to this process alone are passed on.
 
-    `survives`: True where the others are to go on after a rank has died, if the launcher can (Open MPI's).
+    `survives` returns True where the others are to go on after a rank has died; it is asked if the launcher can do that
+    (Open MPI's).
 
     `timeout`, in seconds as `timeouts.py` defines it, limits the wait for a rank that is stopped during the start.
     """
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
-    options = survival_options(mpiexec) if survives else ()
+    options = () if survives is None else survival_options(mpiexec)
+    if options and survives is not None and not survives():
+        options = ()
     command = launch_command(mpiexec, ranks, arguments, options)
     environment = launch_environment(os.environ, sys.stdout.isatty())
     received: list[int] = []

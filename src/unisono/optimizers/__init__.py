@@ -23,7 +23,7 @@ OPTIMIZERS = Registry(
         "lamb": "unisono.optimizers.lamb:make",
     },
 )
-"""Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, a momentum and betas."""
+"""Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, and a momentum."""
 
 __getattr__ = lazy_attributes(
     __name__,

@@ -7,6 +7,6 @@ from typing import Any
 import torch
 
 
-def make(groups: list[dict[str, Any]], rate: float, _: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return the optimizer of a recipe."""
-    return torch.optim.AdamW(groups, rate, betas)
+def make(groups: list[dict[str, Any]], rate: float, _: float) -> torch.optim.Optimizer:
+    """Return the optimizer of a recipe; its groups have the betas."""
+    return torch.optim.AdamW(groups, rate)

@@ -63,6 +63,6 @@ class LAMB(LayerwiseOptimizer):
         weights.sub_(direction, alpha=rate)
 
 
-def make(groups: list[dict[str, Any]], rate: float, momentum: float, _: tuple[float, float]) -> LAMB:
+def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> LAMB:
     """Return the optimizer of a recipe; the momentum is the first beta."""
     return LAMB(groups, rate, betas=(momentum, 0.999))

@@ -60,6 +60,6 @@ class LARS(LayerwiseOptimizer):
         weights.sub_(velocity.add_(direction, alpha=rate))
 
 
-def make(groups: list[dict[str, Any]], rate: float, momentum: float, _: tuple[float, float]) -> LARS:
+def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> LARS:
     """Return the optimizer of a recipe."""
     return LARS(groups, rate, momentum=momentum)

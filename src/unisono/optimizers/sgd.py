@@ -7,6 +7,6 @@ from typing import Any
 import torch
 
 
-def make(groups: list[dict[str, Any]], rate: float, momentum: float, _: tuple[float, float]) -> torch.optim.Optimizer:
+def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> torch.optim.Optimizer:
     """Return the optimizer of a recipe."""
     return torch.optim.SGD(groups, rate, momentum=momentum)

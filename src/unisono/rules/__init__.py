@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from unisono.rules.sharded import Sharded
 
 __all__ = [
-    "ASYNCHRONOUS_RULES",
     "BSP",
     "EASGD",
     "RULES",
@@ -40,9 +39,6 @@ RULES = Registry(
     },
 )
 """Rules by name. Each is a class that inherits from `BaseRule`."""
-
-ASYNCHRONOUS_RULES = ("easgd",)
-"""Names of the rules whose other ranks can go on after one has died."""
 
 __getattr__ = lazy_attributes(
     __name__,

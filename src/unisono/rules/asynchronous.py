@@ -14,7 +14,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
-from unisono.rules.base import BaseRule
+from unisono.rules.base import AUTO, BaseRule
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival, RankGroup, Step, StepProgram
 from unisono.step.rule import GradientSource, Guarantee, SeatCounts
@@ -42,6 +42,11 @@ class BaseAsynchronousRule(BaseRule):
         name = type(self).__name__
         if self.period < 1 or self.servers < 1:
             raise UsageError(f"{name}(period={self.period}, servers={self.servers}): both must be 1 or more")
+        if self.exchange.algorithm != AUTO:
+            raise UsageError(
+                f"{name}(exchange=Exchange(algorithm={self.exchange.algorithm!r})): workers exchange with servers, not "
+                f"by a collective; leave the algorithm at {AUTO!r} (exchange.algorithm in a recipe)"
+            )
         if self.server not in SERVERS:
             raise UsageError(f"{name}(server={self.server!r}): there are {', '.join(map(repr, SERVERS))}")
 
@@ -57,10 +62,11 @@ class BaseAsynchronousRule(BaseRule):
         """Return the number of workers and servers. Raises UsageError where no rank is left to train."""
         workers = ranks - self.servers if self.server == "rank" else ranks
         if workers < 1 or self.servers > ranks:
-            kind = "ranks of their own" if self.server == "rank" else "threads of as many ranks"
+            kind = "ranks of their own, beside workers" if self.server == "rank" else "threads, each on another rank"
             raise UsageError(
-                f"{type(self).__name__}: {self.servers} servers that are {kind} need more than {ranks} ranks: start "
-                f"{self.servers + 1} or more"
+                f"{type(self).__name__}(server={self.server!r}, servers={self.servers}): servers are {kind}, and "
+                f"{ranks} rank{'s are' if ranks > 1 else ' is'} too few: start "
+                f"{self.servers + (self.server == 'rank')} or more"
             )
         if 0 < self.staleness < workers - 1:
             raise UsageError(

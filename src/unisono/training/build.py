@@ -102,8 +102,8 @@ def make_trainer(
                 return classification_loss(model(inputs), labels)
 
         warm_up(model, step, feed.blank(last - first).to(dtype), plan, world)
-    numbers = options.learning_rate, options.momentum, options.weight_decay, options.betas
-    optimizer = make_optimizer(options.name, model, *numbers)
+    numbers = options.learning_rate, options.momentum, options.weight_decay
+    optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
     return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
 
 

@@ -104,8 +104,8 @@ def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any
         kind = int
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        word = {int: "a whole number", float: "a number", str: "a string"}[kind]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        word = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[kind]
         raise RecipeError(f"{where} = {value!r} is not {word}")
     if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
         raise RecipeError(f"{where} = {value!r} is out of range")

@@ -30,7 +30,7 @@ from unisono.training.recipe import OptimizerRecipe
 def rate_at(options: OptimizerRecipe, epoch: float, epochs: float, batch: int) -> float:
     """Return the learning rate after `epoch` of `epochs` epochs (3.5: three and a half; fewer than `epochs`).
 
-    `batch` is the samples of a step, over all ranks together.
+    `batch` is the samples of a step whose gradients an update applies: over all ranks together, or a worker's own.
     """
     goal = options.learning_rate * batch / options.for_batch if options.for_batch else options.learning_rate
     if epoch < options.warm_epochs:

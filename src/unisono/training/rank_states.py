@@ -45,13 +45,13 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     ranks = checkpoint.optimizer.get(RANKS)
     if ranks is not None and len(ranks) == world.size and trainer.reducer.rule.differs:
         trainer.model.load_state_dict(ranks[world.rank]["weights"])
-        trainer.optimizer.load_state_dict(ranks[world.rank]["optimizer"])
+        load_optimizer(trainer.optimizer, ranks[world.rank]["optimizer"])
         trainer.reducer.resume(checkpoint.step, ranks[world.rank].get("rule"))
         return []
     trainer.reducer.resume(checkpoint.step)
     if ranks is None:
         trainer.model.load_state_dict(checkpoint.weights)
-        trainer.optimizer.load_state_dict(checkpoint.optimizer)
+        load_optimizer(trainer.optimizer, checkpoint.optimizer)
         return []
     trainer.model.load_state_dict(checkpoint.weights)
     anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks)
@@ -60,6 +60,14 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
         f"the run had {len(ranks)} ranks with weights of their own: all begin with {begin}, and with no state of the "
         "optimizer"
     ]
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load the state of an optimizer, which keeps its options: those of the recipe, which may be new."""
+    options = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, option in zip(optimizer.param_groups, options, strict=True):
+        group.update(option)
 
 
 def _copy(value: Any) -> Any:

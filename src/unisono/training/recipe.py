@@ -17,6 +17,7 @@ from unisono.errors import RecipeError
 from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
 from unisono.rules import RULES, Exchange
+from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
 from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse
 from unisono.training.named_rule import named_rule
@@ -101,6 +102,8 @@ class OptimizerRecipe:
     """Momentum; for `lamb`, Adam's first beta; not used by `adamw`."""
     betas: tuple[float, float] = numbers(0.9, 0.999, at_least=0, below=1)
     """Shares of the past in the means of gradients and of their squares, for `adamw`."""
+    nesterov: bool = False
+    """True for Nesterov momentum, of "sgd"."""
     weight_decay: float = number(0.0, at_least=0)
     """Weight decay of all parameters except those with one dimension (norms and biases)."""
     clip: float = number(0.0, at_least=0)
@@ -260,12 +263,18 @@ def renamed_change(wanted: str) -> str:
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
-    """Raise RecipeError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
+    """Raise UsageError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
     data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
     if data not in TRAIN_SAMPLES and not recipe.data.pack:
         raise RecipeError(f"data.name = {data!r}; there are {', '.join(TRAIN_SAMPLES)}")
     check_name(recipe.model.name, recipe.model.folder)
     check_rule(recipe.rule)
+    optimizer = recipe.optimizer
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        raise RecipeError(
+            f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
+            f"{optimizer.momentum}: it needs sgd with a momentum above 0"
+        )
     if recipe.data.storage == "replicated" and recipe.data.groups > 1:
         raise RecipeError(
             f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
@@ -284,7 +293,10 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     if algorithm not in ("auto", "library"):
         check(algorithm)
     if not is_user_function(recipe.rule.name):
-        named_rule(recipe.rule, Exchange(algorithm, None if recipe.exchange.wire == OWN else recipe.exchange.wire))
+        wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
+        rule = named_rule(recipe.rule, Exchange(algorithm, wire))
+        if isinstance(rule, BaseAsynchronousRule):
+            rule.seats(ranks)
 
 
 def check_rule(rule: RuleRecipe) -> None:

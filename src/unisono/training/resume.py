@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,15 +50,12 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[ResumePoin
         return ResumePoint(), [], []
     checkpoint, damaged = found
     try:
-        options = [{**group, "params": []} for group in trainer.optimizer.param_groups]
         notes = load_states(trainer, world, checkpoint)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}; nothing was changed"
         ) from error
-    for group, option in zip(trainer.optimizer.param_groups, options, strict=True):  # the recipe's, which may be new
-        group.update({key: value for key, value in option.items() if key != "params"})
     progress = checkpoint.progress
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
     before = progress["loss"] if world.rank == 0 else 0.0  # the sum of all ranks counts once
@@ -70,13 +68,18 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[ResumePoin
 def discard_newer(folder: Path, point: ResumePoint, damaged: list[DamagedCheckpoint]) -> list[str]:
     """Remove metrics newer than the checkpoint to resume from, and rename damaged ones. Return lines to log."""
     run_directory.truncate_metrics(folder, point.step)
+    notes = rename_unused(folder, damaged)
+    begins = f"{folder} has no checkpoint yet: the run begins again"
+    return [*notes, f"resumes after step {point.step}" if point.step else begins]
+
+
+def rename_unused(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[str]:
+    """Rename damaged checkpoints of the run in `folder`. Return lines to log."""
     try:
         renamed = rename_damaged(folder / run_directory.CHECKPOINTS, damaged)
     except OSError as error:
         raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
-    notes = [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
-    begins = f"{folder} has no checkpoint yet: the run begins again"
-    return [*notes, f"resumes after step {point.step}" if point.step else begins]
+    return [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
 
 
 def _read(folder: Path) -> tuple[Checkpoint, list[DamagedCheckpoint]] | None:

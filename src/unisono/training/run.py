@@ -25,6 +25,7 @@ from unisono.training.build import (
 )
 from unisono.training.checkpoint import check_state
 from unisono.training.epochs import TrainingLoop
+from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe, check_run, own_rule
 from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
@@ -76,7 +77,7 @@ def _train(
     if replay is not None and not rule.asynchronous:
         raise UsageError(f"--replay {replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again")
     share, lines = bind_cores(world)
-    lines.append(describe_precision(recipe, world))
+    lines += [describe_precision(recipe, world), *describe_unused(recipe.rule)]
     workers = rule if isinstance(rule, BaseAsynchronousRule) else None
     feed = make_feed(recipe, world, share) if workers is None else make_worker_feed(recipe, workers, world, share)
     timeline = None if trace is None else Timeline(world)

@@ -141,14 +141,16 @@ class Aided(nn.Module):
         return (self.own(inner), self.auxiliary(inner)) if self.training else self.own(inner)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(group: World, name: str) -> None:
+@pytest.mark.parametrize(("name", "nesterov"), [*((name, False) for name in OPTIMIZERS), ("sgd", True)])
+def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(
+    group: World, name: str, nesterov: bool
+) -> None:
     data, rate = load(), {"sgd": 0.1, "adamw": 0.01, "lars": 5.0, "lamb": 0.01}[name]
 
     def make_both() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = Aided().double()
-        return model, make_optimizer(name, model, rate, 0.9, 1e-3)
+        return model, make_optimizer(name, model, rate, 0.9, 1e-3, nesterov)
 
     (plain, its), (model, optimizer) = make_both(), make_both()
     trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint import CHECKPOINTS_KEPT, Checkpoint, checkpoint_names, load_newest, save
+from unisono.training.checkpoint import (
+    CHECKPOINTS_KEPT,
+    Checkpoint,
+    checkpoint_names,
+    load_newest,
+    load_step,
+    save,
+    step_of,
+)
 
 Trained = Callable[..., Checkpoint]
 
@@ -70,6 +79,17 @@ def test_killed_while_one_is_replaced(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / "step-000000008.replaced").mkdir()
     save(tmp_path, trained(9))
     assert entries(tmp_path) == [f"step-00000000{step}" for step in (7, 8, 9)]
+
+
+def test_others_that_write_at_the_same_time_are_left_alone(tmp_path: Path, trained: Trained) -> None:
+    (tmp_path / ".step-000000007.tmp").mkdir(parents=True)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda one: save(tmp_path, one, alone=False), [trained(step) for step in range(10, 90, 5)]))
+    assert checkpoint_names(tmp_path)[-3:] == ["step-000000075", "step-000000080", "step-000000085"]
+    assert all(load_step(tmp_path, step_of(name)) is not None for name in checkpoint_names(tmp_path))
+    assert [path.name for path in tmp_path.glob(".*")] == [".step-000000007.tmp"]
+    save(tmp_path, trained(90))
+    assert list(tmp_path.glob(".*")) == []
 
 
 def test_a_full_disk_is_reported_and_older_ones_stay(tmp_path: Path, trained: Trained) -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 from tests.progress import poll_until
 from tests.usage_errors import assert_one_line_error
 
-from unisono.asynchronous.event_log import log_path
+from unisono.asynchronous.event_log import log_path, read_events
 from unisono.launch import launch_environment
-from unisono.rules import ASYNCHRONOUS_RULES, RULES, find_rule
 from unisono.training.packaged_recipes import find_recipe
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -32,18 +31,23 @@ def lines_of(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "unisono", "train", *OPTIONS, "--run", "mine"]
+def stop_after_an_epoch(folder: Path, *options: str) -> None:
+    """Begin the run `mine`, and end it by a signal in its second epoch or later."""
+    command = [sys.executable, "-m", "unisono", "train", *OPTIONS, *options, "--run", "mine"]
     environment = launch_environment(os.environ, terminal=False)
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    metrics = tmp_path / "mine" / "metrics.jsonl"
+    metrics = folder / "mine" / "metrics.jsonl"
     poll_until(lambda: lines_of(metrics), lambda count: count >= 1 or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate()
     assert process.returncode == 143, said
-    assert "resume with: unisono train --resume mine" in said
+    assert "resume with: unisono train --resume mine" in said, said
+
+
+def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, tmp_path: Path) -> None:
+    stop_after_an_epoch(tmp_path)
     done = unisono("train", "--resume", "mine")
     assert done.returncode == 0, done.stderr
     assert "resumes after " in done.stdout
@@ -56,6 +60,40 @@ def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, t
     other = unisono("train", "--replay", "mine", "--run", "other")
     assert other.returncode == 1
     assert "the final weights differ from those of mine" in other.stdout
+
+
+def test_two_servers_resume_with_their_own_numbers(unisono: Run, tmp_path: Path) -> None:
+    servers = ("--set", "rule.server=thread", "--set", "rule.servers=2", "--set", "rule.staleness=4")
+    stop_after_an_epoch(tmp_path, *servers)
+    done = unisono("train", "--resume", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for server in range(2):
+        last, number = [-1] * 3, 0
+        for event in read_events(tmp_path / "mine", server):
+            assert event["number"] == number
+            if "worker" in event:
+                assert event["stale"] == number - last[event["worker"]] - 1 <= 4
+                last[event["worker"]], number = number, number + 1
+        assert any("several servers" in event.get("inexact", "") for event in read_events(tmp_path / "mine", server))
+
+
+def test_other_numbers_of_workers_go_on_at_the_centre(unisono: Run, tmp_path: Path) -> None:
+    """Checkpoints have later names than before, or the next resumed run would take an old one."""
+    stop_after_an_epoch(tmp_path)
+    checkpoints = tmp_path / "mine" / "checkpoints"
+    before = max(path.name for path in checkpoints.iterdir())
+    done = unisono("train", "--resume", "mine", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the run had 2 workers and 1 servers: all workers begin at the centre" in done.stdout
+    events = read_events(tmp_path / "mine", 0)
+    first = next(event["number"] for event in events if "inexact" in event)
+    served = [event for event in events if "worker" in event]
+    assert [event["number"] for event in served] == list(range(len(served)))
+    assert {event["stale"] for event in served[first:]} == {0}
+    assert served[first]["sent"] >= served[first - 1]["sent"] > 0
+    assert max(path.name for path in checkpoints.iterdir()) > before
+    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()]
+    assert epochs == [1, 2, 3, 4]
 
 
 def swapped_log(run: Path) -> None:
@@ -76,5 +114,6 @@ def test_what_cannot_be_replayed_is_refused(command: Run, tmp_path: Path) -> Non
     assert_one_line_error(command("train", "--replay", "other"), "other holds no run")
 
 
-def test_asynchronous_rules_are_known_by_name() -> None:
-    assert {name for name in RULES if find_rule(name)().asynchronous} == set(ASYNCHRONOUS_RULES)
+def test_too_few_ranks_are_refused_before_they_start(command: Run) -> None:
+    refused = command("train", "digits", "--ranks", "1", "--set", "rule.name=easgd")
+    assert_one_line_error(refused, "1 rank is too few: start 2 or more")

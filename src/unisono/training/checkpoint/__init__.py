@@ -11,10 +11,16 @@
 The newest complete one is used. The newest three are kept; one that could not be read is never removed or renamed.
 """
 
-from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, DamagedCheckpoint, checkpoint_names
-from unisono.training.checkpoint.read import load_newest, load_step, rename_damaged
+from unisono.training.checkpoint.layout import (
+    CHECKPOINTS_KEPT,
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_names,
+    step_of,
+)
+from unisono.training.checkpoint.read import load_first, load_newest, load_step, read_progress, rename_damaged
 from unisono.training.checkpoint.state import check_state
-from unisono.training.checkpoint.write import save
+from unisono.training.checkpoint.write import remove, save, tidy
 
 __all__ = [
     "CHECKPOINTS_KEPT",
@@ -22,8 +28,13 @@ __all__ = [
     "DamagedCheckpoint",
     "check_state",
     "checkpoint_names",
+    "load_first",
     "load_newest",
     "load_step",
+    "read_progress",
+    "remove",
     "rename_damaged",
     "save",
+    "step_of",
+    "tidy",
 ]

@@ -51,6 +51,11 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def step_of(name: str) -> int:
+    """Return the step of a checkpoint's folder."""
+    return int(name.removesuffix(REPLACED_SUFFIX).removeprefix("step-"))
+
+
 def checkpoint_names(folder: Path) -> list[str]:
     """Return the names of the checkpoints in `folder`, oldest first: those that were renamed into place.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,16 @@ def load_newest(folder: Path) -> tuple[Checkpoint, list[DamagedCheckpoint]]:
 
     Raises CheckpointError when none is complete, or a newer one cannot be read or was written by a newer release.
     """
+    return load_first(folder, reversed(checkpoint_names(folder)))
+
+
+def load_first(folder: Path, names: Iterable[str]) -> tuple[Checkpoint, list[DamagedCheckpoint]]:
+    """Return the first complete checkpoint of those with these names, and the damaged ones before it.
+
+    Raises CheckpointError as `load_newest` does.
+    """
     damaged: list[DamagedCheckpoint] = []
-    for name in reversed(checkpoint_names(folder)):
+    for name in names:
         found = _load(folder / name)
         if isinstance(found, Checkpoint):
             return found, damaged
@@ -55,7 +64,18 @@ def load_step(folder: Path, step: int) -> Checkpoint | None:
     return found if isinstance(found, Checkpoint) else None
 
 
-def rename_damaged(folder: Path, damaged: list[DamagedCheckpoint]) -> list[str]:
+def read_progress(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the progress of the checkpoint of that name, without its tensors; None where its manifest is damaged."""
+    try:
+        body = _manifest((folder / name / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(error, folder / name) from error
+    return None if isinstance(body, str) else body.get("progress")
+
+
+def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[str]:
     """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
     for one in damaged:

@@ -27,13 +27,16 @@ from unisono.training.checkpoint.layout import (
 from unisono.training.checkpoint.state import flatten_state
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, alone: bool = True) -> Path:
     """Write a checkpoint into `folder`, and remove older ones beyond the newest three. Return its path.
 
+    `alone`: False where other processes may be writing other checkpoints into it; then `tidy` has to be called before.
     Raises CheckpointError when the disk refuses; earlier checkpoints are still there.
     """
     aside = folder / f".{checkpoint_name(checkpoint.step)}.tmp"
     try:
+        if alone:
+            tidy(folder)
         return _save(folder, aside, checkpoint)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -44,13 +47,34 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def tidy(folder: Path) -> None:
+    """Remove what a killed run has left half written, and finish a replacement. The run's folder is locked: no other
+    process writes."""
+    for left in folder.glob(".step-*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
+        name = left.with_name(left.name.removesuffix(REPLACED_SUFFIX))
+        if os.path.lexists(name):
+            _remove(left)
+        else:
+            left.rename(name)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint. Raises CheckpointError where the disk refuses."""
+    try:
+        _remove(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot remove {path}, which is newer than the checkpoint to resume from: {error.strerror or error}; "
+            "remove it, then resume again"
+        ) from error
+
+
 def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
     target = folder / checkpoint_name(checkpoint.step)
     states = [flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".step-*.tmp"):  # the run's folder is locked: no other process writes them
-        shutil.rmtree(left, ignore_errors=True)
-    _finish_replacement(folder)
     aside.mkdir()
     files = {}
     for name, (tensors, _) in zip(TENSORS, states, strict=True):
@@ -76,7 +100,7 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
     _sync(folder)
     _remove(replaced)
     for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - CHECKPOINTS_KEPT]:
-        _remove(folder / old)
+        _remove_surplus(folder / old)
     return target
 
 
@@ -91,14 +115,14 @@ def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     return apart
 
 
-def _finish_replacement(folder: Path) -> None:
-    """Finish the replacement of a checkpoint that a killed run had begun, so that it exists once."""
-    for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
-        name = left.with_name(left.name.removesuffix(REPLACED_SUFFIX))
-        if os.path.lexists(name):
-            _remove(left)
-        else:
-            left.rename(name)
+def _remove_surplus(path: Path) -> None:
+    """Remove a checkpoint that another process may remove at the same time; none is ever seen in part."""
+    aside = path.with_name(f".{path.name}.surplus.tmp")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return
+    _remove(aside)
 
 
 def _remove(path: Path) -> None:

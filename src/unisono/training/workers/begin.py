@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from unisono.asynchronous.event_log import FOLDER, read_events, read_order, truncate_events
-from unisono.asynchronous.messages import WorkerProgress
-from unisono.asynchronous.serving import RunState, begin, resumed
+from unisono.asynchronous.event_log import logged_servers, read_events, read_order, truncate_events
+from unisono.asynchronous.serving import RunState, afresh, begin, resized, resumed_states
 from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint import DamagedCheckpoint, checkpoint_names, load_newest, remove, step_of, tidy
+from unisono.training.resume import rename_unused
 from unisono.training.trainer import Trainer
-from unisono.training.workers.snapshots import CentrePoint, WorkerSnapshot, load_centre, load_worker
+from unisono.training.workers.snapshots import CentrePoint, WorkerSnapshot, discard_snapshots, load_centre, load_worker
 from unisono.world import World
 
 
@@ -25,7 +25,8 @@ from unisono.world import World
 class Beginning:
     """State in which a run begins, the same on all ranks."""
 
-    state: RunState
+    states: tuple[RunState, ...]
+    """State of each server."""
     notes: tuple[str, ...] = ()
     """Lines to report."""
     recorded: tuple[tuple[int, ...], ...] | None = None
@@ -36,7 +37,11 @@ class Beginning:
 
 def begin_new(seats: SeatCounts) -> Beginning:
     """Return the beginning of a new run."""
-    return Beginning(begin(seats.workers))
+    return Beginning(_new_states(seats))
+
+
+def _new_states(seats: SeatCounts) -> tuple[RunState, ...]:
+    return (begin(seats.workers),) * seats.servers
 
 
 def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
@@ -44,7 +49,7 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
 
     Raises CheckpointError where it has no complete log, UsageError where it had another number of workers or servers.
     """
-    logs = sorted((source / FOLDER).glob("server-*.jsonl"))
+    logs = logged_servers(source)
     if len(logs) != seats.servers:
         raise UsageError(
             f"{source} has the events of {len(logs)} servers, and {seats.servers} are to serve: replay it on as many "
@@ -63,7 +68,7 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
             if "inexact" in event:
                 raise CheckpointError(f"{source} cannot be replayed: {event['inexact']}")
     orders = tuple(tuple(read_order(source, server, point.numbers[server])) for server in range(seats.servers))
-    return Beginning(begin(seats.workers), (f"replays {sum(map(len, orders))} exchanges of {source}",), orders)
+    return Beginning(_new_states(seats), (f"replays {sum(map(len, orders))} exchanges of {source}",), orders)
 
 
 def begin_resumed(
@@ -74,10 +79,10 @@ def begin_resumed(
     Called by all ranks together. Raises CheckpointError for other data.
     """
     seats = rule.seats(world.size)
-    point = world.call_on_root(lambda: load_centre(home))
+    point = world.call_on_root(lambda: load_centre(home, seats))
     if point is None:
-        world.call_on_root(lambda: _truncate(home, [0] * seats.servers, 0))
-        return Beginning(begin(seats.workers), (f"{home} has no checkpoint yet: the run begins again",)), None
+        world.call_on_root(lambda: discard_newer(home, [], -1))
+        return Beginning(_new_states(seats), (f"{home} has no checkpoint yet: the run begins again",)), None
     if point.data != data:
         raise CheckpointError(f"the run was trained on other data ({point.data}) than now ({data}): begin a new run")
     trainer.model.load_state_dict(point.weights)
@@ -85,8 +90,9 @@ def begin_resumed(
     trains = world.rank < seats.workers
     mine = load_worker(home, world.rank, point.cut) if alike and trains else None
     lacking = [rank for rank, found in enumerate(world.all_gather_object(mine is not None or not trains)) if not found]
-    world.call_on_root(lambda: _truncate(home, point.numbers, point.cut, _why_inexact(point, rule, seats, lacking)))
-    notes = [f"resumes after {point.reply.number} exchanges, {point.cut} steps of all workers"]
+    inexact = _why_inexact(point, rule, seats, lacking)
+    notes = world.call_on_root(lambda: discard_newer(home, point.numbers, point.cut, inexact, point.damaged))
+    notes.append(f"resumes after {point.reply.number} exchanges, {point.cut} steps of all workers")
     if not alike:
         notes.append(
             f"the run had {len(point.reply.workers)} workers and {len(point.numbers)} servers: all workers begin at "
@@ -95,14 +101,12 @@ def begin_resumed(
     elif lacking:
         names = ", ".join(map(str, lacking))
         notes.append(f"worker {names} left no snapshot: it begins at the centre, without state of the optimizer")
-    state = resumed(point.reply)
+    states = resumed_states(point.replies)
     if not alike:
-        state = RunState(
-            *((WorkerProgress(),) * seats.workers, state.number, state.samples, state.epoch, state.loss),
-            *(state.loss_samples, state.epoch_began),
-            seconds=state.seconds[:1] * seats.workers,
-        )
-    return Beginning(state, tuple(notes), seconds=point.reply.elapsed), mine
+        states = resized(states, seats.workers, seats.servers)
+    elif lacking:
+        states = tuple(afresh(one, lacking) for one in states)
+    return Beginning(states, tuple(notes), seconds=point.reply.elapsed), mine
 
 
 def _why_inexact(point: CentrePoint, rule: BaseAsynchronousRule, seats: SeatCounts, lacking: Sequence[int]) -> str:
@@ -116,11 +120,29 @@ def _why_inexact(point: CentrePoint, rule: BaseAsynchronousRule, seats: SeatCoun
     return "it was resumed with several servers, whose cuts differ" if seats.servers > 1 else ""
 
 
-def _truncate(home: Path, numbers: Sequence[int], cut: int, inexact: str = "") -> None:
-    """Remove the events and metrics that are newer than the centre to resume from."""
+def discard_newer(
+    home: Path, numbers: Sequence[int], cut: int, inexact: str = "", damaged: Sequence[DamagedCheckpoint] = ()
+) -> list[str]:
+    """Remove the centres, events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1
+    where the run begins again. Rename `damaged` centres. Return lines to log.
+
+    `numbers` are those of the servers' exchanges at the cut; other servers have none. `inexact` says why a replay of
+    the whole log would find other weights, if it would.
+    """
+    notes = rename_unused(home, damaged)
+    folder = home / run_directory.CHECKPOINTS
+    tidy(folder)
+    newer = [name for name in checkpoint_names(folder) if step_of(name) > cut]
+    for name in newer:
+        remove(folder / name)
+    if newer:
+        names = ", ".join(newer)
+        notes.append(f"not all workers had left a snapshot for {names}: removed, and an earlier checkpoint is used")
     run_directory.truncate_metrics(home, cut - 1)
-    for server, number in enumerate(numbers):
-        truncate_events(home, server, number, inexact)
+    for server in logged_servers(home):
+        truncate_events(home, server, numbers[server] if server < len(numbers) else 0, inexact)
+    discard_snapshots(home, cut)
+    return notes
 
 
 def compare(home: Path, source: Path) -> str | None:

@@ -90,7 +90,7 @@ class AsynchronousRun:
             assert server is not None, "a rank that does not train serves"
             code = self._serve(server)
         else:
-            code = self._train(server, snapshot)
+            code = self._train(server, beginning, snapshot)
         return self._leave(server, code)
 
     def _begin(self, before: Recipe | None) -> tuple[Beginning, WorkerSnapshot | None]:
@@ -127,7 +127,8 @@ class AsynchronousRun:
             rank: process for rank, (host, process) in enumerate(self._processes[: self._seats.workers]) if host == here
         }
         serving = Serving(
-            *(self.rule, number, beginning.state, self.home, self.began - beginning.seconds, recorded, processes),
+            *(self.rule, number, beginning.states[number], self.home, self.began - beginning.seconds),
+            *(recorded, processes),
         )
         return make_server(
             *(serving, self.recipe, self.feed.samples, self.trainer.reducer, self.timeline, self._display.log),
@@ -145,7 +146,7 @@ class AsynchronousRun:
             return 1
         return STOPPED if server.stopped else 0
 
-    def _train(self, server: Server | None, snapshot: WorkerSnapshot | None) -> int:
+    def _train(self, server: Server | None, beginning: Beginning, snapshot: WorkerSnapshot | None) -> int:
         reducer, links = self.trainer.reducer, self.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
         coding = make_coding(self.rule, True, reducer.flats() if self.rule.exchange.wire else {})
@@ -154,7 +155,9 @@ class AsynchronousRun:
             *(self.recipe, self.rule, self.world.rank, links, exchange, self.feed, self.trainer, self.home),
             self._display,
         )
-        if snapshot is not None:
+        if snapshot is None:
+            worker.begin_at(beginning.states[0])
+        else:
             worker.resume(snapshot)
         thread = None if server is None else ServerThread(server)
         with SignalHandlers(worker.ask, self._end_at_once, self._display.log) as worker.signals:

@@ -14,16 +14,30 @@ exchanges again, in whatever order they come.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unisono.asynchronous.messages import Reply, WorkerHeader, decode_reply
+from unisono.asynchronous.event_log import logged_servers, read_events
+from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_reply
 from unisono.errors import CheckpointError
+from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, load_newest, load_step, save
+from unisono.training.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_names,
+    load_first,
+    load_step,
+    read_progress,
+    remove,
+    save,
+    step_of,
+)
+from unisono.training.workers.cuts import cuts_to_try, dead_before
 
 FOLDER = "workers"
 
@@ -79,16 +93,18 @@ def save_worker(home: Path, worker: int, cut: int, state: dict[str, Any], header
     save(worker_folder(home, worker), Checkpoint(cut, state["weights"], state["optimizer"], progress))
 
 
-def save_centre(home: Path, cut: int, weights: dict[str, Any], reply: Reply, numbers: list[int], data: str) -> None:
-    """Write the centre as it came with a reply, and the progress of the run before that exchange."""
+def save_centre(home: Path, cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> None:
+    """Write the centre as it came with the servers' replies, and the progress of the run before that exchange.
+
+    Another worker may be writing an earlier or a later one.
+    """
     progress = {
-        "epoch": reply.epoch,
+        "epoch": replies[0].epoch,
         "data": data,
-        "seconds": reply.elapsed,
-        "server": reply.encode().tolist(),
-        "numbers": numbers,
+        "seconds": replies[0].elapsed,
+        "servers": [one.encode().tolist() for one in replies],
     }
-    save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress))
+    save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress), alone=False)
 
 
 @dataclass(frozen=True)
@@ -97,30 +113,72 @@ class CentrePoint:
 
     cut: int
     weights: dict[str, Any]
-    reply: Reply
-    numbers: tuple[int, ...]
-    """Number of exchanges that each server had served."""
+    replies: tuple[Reply, ...]
+    """Reply of each server to the exchange of the cut."""
     data: str
     """Fingerprint of the data."""
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Centres that were to be used, and are damaged."""
+
+    @property
+    def reply(self) -> Reply:
+        """Reply of the first server, which knows the progress of the run."""
+        return self.replies[0]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Number of exchanges that each server had served."""
+        return tuple(one.number for one in self.replies)
 
 
-def load_centre(home: Path) -> CentrePoint | None:
-    """Return the newest complete centre; None where the run has stored none.
+def load_centre(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
+    """Return the newest complete centre; None where the run has stored none. With `seats`, those of a run that resumes,
+    one that has the snapshots of all workers goes before newer ones.
 
     Raises CheckpointError where none can be read, or the run had another kind of rule.
     """
     folder = home / run_directory.CHECKPOINTS
-    if not checkpoint_names(folder):
+    names = {step_of(name): name for name in checkpoint_names(folder)}
+    if not names:
         return None
-    found, _ = load_newest(folder)
-    if "server" not in found.progress:
+    if seats is None:
+        order = sorted(names, reverse=True)
+    else:
+        kept = [checkpoint_names(worker_folder(home, worker)) for worker in range(seats.workers)]
+        cuts = {cut: _who_trained(home, folder, name, seats) for cut, name in names.items()}
+        order = cuts_to_try(cuts, [[step_of(name) for name in one] for one in kept])
+    found, damaged = load_first(folder, [names[cut] for cut in order])
+    if "servers" not in found.progress:
         raise CheckpointError(
             f"{folder} has the checkpoint of a rule without servers, which an asynchronous rule cannot resume: begin a "
             "new run"
         )
-    reply = decode_reply(torch.tensor(found.progress["server"], dtype=torch.float64))
-    numbers = tuple(found.progress["numbers"])
-    return CentrePoint(found.step, found.weights, reply, numbers, found.progress["data"])
+    replies = (decode_reply(torch.tensor(one, dtype=torch.float64)) for one in found.progress["servers"])
+    return CentrePoint(found.step, found.weights, tuple(replies), found.progress["data"], tuple(damaged))
+
+
+def _who_trained(home: Path, folder: Path, name: str, seats: SeatCounts) -> set[int]:
+    """Return the workers that had to leave a snapshot for a centre; none where a run with `seats` cannot use them."""
+    progress = read_progress(folder, name)
+    if progress is None or len(progress.get("servers", ())) != seats.servers:
+        return set()
+    reply = decode_reply(torch.tensor(progress["servers"][0], dtype=torch.float64))
+    if not reply.orders & Order.SAVE or len(reply.workers) != seats.workers:
+        return set()  # nobody trains any more beside the final centre
+    events = read_events(home, 0) if 0 in logged_servers(home) else []
+    return set(range(seats.workers)) - dead_before(events, reply.number)
+
+
+def discard_snapshots(home: Path, cut: int) -> None:
+    """Remove the snapshots of all workers that are newer than `cut`, from which a run resumes; with -1 all of them.
+
+    A later checkpoint may have the name of a removed one: its workers must not find an old snapshot there. Raises
+    CheckpointError where one cannot be removed.
+    """
+    for folder in sorted((home / FOLDER).glob("worker-*")):
+        for name in checkpoint_names(folder):
+            if step_of(name) > cut:
+                remove(folder / name)
 
 
 def load_worker(home: Path, worker: int, cut: int) -> WorkerSnapshot | None:

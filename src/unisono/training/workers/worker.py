@@ -10,6 +10,7 @@ weights follow from the order in which the servers have served the workers, and 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
+from unisono.asynchronous.serving import RunState
 from unisono.data.feed import Feed
 from unisono.reducer.server_links import ServerLinks
 from unisono.rules.asynchronous import BaseAsynchronousRule
@@ -28,6 +30,7 @@ from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.build import DTYPES
 from unisono.training.learning_rate import rate_at
 from unisono.training.progress import ProgressDisplay
+from unisono.training.rank_states import load_optimizer
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.seeds import seed_of_step
@@ -66,7 +69,7 @@ class Worker:
     def resume(self, snapshot: WorkerSnapshot) -> None:
         """Continue from a snapshot."""
         self.trainer.model.load_state_dict(snapshot.weights)
-        self.trainer.optimizer.load_state_dict(snapshot.optimizer)
+        load_optimizer(self.trainer.optimizer, snapshot.optimizer)
         self.steps, self.samples, self.loss, self.known = (
             snapshot.step,
             snapshot.samples,
@@ -74,6 +77,11 @@ class Worker:
             snapshot.known,
         )
         self.trainer.reducer.resume(snapshot.step)
+
+    def begin_at(self, state: RunState) -> None:
+        """Begin at the centre, with the number of steps and the samples of all workers that a server knows."""
+        self.steps, self.known = state.workers[self.number].step, state.samples
+        self.trainer.reducer.resume(self.steps)
 
     def run(self) -> int:
         """Train until the servers order to stop, then end the run with them. Return the exit code."""
@@ -141,14 +149,14 @@ class Worker:
             save_worker(self.home, self.number, reply.cut, self.exchange.snapshot, header, before)
         if reply.orders & Order.CENTRE:
             self.trainer.wait()
-            self._store(reply, header, self.exchange.numbers())
+            self._store(self.exchange.replies(), header)
         if header.request is Request.SAVE or reply.orders & Order.STOP:
             self.request = Request.NONE
         self._stop = bool(reply.orders & Order.STOP)
 
-    def _store(self, reply: Reply, header: WorkerHeader, numbers: list[int]) -> None:
-        """Store the centre that has come, evaluated where an epoch has ended."""
-        centre, buffers = self.exchange.centre, self.exchange.centre_buffers
+    def _store(self, replies: Sequence[Reply], header: WorkerHeader) -> None:
+        """Store the centre that has come with the servers' replies, evaluated where an epoch has ended."""
+        reply, centre, buffers = replies[0], self.exchange.centre, self.exchange.centre_buffers
         with self.trainer.reducer.centre(centre, buffers):
             weights = {name: value.clone() for name, value in self.trainer.model.state_dict().items()}
             accuracy = self._evaluate() if reply.ended else None
@@ -158,7 +166,7 @@ class Worker:
             self.display.epoch(metrics)
         else:
             self.display.log(f"saved the centre after {reply.cut} steps of all workers")
-        save_centre(self.home, reply.cut, weights, reply, numbers, self.feed.fingerprint)
+        save_centre(self.home, reply.cut, weights, replies, self.feed.fingerprint)
         if self.signals is not None:
             self.signals.clear_pending()
 
@@ -167,10 +175,10 @@ class Worker:
         last = self.exchange.last
         if last is None:
             return
-        reply, numbers, centre = last
-        with self.trainer.reducer.centre(centre, self.exchange.centre_buffers, wait=False):
+        replies = [one._replace(orders=Order.NONE) for one in last.replies]  # no worker leaves a snapshot for it
+        with self.trainer.reducer.centre(last.centre, self.exchange.centre_buffers, wait=False):
             weights = {name: value.clone() for name, value in self._state.items()}
-        save_centre(self.home, sum(one.step for one in reply.workers), weights, reply, numbers, self.feed.fingerprint)
+        save_centre(self.home, sum(one.step for one in replies[0].workers), weights, replies, self.feed.fingerprint)
 
     def _evaluate(self) -> Accuracy:
         """Return the accuracy of the model on the whole test set."""
@@ -232,6 +240,6 @@ class Worker:
                     link.receive(self.exchange.centre[key])
             if server == 0 and self.exchange.centre_buffers is not None:
                 link.receive(self.exchange.centre_buffers)
-        self._store(replies[0], header._replace(samples=0, loss=0.0), [one.number for one in replies])
+        self._store(replies, header._replace(samples=0, loss=0.0))
         self.display.log(f"run: {self.home}")
         self.trainer.recorder.add("waiting", time.perf_counter() - began)

@@ -1,0 +1,141 @@
+"""Beginning of a resumed run: what it removes, and the state in which its servers and workers begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from unisono.asynchronous.event_log import EventLog, logged_servers, read_order
+from unisono.asynchronous.messages import Order, Reply, WorkerProgress
+from unisono.asynchronous.serving import resized, resumed_states
+from unisono.step.rule import SeatCounts
+from unisono.training import run_directory
+from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
+from unisono.training.workers.begin import discard_newer
+from unisono.training.workers.snapshots import load_centre, save_centre, worker_folder
+
+
+def snapshot(home: Path, worker: int, cut: int) -> None:
+    save(worker_folder(home, worker), Checkpoint(cut, {"w": torch.zeros(1)}, {}, {}))
+
+
+def snapshots(home: Path, workers: int) -> list[list[str]]:
+    return [checkpoint_names(worker_folder(home, worker)) for worker in range(workers)]
+
+
+def test_what_is_newer_than_the_cut_is_removed(tmp_path: Path) -> None:
+    """A second death may leave a new centre 40 beside worker 1's snapshot 40 of before, if that stays."""
+    for worker, cuts in enumerate([(20, 30), (20, 30, 40)]):
+        for cut in cuts:
+            snapshot(tmp_path, worker, cut)
+    for epoch, step in enumerate((20, 30, 40)):
+        run_directory.add_metrics(tmp_path, {"epoch": epoch + 1, "step": step})
+    log = EventLog(tmp_path, 0)
+    for number in range(5):
+        log.add(number=number, worker=number % 2)
+    log.close()
+    discard_newer(tmp_path, [3], 30)
+    assert snapshots(tmp_path, 2) == [["step-000000020", "step-000000030"]] * 2
+    assert [line["step"] for line in run_directory.read_metrics(tmp_path)] == [20]  # the epoch of 30 ends again
+    assert read_order(tmp_path, 0) == [0, 1, 0]
+
+
+def test_a_run_that_begins_again_has_no_snapshots(tmp_path: Path) -> None:
+    for worker in range(12):  # worker-10 too
+        snapshot(tmp_path, worker, 0)
+    discard_newer(tmp_path, [0], -1)
+    assert snapshots(tmp_path, 12) == [[]] * 12
+
+
+FIRST = Reply(7, 700, 600, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
+SECOND = Reply(6, workers=(WorkerProgress(3, 4), WorkerProgress(3, 5)))
+"""Replies of two servers to one exchange of worker 0. The second one has not served another exchange of it yet."""
+
+
+def test_each_server_resumes_with_its_own_numbers(tmp_path: Path) -> None:
+    save_centre(tmp_path, 8, {"w": torch.zeros(1)}, [FIRST, SECOND], "digits")
+    point = load_centre(tmp_path)
+    assert point is not None and point.numbers == (7, 6)
+    states = resumed_states(point.replies)
+    assert [one.number for one in states] == [7, 6]
+    assert [one.workers for one in states] == [FIRST.workers, SECOND.workers]
+    assert [one.samples for one in states] == [600, 600]
+
+
+def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
+    """Server 2 was there before the run had two servers."""
+    for server in range(3):
+        log = EventLog(tmp_path, server)
+        for number in range(9):
+            log.add(number=number, worker=number % 2)
+        log.close()
+    discard_newer(tmp_path, (7, 6), 8)
+    assert [len(read_order(tmp_path, server)) for server in range(2)] == [7, 6]
+    assert logged_servers(tmp_path) == [0, 1]
+
+
+def test_a_new_server_begins_with_0() -> None:
+    states = resumed_states([FIRST, SECOND])
+    assert [one.number for one in resized(states, 2, 3)] == [7, 6, 0]
+    assert [one.number for one in resized(states, 5, 1)] == [7]
+
+
+def centre(home: Path, cut: int, number: int, orders: Order = Order.SAVE | Order.CENTRE) -> None:
+    reply = Reply(number, orders=orders, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
+    save_centre(home, cut, {"w": torch.zeros(1)}, [reply], "digits")
+
+
+def test_the_newest_centre_with_all_snapshots_is_used(tmp_path: Path) -> None:
+    """Worker 1 has not come since the cut 20. 30 and 35 would let it begin without state of its optimizer."""
+    for cut, number in ((20, 10), (30, 15), (35, 18)):
+        centre(tmp_path, cut, number)
+        snapshot(tmp_path, 0, cut)
+    snapshot(tmp_path, 1, 20)
+    point = load_centre(tmp_path, SeatCounts(2, 1))
+    assert point is not None and (point.cut, point.numbers) == (20, (10,))
+    newest = load_centre(tmp_path)
+    assert newest is not None and newest.cut == 35
+    for others in (SeatCounts(3, 1), SeatCounts(2, 2)):  # they use no snapshots
+        point = load_centre(tmp_path, others)
+        assert point is not None and point.cut == 35
+    (line,) = discard_newer(tmp_path, [10], 20)
+    assert "step-000000030, step-000000035: removed" in line
+    assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
+    assert snapshots(tmp_path, 2) == [["step-000000020"]] * 2
+
+
+def test_a_worker_that_had_died_before_is_not_waited_for(tmp_path: Path) -> None:
+    for cut, number in ((20, 10), (30, 15)):
+        centre(tmp_path, cut, number)
+        snapshot(tmp_path, 0, cut)
+    snapshot(tmp_path, 1, 20)
+    log = EventLog(tmp_path, 0)
+    log.add(died=1, number=15)
+    log.close()
+    for _ in range(2):  # and not the second time
+        point = load_centre(tmp_path, SeatCounts(2, 1))
+        assert point is not None and point.cut == 30
+        assert discard_newer(tmp_path, point.numbers, point.cut) == []
+
+
+def test_a_final_centre_is_used_without_snapshots(tmp_path: Path) -> None:
+    centre(tmp_path, 20, 10)
+    for worker in range(2):
+        snapshot(tmp_path, worker, 20)
+    centre(tmp_path, 30, 15, Order.CENTRE)
+    point = load_centre(tmp_path, SeatCounts(2, 1))
+    assert point is not None and point.cut == 30
+
+
+def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> None:
+    for cut, number in ((20, 10), (30, 15)):
+        centre(tmp_path, cut, number)
+        for worker in range(2):
+            snapshot(tmp_path, worker, cut)
+    (tmp_path / "checkpoints" / "step-000000030" / "weights.safetensors").write_bytes(b"")
+    point = load_centre(tmp_path, SeatCounts(2, 1))
+    assert point is not None and point.cut == 20
+    (line,) = discard_newer(tmp_path, point.numbers, point.cut, damaged=point.damaged)
+    assert "it is now step-000000030.torn, and the previous one is used" in line
+    assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
