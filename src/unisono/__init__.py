@@ -18,7 +18,7 @@ from unisono.torch_backend.register import register_with_torch
 if TYPE_CHECKING:
     from unisono.data_parallel import add_samples, no_sync, parallel, synchronize
     from unisono.errors import UnisonoError
-    from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD
+    from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
     from unisono.training.trainer import Trainer
     from unisono.world import World, init
 
@@ -28,6 +28,7 @@ __all__ = [
     "DiLoCo",
     "Exchange",
     "LocalSGD",
+    "Sharded",
     "Trainer",
     "UnisonoError",
     "World",
@@ -44,6 +45,7 @@ _HOMES = {
     "EASGD": "unisono.rules",
     "Exchange": "unisono.rules",
     "LocalSGD": "unisono.rules",
+    "Sharded": "unisono.rules",
     "Trainer": "unisono.training.trainer",
     "UnisonoError": "unisono.errors",
     "World": "unisono.world",

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from unisono.errors import UsageError
+from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.model_comparison import compare_models
 from unisono.rules import BSP, BaseRule
@@ -34,21 +35,29 @@ def parallel(
     calls `synchronize(model)` instead of `backward()`.
 
     A rule on weights (`LocalSGD`) leaves `.grad` this rank's own and averages the weights at the end of
-    `optimizer.step()`, whenever it is due; it needs that optimizer. Raises UsageError without it, for an asynchronous
+    `optimizer.step()`, whenever it is due; it needs that optimizer. So does `Sharded`: gradients are in shards, one on
+    each rank, and `optimizer.step()` updates and gathers the weights. Raises UsageError without it, for an asynchronous
     rule (`EASGD`), and for a model that is parallel already or gives sparse gradients.
     """
     chosen = rule or BSP()
-    if chosen.differs and optimizer is None:
+    if (chosen.differs or chosen.sharded) and optimizer is None:
+        does = "updates shards of the weights in" if chosen.sharded else "averages weights after"
         raise UsageError(
-            f"{type(chosen).__name__} averages weights after the optimizer's step: call "
-            "unisono.parallel(model, world, rule, optimizer)"
+            f"{type(chosen).__name__} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)"
         )
+    if chosen.alternatives:
+        names = " or ".join(f"{type(one).__name__}()" for one in chosen.alternatives)
+        raise UsageError(f"{type(chosen).__name__} is for a Trainer and recipes: in a loop of your own choose {names}")
+    if chosen.sharded and optimizer is not None:
+        check_optimizer(optimizer)
     if chosen.asynchronous:
         raise UsageError(
             f"{type(chosen).__name__} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)"
         )
     reducer = attach(model, world, chosen)
-    if optimizer is not None:
+    if chosen.sharded and optimizer is not None:
+        reducer.shard(optimizer, own_loop=True)
+    elif optimizer is not None:
         finish = weakly(reducer.finish_step)
         optimizer.register_step_post_hook(lambda *_: finish())
     return model

@@ -21,7 +21,7 @@ def test_weights_decay_and_biases_do_not(name: str) -> None:
     assert torch.equal(model.bias, before["bias"])
 
 
-@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.1), ("lars", 3.0), ("lamb", 0.02)])
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.1), ("lars", 3.0), ("lamb", 0.02), ("adamw", 0.05)])
 def test_each_optimizer_recovers_known_weights(name: str, rate: float) -> None:
     model = linear(bias=False)
     optimizer = make_optimizer(name, model, rate, 0.9, 0.0)
@@ -41,7 +41,13 @@ def test_each_optimizer_recovers_known_weights(name: str, rate: float) -> None:
 def test_rate_and_momentum(name: str) -> None:
     for group in make_optimizer(name, linear(), 0.25, 0.75, 0.5).param_groups:
         assert group["lr"] == 0.25
-        assert (group["betas"][0] if name == "lamb" else group["momentum"]) == 0.75
+        assert name == "adamw" or (group["betas"][0] if name == "lamb" else group["momentum"]) == 0.75
+
+
+def test_betas_are_those_of_adamw() -> None:
+    groups = make_optimizer("adamw", linear(), 0.25, 0.75, 0.5, betas=(0.8, 0.9)).param_groups
+    assert [group["betas"] for group in groups] == [(0.8, 0.9)] * 2
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
 
 
 def test_nesterov_momentum_is_pytorchs() -> None:
@@ -57,4 +63,4 @@ def test_nesterov_momentum_is_pytorchs() -> None:
 
 
 def test_all_optimizers_are_tested() -> None:
-    assert set(OPTIMIZERS) == {"sgd", "lars", "lamb"}
+    assert set(OPTIMIZERS) == {"sgd", "adamw", "lars", "lamb"}

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.step.sharded import Sharded
 
 from unisono.errors import StepError
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BSP, LocalSGD, Sharded
 from unisono.step import operations as op
 from unisono.step.layout import Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
@@ -64,13 +63,14 @@ def layouts(draw: st.DrawFn) -> Layout:
     updates = draw(st.sampled_from(Updates))
     deferred = updates is not Updates.OUTSIDE and draw(st.booleans())
     clip = draw(st.sampled_from([None, 1.0])) if updates is not Updates.OUTSIDE else None
-    return replace(layout, updates=updates, deferred=deferred, clip=clip, buffers=draw(st.booleans()))
+    norms, buffers = draw(st.booleans()), draw(st.booleans())
+    return replace(layout, updates=updates, deferred=deferred, clip=clip, layer_norms=norms, buffers=buffers)
 
 
 @settings(deadline=None, max_examples=150)
 @given(
     layouts(),
-    st.sampled_from([BSP(), LocalSGD(every=1), LocalSGD(every=2)]),
+    st.sampled_from([BSP(), LocalSGD(every=1), LocalSGD(every=2), Sharded(), Sharded(clip=1.0)]),
     st.sampled_from(sorted(OVERLAPS)),
     st.integers(1, 4),
     st.lists(st.booleans(), max_size=4),
@@ -79,7 +79,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 )
 def test_random_layouts_and_missing_batches(
     layout: Layout,
-    rule: BSP | LocalSGD,
+    rule: BSP | LocalSGD | Sharded,
     overlap: str,
     outstanding: int,
     synchronize: list[bool],

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import RecipeError
-from unisono.training.keys import change, choice, flat, number, parse
+from unisono.training.keys import change, choice, flat, number, numbers, parse
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,13 @@ class Cake:
     eggs: int = number(2, at_least=1)
     name: str = "plain"
     icing: Icing = field(default_factory=Icing)
+    layers: tuple[float, float] = numbers(0.5, 0.25, at_least=0, below=1)
 
 
 def test_tables_become_values_and_what_is_not_said_is_as_usual() -> None:
     assert parse(Cake, {}, "nothing") == Cake()
     assert parse(Cake, {"eggs": 3, "icing": {"sugar": 1}}, "cake.toml") == Cake(3, "plain", Icing(1.0))
+    assert parse(Cake, {"layers": [0, 0.5]}, "cake.toml").layers == (0.0, 0.5)
     assert isinstance(parse(Cake, {"icing": {"sugar": 1}}, "cake.toml").icing.sugar, float)
 
 
@@ -40,6 +42,11 @@ def test_tables_become_values_and_what_is_not_said_is_as_usual() -> None:
         ({"eggs": 1 << 63}, "is out of range"),
         ({"name": 3}, "cake.toml: name = 3 is not a string"),
         ({"icing": {"sugar": 0}}, "cake.toml: icing.sugar = 0.0, but it has to be above 0"),
+        ({"layers": 0.5}, "cake.toml: layers = 0.5 is not a list of 2 numbers"),
+        ({"layers": [0.5]}, "cake.toml: layers = [0.5] is not a list of 2 numbers"),
+        ({"layers": [0.5, 1]}, "cake.toml: layers = 1.0, but it has to be below 1"),
+        ({"layers": [0.5, "a"]}, "cake.toml: layers = 'a' is not a number"),
+        ({"layers": [-0.5, 0.5]}, "cake.toml: layers = -0.5, but it has to be at least 0"),
         ({"icing": {"color": "red"}}, "cake.toml: icing.color = 'red'; it is one of white, pink"),
     ],
 )

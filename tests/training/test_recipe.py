@@ -78,7 +78,7 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("optimizer.learning_rate=0", "learning_rate = 0.0, but it has to be above 0"),
         ("optimizer.learning_rate=nan", "learning_rate = nan is out of range"),
         ("optimizer.clip=-1", "optimizer.clip = -1.0, but it has to be at least 0"),
-        ("optimizer.name=adam", "optimizer.name = 'adam'; it is one of sgd, lars, lamb"),
+        ("optimizer.name=adam", "optimizer.name = 'adam'; it is one of sgd, adamw, lars, lamb"),
         ("optimizer.policy=cosin", "optimizer.policy = 'cosin'; it is one of constant, steps, polynomial, cosine"),
         ("optimizer.warm_epochs=-1", "optimizer.warm_epochs = -1.0, but it has to be at least 0"),
         ("optimizer.decay=0", "optimizer.decay = 0.0, but it has to be above 0"),
@@ -208,7 +208,8 @@ def test_a_rule_is_one_of_the_table_or_ones_own(tmp_path: Path) -> None:
     for name in RULES:
         check_run(read_recipe(DIGITS, [f"rule.name={name}"]), 2)
     with pytest.raises(
-        RecipeError, match=r"rule.name = 'easy'; there are bsp, easgd, local_sgd, diloco, or module:function of your"
+        RecipeError,
+        match=r"rule.name = 'easy'; there are bsp, sharded, easgd, local_sgd, diloco, auto, or module:function of your",
     ):
         check_run(read_recipe(DIGITS, ["rule.name=easy"]), 1)
     (tmp_path / "mine.toml").write_text('[rule]\nname = "own_rules_here:make"\n')

@@ -18,6 +18,7 @@ OPTIMIZERS = Registry(
     "optimizer",
     {
         "sgd": "unisono.optimizers.sgd:make",
+        "adamw": "unisono.optimizers.adamw:make",
         "lars": "unisono.optimizers.lars:make",
         "lamb": "unisono.optimizers.lamb:make",
     },

@@ -10,13 +10,15 @@ at a rate of 0.01 the step is 0.01 x 5 / 1 u, and w = [[3, 3.95]].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 
-class LAMB(torch.optim.Optimizer):
+
+class LAMB(LayerwiseOptimizer):
     """Adam, with a step that is scaled layer by layer."""
 
     def __init__(
@@ -29,34 +31,36 @@ class LAMB(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient. Return the loss of `closure`, which computes them, if given."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
+    def direction(
+        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any], layer: bool
+    ) -> torch.Tensor:
+        """Return Adam's step u, for a layer with its decay."""
         if not state:
             state["step"] = torch.zeros(())
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weights), torch.zeros_like(weights)
         first, second = group["betas"]
         state["step"] += 1
         mean, square, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
         mean.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        step = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
-        rate = group["lr"]
-        if parameter.ndim > 1:
-            step.add_(parameter, alpha=group["weight_decay"])
-            weights, length = float(parameter.norm()), float(step.norm())
-            if weights > 0 and length > 0:
-                rate = rate * weights / length
-        parameter.sub_(step, alpha=rate)
+        step: torch.Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
+        return step.add_(weights, alpha=group["weight_decay"]) if layer else step
+
+    def scale(self, weights: float, direction: float, _: dict[str, Any]) -> float:
+        """Return |w| / |u|."""
+        return weights / direction
+
+    def move(
+        self,
+        weights: torch.Tensor,
+        direction: torch.Tensor,
+        _: dict[str, Any],
+        __: dict[str, Any],
+        rate: float,
+        ___: bool,
+    ) -> None:
+        """Subtract the step from the weights."""
+        weights.sub_(direction, alpha=rate)
 
 
 def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> LAMB:

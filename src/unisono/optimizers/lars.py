@@ -9,13 +9,15 @@ decay: |w| = 5, |g| = 1, the scale is 0.001 x 5 / 1; at a rate of 2 the first st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 
-class LARS(torch.optim.Optimizer):
+
+class LARS(LayerwiseOptimizer):
     """SGD with momentum, with a rate that is scaled layer by layer."""
 
     def __init__(
@@ -28,28 +30,34 @@ class LARS(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient. Return the loss of `closure`, which computes them, if given."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
+    def direction(
+        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], _: dict[str, Any], __: bool
+    ) -> torch.Tensor:
+        """Return the gradient."""
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        velocity, rate = state["momentum_buffer"].mul_(group["momentum"]), group["lr"]
-        if parameter.ndim > 1:
-            decay = group["weight_decay"]
-            weights, slope = float(parameter.norm()), float(gradient.norm())
-            if weights > 0 and slope > 0:
-                rate = rate * group["trust"] * weights / (slope + decay * weights)
-            velocity.add_(parameter, alpha=rate * decay)
-        parameter.sub_(velocity.add_(gradient, alpha=rate))
+            state["momentum_buffer"] = torch.zeros_like(weights)
+        return gradient
+
+    def scale(self, weights: float, direction: float, group: dict[str, Any]) -> float:
+        """Return trust |w| / (|g| + decay |w|)."""
+        trust, decay = group["trust"], group["weight_decay"]
+        factor: float = trust * weights / (direction + decay * weights)
+        return factor
+
+    def move(
+        self,
+        weights: torch.Tensor,
+        direction: torch.Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        rate: float,
+        layer: bool,
+    ) -> None:
+        """Subtract the velocity from the weights, with decay for a layer."""
+        velocity = state["momentum_buffer"].mul_(group["momentum"])
+        if layer:
+            velocity.add_(weights, alpha=rate * group["weight_decay"])
+        weights.sub_(velocity.add_(direction, alpha=rate))
 
 
 def make(groups: list[dict[str, Any]], rate: float, momentum: float) -> LARS:

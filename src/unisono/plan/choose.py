@@ -58,6 +58,12 @@ class PredictionInputs(NamedTuple):
     cost: Cost
     deferred: bool = True
     """True where parameters are waited for when they are read."""
+    ranks: int = 1
+    """Number of ranks: a sharded rule updates a share of the weights on each."""
+    clip: float | None = None
+    """Largest norm of all gradients together, for which updates wait."""
+    layer_norms: bool = False
+    """True where the optimizer's step needs norms of whole layers."""
 
 
 def candidates(
@@ -104,18 +110,19 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
     own_order = inputs.deferred and overlap == "chain"
     order = sequence(computing, buckets, inputs.cost) if own_order else ()
     sent = [buckets[number] for number in order] or buckets
-    layout = layout_of(computing, sent, inputs.deferred)
+    layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
+    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding)
     return Candidate(setting, predict(rule, Costs(layout, computing, inputs.cost)))
 
 
-def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool) -> Layout:
-    """Return the layout of buckets that are sent in this order, as one rank of many sees it."""
+def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 1) -> Layout:
+    """Return the layout of buckets that are sent in this order."""
     full = [max(computing.ready[number] for number in one.parameters) for one in sent]
     filled = tuple(1 + place for place in sorted(range(len(sent)), key=full.__getitem__))
     needed = tuple(sorted(range(len(computing.needed)), key=computing.needed.__getitem__))
-    return Layout(1, len(computing.needed), tuple(sent), filled, needed, deferred=deferred)
+    return Layout(ranks, len(computing.needed), tuple(sent), filled, needed, deferred=deferred)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
 from unisono.reducer.bucket_layout import BucketSlice, MemoryLayout, plan_memory, required_elements
 from unisono.step.layout import Bucket
 from unisono.world import World
@@ -89,6 +90,20 @@ class BucketMemory:
             start, length = self.layout.starts[number], self._kinds[number][0]
             found.append((number, max(bucket.start, start), min(bucket.flags, start + length), start))
         return found
+
+    def segments(self, key: int, ranks: int, rank: int) -> tuple[PlacedSegment, ...]:
+        """Return the segments in a rank's shard of a bucket: of its gradients, without the flags behind them."""
+        bucket = self.bucket_slice(key)
+        ranges = (
+            (number, first - bucket.start, last - bucket.start, first - start)
+            for number, first, last, start in self.ranges(bucket)
+        )
+        return segments_of(ranges, bucket.flags - bucket.start, ranks, rank)
+
+    def segment_weights(self, segment: Segment) -> torch.Tensor:
+        """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
+        whole = self._in_order(self.parameters[segment.number].detach(), segment.number)
+        return whole[segment.first : segment.last]
 
     def pack(self, bucket: BucketSlice, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
         """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""

@@ -33,6 +33,10 @@ class ModelCollectives:
         self._pool.engine.carry_out(carry_out, (), (self._pool.exclusive(0),), "collective")
         return results[0]
 
+    def all_gather_object(self, value: Result) -> list[Result]:
+        """Return the values of all ranks, by rank (pickled)."""
+        return self.call(lambda world: world.all_gather_object(value))
+
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy rank 0's `tensor` to every rank, in place, and return it."""
         return self.call(lambda world: world.broadcast(tensor))

@@ -43,6 +43,8 @@ class Programs:
         """Number of the step with which the first period begins."""
         self._buckets: tuple[Bucket, ...] = ()
         self._filled: tuple[int, ...] = ()
+        self.layer_norms = False
+        """True where the optimizer's step needs norms of whole layers."""
         self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
         """Prepared programs. Equal steps of a period share one."""
         self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
@@ -101,7 +103,8 @@ class Programs:
     def layout(self) -> Layout:
         """Return the layout of the buckets that were adopted last."""
         count = len(self._memory.parameters)
-        return Layout(self._collectives.size, count, self._buckets, self._filled, buffers=self._has_buffers)
+        made = Layout(self._collectives.size, count, self._buckets, self._filled, buffers=self._has_buffers)
+        return replace(made, layer_norms=self.layer_norms)
 
     def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
         layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)

@@ -29,7 +29,10 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.errors import OperationError, UsageError
-from unisono.plan.choose import Setting
+from unisono.optimizers.segments import Segment
+from unisono.optimizers.sharded import ShardedStep, check_optimizer, needs_norms
+from unisono.plan.choose import PredictionInputs, Setting
+from unisono.plan.choose_rule import describe, rank_rules
 from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
@@ -40,7 +43,10 @@ from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
+from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.reducer.server_links import ServerLinks
+from unisono.reducer.sharded_optimizer import ShardedOptimizer
+from unisono.reducer.sharded_pass import ShardedPass
 from unisono.reducer.step_times import StepTimes
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import Tuning
@@ -53,6 +59,7 @@ from unisono.step.elastic import header
 from unisono.step.layout import Layout, Updates
 from unisono.step.play import Cursor
 from unisono.step.program import Task, weights
+from unisono.step.shards import STEP
 from unisono.weak import weakly
 from unisono.world import World
 
@@ -94,15 +101,19 @@ class Reducer:
         self._pass: BackwardPass | None = None
         self._cursor: Cursor | None = None  # of the last pass, also when it has ended
         self._deferred = False  # whether the running backward pass does not wait for its exchanges
-        self._optimizer: OptimizerStep | None = None
+        self._optimizer: OptimizerStep | ShardedStep | None = None
         self._updates = Updates.OUTSIDE
         self.clip: float | None = None
         """Largest norm of all gradients together, where the optimizer's updates are in the program."""
         self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
         self._sync = True
         self._accumulated = False  # whether some gradients have not been averaged
-        self._prepared = False  # whether the setting of the coming backward pass has been asked for
+        # whether the setting of the coming backward pass has been asked for; the user's optimizer makes its step
+        self._prepared = self._stepping = False
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self.sharded_optimizer: ShardedOptimizer | None = None
+        """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
+        self._offered: torch.optim.Optimizer | None = None
         self._rule_state = RuleState(self.memory, world.rank, world.size)
         self._period = PeriodSearch(rule, self.memory, self._collectives) if rule.measures_period else None
         self._programs.adopt(self.setting, self._tuning.order)
@@ -143,7 +154,36 @@ class Reducer:
         result = None if self._last_pass is None else self._last_pass.control_result
         return result is not None and result.counts.get(kind) == self._collectives.size
 
-    def backward(self, backward: Callable[[], Any], optimizer: OptimizerStep, updates: Updates) -> None:
+    def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
+        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together.
+
+        With `own_loop` its step is made when the program calls it. Raises UsageError for an optimizer that cannot be
+        stepped in shards.
+        """
+        if self.sharded_optimizer is not None:
+            if self.sharded_optimizer.optimizer is optimizer:
+                return
+            self.wait()
+            self.sharded_optimizer.release()
+        parts = (optimizer, self.parameters, self._collectives, weakly(self.wait))
+        self.sharded_optimizer = ShardedOptimizer(*parts)
+        self._programs.layer_norms = self.sharded_optimizer.needs_norms
+        self.sharded_optimizer.lay_out(self._segments())
+        if own_loop:
+            self.sharded_optimizer.follow(weakly(self.begin_step), weakly(self._end_step))
+
+    def begin_step(self) -> None:
+        """Clear the gradients before the user's optimizer is called: it has nothing to update by itself."""
+        self._stepping = True
+        for parameter in self.parameters:
+            if isinstance(parameter.grad, ScatteredGradient):
+                parameter.grad = None
+
+    def _end_step(self) -> None:
+        self._stepping = False
+        self.finish_step(stepped=True)
+
+    def backward(self, backward: Callable[[], Any], optimizer: OptimizerStep | ShardedStep, updates: Updates) -> None:
         """Run a backward pass whose gradients `optimizer` applies. A step in parts returns before all are applied: wait
         for all (`wait`), or for each parameter that is read (`wait_for`)."""
         self._deferred, self._optimizer, self._updates = True, optimizer, updates
@@ -170,6 +210,7 @@ class Reducer:
         views = self.memory.views
         there = any(
             parameter.grad is not None
+            and not isinstance(parameter.grad, ScatteredGradient)
             and (self._accumulated or parameter.grad.is_sparse or parameter.grad.data_ptr() != view.data_ptr())
             for parameter, view in zip(self.parameters, views, strict=True)
         )
@@ -284,6 +325,8 @@ class Reducer:
         self.finish()
         for handle in self._hooks:
             handle.remove()
+        if self.sharded_optimizer is not None:
+            self.sharded_optimizer.release()
         self._hooks.clear()
         model = self._model()
         if model is not None and reducer_of(model) is self:
@@ -340,6 +383,8 @@ class Reducer:
         self.wait()
         if self._tuning.next_step(self._deferred):
             self._adopt_setting()
+        if self.rule.alternatives and self._tuning.inputs is not None:
+            self._choose_rule(self._tuning.inputs)
         if self._period is not None and (found := self._period.next_step()) is not None:
             self._set_rule(found[0])
             if self._collectives.rank == 0:
@@ -350,6 +395,45 @@ class Reducer:
     def _adopt_setting(self) -> None:
         self._rule_state.gather()
         self._programs.adopt(self.setting, self._tuning.order)
+        if self.sharded_optimizer is not None:
+            self.sharded_optimizer.lay_out(self._segments())
+
+    def _segments(self) -> list[Segment]:
+        """Return this rank's segments of all buckets."""
+        rank, ranks = self._collectives.rank, self._collectives.size
+        keys = self._programs.layout().keys
+        return [one.segment for key in keys for one in self.memory.segments(key, ranks, rank)]
+
+    def offer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Offer an optimizer that may be sharded, for a rule that chooses."""
+        self._offered = optimizer
+
+    def _choose_rule(self, inputs: PredictionInputs) -> None:
+        """Adopt the alternative that is predicted to be the fastest: all ranks have the same measurements."""
+        rules, optimizer = self.rule.alternatives, self._offered
+        try:
+            if optimizer is not None:
+                check_optimizer(optimizer)
+        except UsageError:
+            optimizer = None
+        if optimizer is None:
+            rules = tuple(one for one in rules if not one.sharded)
+        norms = optimizer is not None and needs_norms(optimizer)
+        ranked = rank_rules(rules, inputs._replace(clip=self.clip, layer_norms=norms), *self._tuning.space)
+        if ranked[0].rule.sharded:
+            self._tuning.setting, self._tuning.predicted = ranked[0].best
+        self._adopt_rule(ranked[0].rule)
+        if self._collectives.rank == 0:
+            self._tuning.log(describe(ranked))
+
+    def _adopt_rule(self, rule: BaseRule) -> None:
+        """Adopt an alternative of the rule. A sharded one takes the optimizer over."""
+        self._set_rule(rule)
+        self._adopt_setting()
+        if rule.sharded and self._offered is not None:
+            self.shard(self._offered, own_loop=False)
+            if self._optimizer is not None and self.sharded_optimizer is not None:
+                self._optimizer, self._updates = self.sharded_optimizer.begin(), Updates.PARTS
 
     def _set_rule(self, rule: BaseRule) -> None:
         self.rule, self._period = rule, None
@@ -369,14 +453,25 @@ class Reducer:
         control_message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests))
         self._requests -= control_message.requests
         layout, program = self._programs.next(self._updates, self._deferred, self.clip)
-        parts = (self.memory, self._buffers, layout, control_message, self._optimizer)
-        if self.exchange is None:
-            self._pass = BackwardPass(*parts, self._rule_state.kept)
-        else:
-            self._pass = ExchangingPass(*parts, self.exchange)
+        self._pass = self._new_pass(layout, control_message)
         self._last_pass = self._pass
         self._cursor = Cursor(program, self._programs.player, self._pass)
         return self._pass
+
+    def _new_pass(self, layout: Layout, control_message: ControlMessage) -> BackwardPass:
+        parts = (self.memory, self._buffers, layout, control_message)
+        step = self._optimizer
+        if self.rule.sharded:
+            if self.sharded_optimizer is None:
+                raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
+            begun = ShardedPass(*parts, self._collectives.rank)
+            if isinstance(step, ShardedStep):
+                begun.step_with(step)
+            return begun
+        assert not isinstance(step, ShardedStep), "only sharded rules have such steps"
+        if self.exchange is None:
+            return BackwardPass(*parts, step, self._rule_state.kept)
+        return ExchangingPass(*parts, step, self.exchange)
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed: nothing of it that is still running may set a gradient."""
@@ -406,6 +501,8 @@ class Reducer:
         if there:
             self.times.record_ready(number)
         gradient = parameter.grad
+        if isinstance(gradient, ScatteredGradient):  # the program has neither made a step nor cleared it
+            gradient = gradient.clone() if there else None
         if not (self.rule.differs and begun.layout.updates is Updates.OUTSIDE):
             parameter.grad = None  # before it is added: an update may set another at once
         begun.add(number, gradient if begun.control_message.contributes or self.rule.differs else None)
@@ -445,12 +542,24 @@ class Reducer:
             self._pass = None
             if not self._deferred:
                 self.wait()
+                self._set_placeholders(begun)
 
-    def finish_step(self) -> None:
-        """Average the weights if the rule does so after this step: the user's optimizer has made its own step."""
+    def _set_placeholders(self, begun: BackwardPass) -> None:
+        """Mark gradients that are in shards, until the optimizer's step: programs cannot read them."""
+        if isinstance(begun, ShardedPass) and not self._stepping and not begun.discarded:
+            for number, parameter in enumerate(self.parameters):
+                parameter.grad = ScatteredGradient(parameter) if begun.has_gradient(number) else None
+
+    def finish_step(self, stepped: bool = False) -> None:
+        """Run the tasks that follow the step of the user's optimizer: it has been made (`stepped`), or left out.
+
+        They average the weights, if the rule does so after this step, or update and gather shards.
+        """
         cursor = self._cursor
-        if cursor is None or cursor.outside is None or cursor.outside.operation is not op.STEP_LOCAL:
+        if cursor is None or cursor.outside is None or cursor.outside.operation not in (op.STEP_LOCAL, STEP):
             return
+        if isinstance(self._last_pass, ShardedPass) and stepped and self.sharded_optimizer is not None:
+            self._last_pass.step_with(self.sharded_optimizer.begin())
         cursor.end(lambda _: None)
         self.wait()
 
@@ -486,11 +595,17 @@ class Reducer:
 
     def state(self) -> dict[str, Any] | None:
         """Return the setting, for a run that resumes; None while it is being found."""
-        return self._tuning.state()
+        state = self._tuning.state()
+        return state if state is None else {**state, "rule": type(self.rule).__name__}
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of the run that is resumed, if it had as many ranks and the same options."""
-        if state is not None and self._tuning.restore(state):
+        if state is None or not self._tuning.restore(state):
+            return
+        chosen = [one for one in self.rule.alternatives if type(one).__name__ == state.get("rule")]
+        if chosen:
+            self._adopt_rule(chosen[0])
+        else:
             self._adopt_setting()
 
     def rule_state(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class StepTimes:
         """Seconds of parameter updates, since the start."""
         self.waiting = 0.0
         """Seconds since the start in which this rank computed nothing, as it waited for an exchange or an update."""
-        self._exchange_seconds: dict[int, float] = {}  # of the last step, by key
+        self._exchange_seconds: dict[int, dict[str, float]] = {}  # of the last step, by key and operation
         self._update_seconds: dict[int, float] = {}
         self._began = self.whole = 0.0
         self.needed = self.ready = [0.0] * parameters
@@ -64,7 +64,7 @@ class StepTimes:
             return
         if task.operation.role is not Role.LOCAL and task.operation is not BARRIER:
             self.communicating += seconds
-            self._exchange_seconds[task.key] = seconds
+            self._exchange_seconds.setdefault(task.key, {})[task.operation.name] = seconds
         elif task.lane == UPDATE and task.parameters:
             self.updating += seconds
             self._update_seconds[task.key] = seconds
@@ -81,8 +81,8 @@ class StepTimes:
         return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
-        """Return the seconds of the last step's exchange of each key, as the mean over ranks."""
-        mine = torch.tensor([self._exchange_seconds[key] for key in keys], dtype=torch.float64)
+        """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""
+        mine = torch.tensor([sum(self._exchange_seconds[key].values()) for key in keys], dtype=torch.float64)
         return (world.allreduce(mine) / world.size).tolist()
 
     def _clock(self) -> float:

@@ -74,6 +74,8 @@ class Tuning:
         """Function that rank 0 reports the choice with."""
         self.predicted: Prediction | None = None
         """Prediction for the chosen setting; None where nothing had to be predicted."""
+        self.inputs: PredictionInputs | None = None
+        """Measurements of the search, once it has ended; None where nothing had to be measured."""
         self._recorded_order: Sequence[int] = self.order
         self._begins: list[float] = []
         # steps of a period are not alike, and workers of an asynchronous rule are out of step
@@ -92,6 +94,11 @@ class Tuning:
         self._deferred = deferred
         self._begins.append(time.perf_counter())
         return next(self._search, False)
+
+    @property
+    def space(self) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
+        """Overlaps, bucket sizes in bytes and numbers of collectives at once that are searched."""
+        return self._overlaps, self._sizes, self._outstandings
 
     def close(self) -> None:
         """End the search; its generator keeps this object alive."""
@@ -133,7 +140,8 @@ class Tuning:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
         yield False
         self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
-        if len(self._overlaps) > 1 or len(self._sizes) > 1 or (self._deferred and self._overlaps == ("chain",)):
+        own_order = self._deferred and self._overlaps == ("chain",)
+        if len(self._overlaps) > 1 or len(self._sizes) > 1 or own_order or self._rule.alternatives:
             sizes, seconds = list[float](), list[float]()
             for size in (SMALL_BUCKET_BYTES, LARGE_BUCKET_BYTES) if len(self._sizes) > 1 else self._sizes:
                 self.setting = Setting("chain", size)
@@ -143,14 +151,15 @@ class Tuning:
                 took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
                 sizes.append(mean(one.nbytes for one in buckets))
                 seconds.append(mean(took))  # the mean over buckets
-            computing = self._times.computing(self._world, sum(one.nbytes for one in buckets))
+            updated = sum(one.nbytes for one in buckets) // (self._world.size if self._rule.sharded else 1)
+            computing = self._times.computing(self._world, updated)
             yield from self._try(computing, fit(sizes, seconds))
         else:
             self._finished = True
             yield True
 
     def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
-        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred)
+        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, self._world.size)
         found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
         small = finer(found[0], inputs, self._sizes)
         worth = [found[0], *([] if small is None else [small]), *found[1:]]
@@ -165,7 +174,7 @@ class Tuning:
             slowest = self._world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
             measured.append((slowest.tolist(), one))
         steps, chosen = reduce(_better, measured)
-        self._finished, self.predicted = True, chosen.prediction
+        self._finished, self.predicted, self.inputs = True, chosen.prediction, inputs
         if self._world.rank == 0:
             for line in _report(computing, cost, median(steps), chosen, measured, worth):
                 self.log(line)

@@ -5,22 +5,37 @@ from typing import TYPE_CHECKING
 from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
+    from unisono.rules.auto import Auto
     from unisono.rules.base import BaseRule
     from unisono.rules.bsp import BSP
     from unisono.rules.diloco import DiLoCo
     from unisono.rules.easgd import EASGD
     from unisono.rules.exchange import Exchange
     from unisono.rules.local_sgd import LocalSGD
+    from unisono.rules.sharded import Sharded
 
-__all__ = ["BSP", "EASGD", "RULES", "BaseRule", "DiLoCo", "Exchange", "LocalSGD", "find_rule"]
+__all__ = [
+    "BSP",
+    "EASGD",
+    "RULES",
+    "Auto",
+    "BaseRule",
+    "DiLoCo",
+    "Exchange",
+    "LocalSGD",
+    "Sharded",
+    "find_rule",
+]
 
 RULES = Registry(
     "rule",
     {
         "bsp": "unisono.rules.bsp:BSP",
+        "sharded": "unisono.rules.sharded:Sharded",
         "easgd": "unisono.rules.easgd:EASGD",
         "local_sgd": "unisono.rules.local_sgd:LocalSGD",
         "diloco": "unisono.rules.diloco:DiLoCo",
+        "auto": "unisono.rules.auto:Auto",
     },
 )
 """Rules by name. Each is a class that inherits from `BaseRule`."""
@@ -28,12 +43,14 @@ RULES = Registry(
 __getattr__ = lazy_attributes(
     __name__,
     {
+        "Auto": "unisono.rules.auto",
         "BSP": "unisono.rules.bsp",
         "EASGD": "unisono.rules.easgd",
         "BaseRule": "unisono.rules.base",
         "DiLoCo": "unisono.rules.diloco",
         "Exchange": "unisono.rules.exchange",
         "LocalSGD": "unisono.rules.local_sgd",
+        "Sharded": "unisono.rules.sharded",
     },
 )
 

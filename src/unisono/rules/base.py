@@ -95,6 +95,18 @@ class BaseRule(ABC):
         return False
 
     @property
+    def sharded(self) -> bool:
+        """False: each rank applies all gradients. True where it updates its shard of the weights, with an optimizer
+        that has state for this shard alone."""
+        return False
+
+    @property
+    def alternatives(self) -> tuple[BaseRule, ...]:
+        """Rules of which one takes the place of this one after the first steps, where it is predicted to be the
+        fastest; none by default."""
+        return ()
+
+    @property
     def asynchronous(self) -> bool:
         """False: all ranks take part in the rule's collectives. True for the rules of `asynchronous.py`."""
         return False

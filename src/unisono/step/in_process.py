@@ -56,6 +56,13 @@ class InProcessWorld:
             total += one
         return tensor.copy_(self._rounded(total, wire))
 
+    def reduce_scatter(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
+        """Return this rank's chunk of the sum over the ranks. A wire rounds each term."""
+        total = torch.zeros_like(tensor)
+        for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
+            total += one
+        return total[slice(*bounds(len(total), self.size, self.rank))]
+
     def all_to_all(self, tensor: torch.Tensor, _: str = "auto") -> torch.Tensor:
         """Return the chunks that the ranks have for this one; the tensor's p chunks are equal."""
         return torch.cat([one.chunk(self.size)[self.rank] for one in self.all_gather_object(tensor.clone())])

@@ -47,6 +47,8 @@ class Layout:
     """Largest norm of all gradients together; None does not clip."""
     buffers: bool = False
     """True where rank 0's buffers (running means of batch norms) are sent with the gradients."""
+    layer_norms: bool = False
+    """True where the optimizer's step needs norms of whole layers (LARS, LAMB)."""
     order: tuple[int, ...] = field(init=False)
     """Parameters in the order in which forward passes read them."""
 

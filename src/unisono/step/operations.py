@@ -2,7 +2,6 @@
 
 outside     begin, forward, backward, end, wait: what the program outside does with its batch
 gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own
-shards      reduce_scatter, all_gather
 weights     pack_weights, unpack_weights
 others      barrier, broadcast_buffers, send, receive, receive_any
 """
@@ -15,7 +14,6 @@ from functools import cache
 from typing import Any
 
 from unisono.errors import StepError
-from unisono.schedules.pieces import bounds
 from unisono.step.costs import Costs, Duration
 from unisono.step.program import Act, Operation, Role, Task
 from unisono.step.replica import Replica
@@ -88,6 +86,8 @@ def _symbolic_agree(ranks: Sequence[SymbolicState], _: Task) -> None:
 
 def _symbolic_pack(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
+    if task.key in one.shards:
+        raise StepError(f"rank {one.rank}: {task} overwrites updated weights that were not unpacked")
     parts = {}
     for number in one.layout.bucket(task.key).parameters:
         if one.control != one.made.get(number):
@@ -102,27 +102,13 @@ def _symbolic_pack(ranks: Sequence[SymbolicState], task: Task) -> None:
 
 
 def _symbolic_allreduce(ranks: Sequence[SymbolicState], task: Task) -> None:
-    total = _sum_of(ranks, task)
+    total = sum_of_buckets(ranks, task)
     for one in ranks:
         one.buckets[task.key] = BucketContents({number: Counter(found) for number, found in total.items()})
 
 
-def _symbolic_reduce_scatter(ranks: Sequence[SymbolicState], task: Task) -> None:
-    total = _sum_of(ranks, task)
-    for one in ranks:
-        shard = {number: Counter(found) for number, found in total.items()}
-        one.buckets[task.key] = BucketContents(shard, ready=True, whole=False)
-
-
-def _symbolic_all_gather(ranks: Sequence[SymbolicState], task: Task) -> None:
-    for number in ranks[0].layout.bucket(task.key).parameters:
-        shards = {one.weights[number][task.key] for one in ranks}
-        version = shards.pop() if len(shards) == 1 else ranks[0].versions.of("gathered", frozenset(shards))
-        for one in ranks:
-            one.weights[number][task.key] = version
-
-
-def _sum_of(ranks: Sequence[SymbolicState], task: Task) -> dict[int, Counter[Contribution]]:
+def sum_of_buckets(ranks: Sequence[SymbolicState], task: Task) -> dict[int, Counter[Contribution]]:
+    """Return the sum of a bucket over ranks, by parameter. Raises StepError where one has packed nothing."""
     for one in ranks:
         if task.key not in one.buckets:
             raise StepError(f"rank {one.rank}: {task} sends a bucket in which nothing was packed")
@@ -163,12 +149,6 @@ def _apply(one: SymbolicState, task: Task) -> None:
 def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     _apply(one, task)
-
-
-def _symbolic_update_shard(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    for number in one.layout.bucket(task.key).parameters:
-        one.apply(number, task.key, one.take(number, task.key, task))
 
 
 def _symbolic_update_local(ranks: Sequence[SymbolicState], task: Task) -> None:
@@ -239,21 +219,6 @@ def _act_update_local(replica: Replica, task: Task, _: Any) -> None:
     replica.update_local(task.parameters)
 
 
-def _act_reduce_scatter(replica: Replica, task: Task, world: Any) -> None:
-    flat = replica.bucket(task.key)
-    _own_shard(flat, world).copy_(world.reduce_scatter(flat))
-
-
-def _act_all_gather(replica: Replica, task: Task, world: Any) -> None:
-    flat = replica.bucket(task.key)
-    world.all_gather(_own_shard(flat, world), flat)
-
-
-def _own_shard(flat: Any, world: Any) -> Any:
-    """Return this rank's shard of a bucket, where it lies."""
-    return flat[slice(*bounds(len(flat), world.size, world.rank))]
-
-
 AGREE = Operation("agree", _act_agree, _symbolic_agree, _price_small, Role.COLLECTIVE, "w")
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
@@ -280,17 +245,6 @@ UPDATE_LOCAL = Operation("update", _act_update_local, _symbolic_update_local, _p
 
 STEP_LOCAL = Operation("step", None, _symbolic_update_local, lambda _, __: Duration(0.0))
 """Step of the outside program's optimizer, with this rank's own gradients."""
-
-UPDATE_SHARD = Operation("update", _act_update, _symbolic_update_shard, _price_update)
-"""Optimizer's step for this rank's shard of a bucket."""
-
-REDUCE_SCATTER = Operation(
-    "reduce_scatter", _act_reduce_scatter, _symbolic_reduce_scatter, _price_half, Role.COLLECTIVE
-)
-"""Reduce-scatter: each rank gets the sum of its shard of a bucket."""
-
-ALL_GATHER = Operation("all_gather", _act_all_gather, _symbolic_all_gather, _price_half, Role.COLLECTIVE, "g")
-"""All-gather: each rank gets the others' shards of a bucket."""
 
 
 @cache

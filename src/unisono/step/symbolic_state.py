@@ -83,6 +83,10 @@ class SymbolicState:
     """Versions of the parts that the forward pass has read, for each parameter."""
     gradients: dict[int, dict[int, Sum]] = field(default_factory=dict)
     buckets: dict[int, BucketContents] = field(default_factory=dict)
+    shards: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Versions of a bucket's parameters after the update of this rank's shard, by key, until they are unpacked."""
+    gathered: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Versions of a bucket's parameters that all ranks' shards give, by key, until they are unpacked."""
     received: dict[int, dict[int, int]] = field(default_factory=dict)
     """Versions of a bucket's parameters that came from the other end of an exchange, by key."""
     pulled: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -116,14 +120,18 @@ class SymbolicState:
 
     def apply(self, number: int, key: int, contributions: Sum) -> None:
         """Update a part of a parameter's weights. A pull to the centre counts as part of the update."""
+        self.weights[number][key] = self.apply_apart(number, key, contributions)
+
+    def apply_apart(self, number: int, key: int, contributions: Sum) -> int:
+        """Return the version of an update of a part of a parameter's weights, which are not changed yet."""
         before = self.weights[number][key]
         made_with = self.pulled.pop((number, key), before)
         self.applied.setdefault((number, key), []).append(AppliedUpdate(contributions, made_with))
-        self.weights[number][key] = self.versions.of("update", before, frozenset(contributions.items()))
+        return self.versions.of("update", before, frozenset(contributions.items()))
 
-    def take(self, number: int, key: int, who: object) -> Sum:
-        """Remove a bucket's sum for a parameter, and return it to be applied. Raises StepError where it is missing or
-        not ready."""
+    def take(self, number: int, key: int, who: object, shard: bool = False) -> Sum:
+        """Remove a bucket's sum for a parameter, and return it to be applied. Raises StepError where it is missing, not
+        ready, or not there as a whole; with `shard`, where it is there as a whole."""
         sent = self.buckets.get(key)
         if sent is None or number not in sent.parts:
             raise StepError(
@@ -132,6 +140,9 @@ class SymbolicState:
             )
         if not sent.ready:
             raise StepError(f"rank {self.rank}: {who} applies bucket {key} before its gradients are set")
+        if sent.whole == shard:
+            there, applied = ("whole", "shard") if shard else ("shard", "whole")
+            raise StepError(f"rank {self.rank}: {who} applies the {applied} of bucket {key}, whose {there} was summed")
         return sent.parts.pop(number)
 
 

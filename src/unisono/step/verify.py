@@ -64,6 +64,8 @@ def verify(
     for one in states:
         if one.received:
             raise StepError(f"rank {one.rank}: what came for buckets {sorted(one.received)} was not used")
+        if one.shards:
+            raise StepError(f"rank {one.rank}: the updated shards of buckets {sorted(one.shards)} were not unpacked")
 
 
 def check_groups(rank: int, program: StepProgram) -> None:

@@ -103,7 +103,7 @@ def make_trainer(
 
         warm_up(model, step, feed.blank(last - first).to(dtype), plan, world)
     numbers = options.learning_rate, options.momentum, options.weight_decay
-    optimizer = make_optimizer(options.name, model, *numbers, options.nesterov)
+    optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
     return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
 
 

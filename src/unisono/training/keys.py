@@ -13,7 +13,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from unisono.errors import RecipeError
 
@@ -30,6 +30,11 @@ def number(default: float, above: float | None = None, at_least: float | None = 
 def number_or(word: str, default: int, at_least: float) -> Any:
     """Return a dataclass field of type `int | str` for a whole number within limits, or a word in its place."""
     return field(default=default, metadata={"at_least": at_least, "word": word})
+
+
+def numbers(*default: float, at_least: float, below: float) -> Any:
+    """Return a dataclass field for as many numbers as the default has, each within limits."""
+    return field(default=default, metadata={"at_least": at_least, "below": below})
 
 
 def choice(default: str, *names: str) -> Any:
@@ -89,6 +94,8 @@ def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:
+    if get_origin(kind) is tuple:
+        return _numbers(value, len(get_args(kind)), limits, where)
     if (alternative := limits.get("word")) is not None:
         if value == alternative:
             return value
@@ -109,3 +116,12 @@ def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any
     if limits.get("one_of") and value not in limits["one_of"]:
         raise RecipeError(f"{where} = {value!r}; it is one of {', '.join(limits['one_of'])}")
     return value
+
+
+def _numbers(value: Any, count: int, limits: Mapping[str, Any], where: str) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple) or len(value) != count:
+        raise RecipeError(f"{where} = {value!r} is not a list of {count} numbers")
+    found = tuple(_value(one, float, {"at_least": limits["at_least"]}, where) for one in value)
+    if too_large := [one for one in found if one >= limits["below"]]:
+        raise RecipeError(f"{where} = {too_large[0]!r}, but it has to be below {limits['below']}")
+    return found

@@ -1,6 +1,6 @@
 """Checkpoints of ranks whose weights or optimizer states differ: every rank's, and the weights that they share.
 
-same weights everywhere    weights: rank 0's            optimizer: rank 0's
+same weights everywhere    weights: rank 0's            optimizer: rank 0's; with shards, those of all ranks joined
 weights that differ        weights: mean or anchor      optimizer: {"ranks": [rank 0's weights and states, ...]}
 
 A rank's states are those of its optimizer and of the rule: anchor, outer momentum, residuals, changes in flight.
@@ -22,6 +22,9 @@ RANKS = "ranks"
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
+    sharded = trainer.reducer.sharded_optimizer
+    if sharded is not None:  # rank 0 alone needs memory for the whole state
+        return trainer.model.state_dict(), sharded.state_dict(root=0)
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.rule.differs:
         return mine

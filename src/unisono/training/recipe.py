@@ -19,7 +19,7 @@ from unisono.optimizers import OPTIMIZERS
 from unisono.rules import RULES, Exchange
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
-from unisono.training.keys import change, choice, flat, number, number_or, parse
+from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import FOLDER
 from unisono.user_function import UserFunction, is_user_function
@@ -99,7 +99,9 @@ class OptimizerRecipe:
     power: float = number(1.0, above=0)
     """Exponent of the `polynomial` policy; above 0."""
     momentum: float = number(0.9, at_least=0)
-    """Momentum; for `lamb`, Adam's first beta."""
+    """Momentum; for `lamb`, Adam's first beta; not used by `adamw`."""
+    betas: tuple[float, float] = numbers(0.9, 0.999, at_least=0, below=1)
+    """Shares of the past in the means of gradients and of their squares, for `adamw`."""
     nesterov: bool = False
     """True for Nesterov momentum, of "sgd"."""
     weight_decay: float = number(0.0, at_least=0)
@@ -131,10 +133,11 @@ class RuleRecipe:
     """The rule: the data that ranks exchange, and the steps in which they do."""
 
     name: str = "bsp"
-    """Name of the rule: "bsp" averages gradients in each step; with "local_sgd" each rank updates alone, and weights
-    are averaged; with "diloco" an outer optimizer applies their mean change; with "easgd" workers exchange with a
-    centre, and none waits for another; `module:function` is a rule of your own, which function(exchange, overlap)
-    returns.
+    """Name of the rule: "bsp" averages gradients in each step; so does "sharded", where each rank updates a part of
+    the weights; with "local_sgd" each rank updates alone, and weights are averaged; with "diloco" an outer optimizer
+    applies their mean change; with "easgd" workers exchange with a centre, and none waits for another;
+    "auto" is "bsp" or "sharded", whichever is predicted to be faster from the first steps; `module:function` is a rule
+    of your own, which function(exchange, overlap) returns.
     """
     folder: str = ""
     """Folder that is searched for that module before the current folder; empty: the recipe's folder."""

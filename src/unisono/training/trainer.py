@@ -11,10 +11,12 @@ import torch
 from unisono.compute.precision import StepContext
 from unisono.data_parallel import attach
 from unisono.errors import UsageError
+from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
-from unisono.reducer.optimizer_step import BucketedOptimizer
+from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
 from unisono.reducer.wait_on_access import wait_on_access
 from unisono.rules import BaseRule
+from unisono.step.layout import Updates
 from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.loss import classification_loss
 from unisono.training.recorder import Recorder
@@ -52,6 +54,10 @@ class Trainer:
         self.reducer = reducer_of(model) or attach(model, world, rule)
         self.reducer.check_parameters(model)
         self.reducer.clip = clip
+        if self.reducer.rule.sharded:
+            self.reducer.shard(optimizer, own_loop=False)
+        elif self.reducer.rule.alternatives:
+            self.reducer.offer(optimizer)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer)
         self._awaits = wait_on_access(model, self.reducer.wait_for, self.reducer.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
@@ -82,18 +88,25 @@ class Trainer:
             with self._span("forward"), self.within():
                 loss = self.loss(self.model(inputs), labels)
             reducer.zero_grad()
-            step = self._optimizing.begin()
+            step, updates = self._begin_update()
             with self._span("backward"):
-                reducer.backward(loss.backward, step, step.updates)
+                reducer.backward(loss.backward, step, updates)
             total = float(loss.detach()) * samples
         else:
             reducer.zero_grad()
-            step = self._optimizing.begin()
-            reducer.backward(reducer.synchronize, step, step.updates)
+            step, updates = self._begin_update()
+            reducer.backward(reducer.synchronize, step, updates)
         self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
         self._account()
         self.recorder.end_step()
         return total
+
+    def _begin_update(self) -> tuple[SplitStep | ShardedStep, Updates]:
+        """Return the optimizer's step that begins, and how it is made."""
+        if self.reducer.sharded_optimizer is not None:
+            return self.reducer.sharded_optimizer.begin(), Updates.PARTS
+        step = self._optimizing.begin()
+        return step, step.updates
 
     def request(self, kind: str) -> None:
         """Request "save" or "stop" from all ranks, with the next control message. Signal handlers may call this."""

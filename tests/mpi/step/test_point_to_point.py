@@ -9,9 +9,10 @@ import torch
 
 from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.mpi import MPI
-from unisono.step.operations import ALL_GATHER, REDUCE_SCATTER, receive, send
+from unisono.step.operations import receive, send
 from unisono.step.play import Player
 from unisono.step.program import COMMUNICATION, RankGroup, Task, bucket, order
+from unisono.step.shards import all_gather, reduce_scatter
 from unisono.world import World
 
 
@@ -47,9 +48,10 @@ def test_each_rank_sends_to_the_next_and_rank_0_receives_from_any(world: World) 
 
 
 def test_a_bucket_is_scattered_and_gathered_in_place(world: World) -> None:
-    flat = torch.arange(11.0) * (world.rank + 1)
-    replica = SimpleNamespace(bucket=lambda _: flat)
-    for operation in (REDUCE_SCATTER, ALL_GATHER):
+    flat, flags = torch.arange(11.0) * (world.rank + 1), torch.ones(2)
+    replica = SimpleNamespace(sums=lambda _: flat, presence=lambda _: flags)
+    for operation in (reduce_scatter(), all_gather()):
         assert operation.act is not None
         operation.act(replica, Task(operation, 1, COMMUNICATION), world)
     assert torch.equal(flat, torch.arange(11.0) * sum(range(1, world.size + 1)))
+    assert torch.equal(flags, torch.full((2,), float(world.size)))

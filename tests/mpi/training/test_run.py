@@ -82,6 +82,32 @@ def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_pat
     alone.free()
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+def test_sharded_runs_are_those_of_one_rank_and_resume_on_any_number(
+    group: World, packs: Path, tmp_path: Path, optimizer: str
+) -> None:
+    """A checkpoint of shards goes on unsharded on one rank, and one of one rank goes on in shards."""
+    home = group.call_on_root(lambda: tmp_path)
+    recipe = recipe_of(packs)
+    options = replace(recipe.optimizer, name=optimizer, learning_rate=0.2 if optimizer == "sgd" else 0.01, clip=0.5)
+    plain = replace(recipe, optimizer=options)
+    sharded = replace(plain, rule=replace(plain.rule, name="sharded"))
+    alone = group.split(group.rank)
+    group.call_on_root(lambda: train(plain, alone, home / "serial", None))
+    train(sharded, group, home / "sharded", None)
+
+    def stop() -> None:
+        stopped(home / "serial", home / "resumed")
+        stopped(home / "sharded", home / "alone")
+        train(plain, alone, None, home / "alone")
+
+    group.call_on_root(stop)
+    train(sharded, group, None, home / "resumed")
+    for name in ("sharded", "resumed", "alone"):
+        group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
+    alone.free()
+
+
 @pytest.mark.parametrize("name", ["local_sgd", "diloco"])
 def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common_weights_on_others(
     group: World, packs: Path, tmp_path: Path, name: str

@@ -145,7 +145,7 @@ class Aided(nn.Module):
 def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(
     group: World, name: str, nesterov: bool
 ) -> None:
-    data, rate = load(), {"sgd": 0.1, "lars": 5.0, "lamb": 0.01}[name]
+    data, rate = load(), {"sgd": 0.1, "adamw": 0.01, "lars": 5.0, "lamb": 0.01}[name]
 
     def make_both() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)

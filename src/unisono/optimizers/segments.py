@@ -1,0 +1,118 @@
+"""Segments of parameters: the parts of a bucket that lie in one rank's shard, and states of optimizers cut into them.
+
+    bucket        │ w3 ............ │ w2 .......................... │ w1 ....... │        12 elements, 4 ranks
+    shard of rank  0 0 0 │ 1 1 1 │ 2 2 2 │ 3 3 3
+    segments      rank 0: (3, 0, 3)   rank 1: (3, 3, 4), (2, 0, 2)   rank 2: (2, 2, 5)   rank 3: (1, 0, 3)
+
+A segment is (number of the parameter, its first element there, one past the last), in the order of the parameter's
+memory; a complex element counts as two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from unisono.schedules.pieces import bounds
+
+SCALARS = ("step", "mu_product", "eta", "mu")
+"""Names of state of PyTorch's optimizers that is one number for a whole parameter."""
+
+State = dict[str, Any]
+
+
+class Segment(NamedTuple):
+    """Part of a parameter."""
+
+    number: int
+    """Number of the parameter."""
+    first: int
+    last: int
+    """One past its last element."""
+
+
+class PlacedSegment(NamedTuple):
+    """Segment, and the element of its bucket with which it begins."""
+
+    segment: Segment
+    start: int
+
+
+def segments_of(
+    ranges: Iterable[tuple[int, int, int, int]], length: int, ranks: int, rank: int
+) -> tuple[PlacedSegment, ...]:
+    """Return the segments in a rank's shard of a bucket of `length` elements.
+
+    `ranges` has, for each parameter in it: number, begin and end in the bucket, and its element that is at `begin`.
+
+    >>> segments_of([(3, 0, 4, 0), (2, 4, 9, 0), (1, 9, 12, 0)], 12, 4, 1)
+    (PlacedSegment(segment=Segment(number=3, first=3, last=4), start=3), \
+PlacedSegment(segment=Segment(number=2, first=0, last=2), start=4))
+    """
+    low, high = bounds(length, ranks, rank)
+    found = []
+    for number, begin, end, offset in ranges:
+        start, stop = max(begin, low), min(end, high)
+        if start < stop:
+            found.append(PlacedSegment(Segment(number, offset + start - begin, offset + stop - begin), start))
+    return tuple(found)
+
+
+def cut(whole: Mapping[str, Any], parameter: torch.Tensor, segments: Iterable[Segment]) -> dict[Segment, State]:
+    """Return the state of a whole parameter as that of some of its segments, copied."""
+    return {
+        one: {
+            name: _elements(value, parameter)[one.first : one.last].clone()
+            if _is_whole(name, value, parameter)
+            else _copy(value)
+            for name, value in whole.items()
+        }
+        for one in segments
+    }
+
+
+def join(parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor) -> State:
+    """Return the state of a whole parameter from that of all its segments; empty where these have none."""
+    found: State = {}
+    for _, state in parts:
+        for name, value in state.items():
+            if name in found:
+                continue
+            if isinstance(value, torch.Tensor) and value.dim():
+                found[name] = _whole(name, value.dtype, parts, parameter)
+            else:
+                found[name] = _copy(value)
+    return found
+
+
+def _whole(
+    name: str, dtype: torch.dtype, parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor
+) -> torch.Tensor:
+    full = torch.zeros_like(parameter, dtype=dtype.to_complex() if parameter.is_complex() else dtype)
+    flat = _elements(full, parameter)
+    for segment, state in parts:
+        flat[segment.first : segment.last] = state[name]
+    return full
+
+
+def _is_whole(name: str, value: object, parameter: torch.Tensor) -> bool:
+    """Return True for state with an element for each of the parameter's."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return False
+    return bool(parameter.dim()) or name not in SCALARS
+
+
+def _elements(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+    value = value.detach()
+    if value.stride() != strides:
+        value = torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+    flat = value.as_strided((value.numel(),), (1,), value.storage_offset())
+    return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

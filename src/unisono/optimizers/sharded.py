@@ -1,0 +1,168 @@
+"""Steps of an optimizer on one rank's segments of the parameters: its state is that of the segments alone.
+
+    optimizer   group 0: w0 w1 w2   group 1: w3         options (rate, decay) by parameter, as they were given
+    rank 1      group 0: w1[300:] w2[:50]               flat tensors in place of the parameters, with the same options
+
+An elementwise optimizer (SGD, Adam, AdamW, ...) makes the same step on parts as on the whole, bit for bit. LARS and
+LAMB also need norms of whole layers: `measure` gives this rank's part of their squares, `set_norms` takes their sums.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from unisono.errors import UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
+from unisono.optimizers.segments import Segment, State
+
+ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+"""Optimizers of PyTorch that update each element by itself."""
+
+
+IN_SHARDS = (
+    "the optimizer has this rank's shards of its state alone, and the world they were cut for was freed, or the model "
+    "has another optimizer: make a new one, and load the state_dict() that this one gave before"
+)
+"""Message about an optimizer that can no longer be used."""
+
+
+class SegmentUpdate(NamedTuple):
+    """Segment with its weights and its gradient, flat tensors of one length."""
+
+    segment: Segment
+    weights: torch.Tensor
+    gradient: torch.Tensor
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer that cannot be stepped in shards."""
+    kind = type(optimizer)
+    if any(isinstance(key, Segment) for key in optimizer.state):
+        raise UsageError(IN_SHARDS)
+    if kind not in ELEMENTWISE and not isinstance(optimizer, LayerwiseOptimizer):
+        raise UsageError(
+            f"Sharded updates shards of parameters, and {kind.__name__} is not known to update each element by itself: "
+            "use unisono.BSP()"
+        )
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        raise UsageError(
+            f"{kind.__name__} has hooks on its step, which would see no gradients: remove them, or use unisono.BSP()"
+        )
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise UsageError(f"the step of {kind.__name__} was replaced, so Sharded cannot make it: use unisono.BSP()")
+
+
+def needs_norms(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True where a step needs norms of whole layers."""
+    return isinstance(optimizer, LayerwiseOptimizer)
+
+
+class ShardedStep:
+    """Step of an optimizer for one backward pass, with the options (learning rate) that it had when the step began.
+
+    `optimizer.state` has the state of each segment, by Segment.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        self._optimizer = optimizer
+        self._options = [
+            {name: _copy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._group = {
+            numbers[id(parameter)]: place
+            for place, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+            if id(parameter) in numbers
+        }
+        self._layers = [parameter.ndim > 1 for parameter in parameters]
+        self._directions: dict[Segment, torch.Tensor] = {}
+        self._norms: torch.Tensor | None = None
+
+    def measure(self, updates: Sequence[SegmentUpdate]) -> torch.Tensor:
+        """Return the squares of the norms of weights and directions, of these segments alone: float64 of two columns, a
+        row for each parameter. Begins the step of a layerwise optimizer."""
+        squares = torch.zeros(len(self._layers), 2, dtype=torch.float64)
+        optimizer = self._optimizer
+        assert isinstance(optimizer, LayerwiseOptimizer), "only its programs measure norms"
+        for segment, weights, gradient in self._known(updates):
+            state, layer = self._state(segment), self._layers[segment.number]
+            direction = optimizer.direction(weights, gradient, state, self._options[self._group[segment.number]], layer)
+            self._keep(segment, state)
+            self._directions[segment] = direction
+            if layer:
+                pair = torch.stack([torch.linalg.vector_norm(one).double() ** 2 for one in (weights, direction)])
+                squares[segment.number] += pair
+        return squares
+
+    def set_norms(self, squares: torch.Tensor) -> None:
+        """Take the sums of all ranks' squares."""
+        self._norms = squares.sqrt()
+
+    def update(self, updates: Sequence[SegmentUpdate]) -> None:
+        """Make the step for these segments: their weights change in place."""
+        known = self._known(updates)
+        if isinstance(self._optimizer, LayerwiseOptimizer):
+            self._move(self._optimizer, known)
+            return
+        part = object.__new__(type(self._optimizer))
+        part.__dict__ |= {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        part._optimizer_step_pre_hooks = OrderedDict()  # those of the optimizer are for its own step
+        part._optimizer_step_post_hooks = OrderedDict()
+        part.param_groups = [{**options, "params": []} for options in self._options]
+        part.state = defaultdict(dict)
+        for segment, weights, gradient in known:
+            weights.grad = gradient
+            part.param_groups[self._group[segment.number]]["params"].append(weights)
+            part.state[weights] = self._state(segment)
+        part.param_groups = [group for group in part.param_groups if group["params"]]
+        part.step()
+        for segment, weights, _ in known:
+            weights.grad = None
+            if part.state[weights]:
+                self._keep(segment, part.state[weights])
+
+    def _move(self, optimizer: LayerwiseOptimizer, updates: Sequence[SegmentUpdate]) -> None:
+        assert self._norms is not None, "the program sums norms before it updates"
+        for segment, weights, _ in updates:
+            layer, group = self._layers[segment.number], self._options[self._group[segment.number]]
+            lengths = self._norms[segment.number].tolist()
+            norms = (lengths[0], lengths[1]) if layer else None
+            direction = self._directions.pop(segment)
+            optimizer.move(weights, direction, self._state(segment), group, optimizer.rate(norms, group), layer)
+
+    def _known(self, updates: Sequence[SegmentUpdate]) -> list[SegmentUpdate]:
+        """Return the updates of parameters that the optimizer has."""
+        return [one for one in updates if one.segment.number in self._group]
+
+    def _state(self, segment: Segment) -> State:
+        states: Mapping[Any, State] = self._optimizer.state
+        found = states.get(segment)
+        return {} if found is None else found
+
+    def _keep(self, segment: Segment, state: State) -> None:
+        states: dict[Any, State] = self._optimizer.state
+        states[segment] = state
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,157 @@
+"""Optimizer of which each rank keeps the state of its shards alone. Its state_dict is that of an unsharded one.
+
+    rank 0   {(w0, 0:300): m, v}  ┐
+    rank 1   {(w0, 300:600): m, v, (w1, 0:50): m, v}  ┼─ state_dict() ─▶ {w0: m, v, w1: m, v}, on every rank
+    rank 2   {(w1, 50:350): m, v} ┘
+
+`state_dict` and a change of the buckets are collectives, one parameter after another: so a rank needs memory for one
+whole parameter besides its result.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from unisono.errors import UsageError
+from unisono.optimizers.segments import Segment, State, cut, join
+from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, needs_norms
+from unisono.reducer.model_collectives import ModelCollectives
+
+METHODS = ("state_dict", "load_state_dict")
+"""Methods of the optimizer that are replaced."""
+
+
+class ShardedOptimizer:
+    """User's optimizer on one rank, whose `state` is by Segment."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        collectives: ModelCollectives,
+        wait: Callable[[], None],
+    ) -> None:
+        """Take the optimizer over; `wait` waits for pending updates. Raises UsageError for one that cannot be stepped
+        in shards, and for one that has been."""
+        check_optimizer(optimizer)
+        self.optimizer, self._parameters, self._collectives, self._wait = optimizer, parameters, collectives, wait
+        self._segments: list[Segment] = []
+        self._handles: list[RemovableHandle] = []
+        for name in METHODS:
+            setattr(optimizer, name, _ShardedMethod(self, name))
+
+    @property
+    def needs_norms(self) -> bool:
+        """True where a step needs norms of whole layers."""
+        return needs_norms(self.optimizer)
+
+    def follow(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        """Call `begin` before and `end` after each step that a user's own loop makes."""
+        self._handles = [
+            self.optimizer.register_step_pre_hook(lambda *_: begin()),
+            self.optimizer.register_step_post_hook(lambda *_: end()),
+        ]
+
+    def begin(self) -> ShardedStep:
+        """Return the step that begins. Raises UsageError for a trainable parameter that is not the model's."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+        known = set(map(id, self._parameters))
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in known:
+                    raise UsageError(
+                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
+                        "was frozen when the model was made parallel: its gradients would differ from rank to rank"
+                    )
+        return ShardedStep(self.optimizer, self._parameters)
+
+    def lay_out(self, segments: Sequence[Segment]) -> None:
+        """Adopt other segments of this rank. Called by all ranks together, while no update is pending."""
+        before, self._segments = self._segments, list(segments)
+        if before:
+            for number, whole in self._whole_states():
+                for key in [key for key in self._state if isinstance(key, Segment) and key.number == number]:
+                    del self._state[key]
+                self._cut(number, whole)
+        self._cut_all()
+
+    def state_dict(self, root: int | None = None) -> dict[str, Any]:
+        """Return the state as if unsharded; with `root`, only there, and no parameter's state elsewhere. Called by all
+        ranks together."""
+        self._wait()
+        optimizer, kept = self.optimizer, self._collectives.rank if root is None else root
+        whole: dict[Any, State] = {key: one for key, one in self._state.items() if isinstance(key, torch.Tensor)}
+        for number, state in self._whole_states():
+            if state and kept == self._collectives.rank:
+                whole[self._parameters[number]] = state
+        own = optimizer.state
+        optimizer.state = defaultdict(dict, whole)
+        try:
+            return type(optimizer).state_dict(optimizer)
+        finally:
+            optimizer.state = own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a whole state, and keep this rank's segments of it."""
+        self._wait()
+        type(self.optimizer).load_state_dict(self.optimizer, state)
+        self._cut_all()
+
+    def release(self) -> None:
+        """Leave the optimizer, which holds a part of its state alone: using it raises UsageError from here on."""
+        for handle in self._handles:
+            handle.remove()
+        self.optimizer.register_step_pre_hook(_refuse)
+        for name in METHODS:
+            setattr(self.optimizer, name, _refuse)
+
+    @property
+    def _state(self) -> dict[Any, State]:
+        return self.optimizer.state
+
+    def _cut_all(self) -> None:
+        """Replace the states of whole parameters by those of this rank's segments."""
+        for number, parameter in enumerate(self._parameters):
+            if parameter in self._state:
+                self._cut(number, self._state.pop(parameter))
+
+    def _cut(self, number: int, whole: State) -> None:
+        if whole:
+            mine = [one for one in self._segments if one.number == number]
+            self._state.update(cut(whole, self._parameters[number], mine))
+
+    def _whole_states(self) -> Iterator[tuple[int, State]]:
+        """Yield each parameter's number and whole state; empty where it has none."""
+        mine: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
+        for key, state in self._state.items():
+            if isinstance(key, Segment):
+                mine[key.number].append((key, state))
+        for number, parameter in enumerate(self._parameters):
+            everyone = self._collectives.all_gather_object(mine[number])
+            yield number, join([one for theirs in everyone for one in theirs], parameter)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise UsageError(IN_SHARDS)
+
+
+class _ShardedMethod:
+    """Method of an optimizer that reads or writes the whole state.
+
+    It keeps neither of the two alive, since the optimizer holds it.
+    """
+
+    def __init__(self, sharded: ShardedOptimizer, name: str) -> None:
+        self._sharded, self._optimizer, self._name = weakref.ref(sharded), weakref.ref(sharded.optimizer), name
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if (sharded := self._sharded()) is not None:
+            return getattr(sharded, self._name)(*arguments, **named)
+        optimizer = self._optimizer()
+        return getattr(type(optimizer), self._name)(optimizer, *arguments, **named)

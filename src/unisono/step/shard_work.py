@@ -1,0 +1,83 @@
+"""Work of one rank on its shards of all buckets in one step: what replicas do for the operations of `shards.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.optimizers.segments import PlacedSegment, Segment
+from unisono.optimizers.sharded import SegmentUpdate, ShardedStep
+from unisono.step.layout import Layout
+
+
+class ShardWork:
+    """Shards of a rank: gradients before the update, weights after it, both where they lie in their buckets."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        segments: Mapping[int, Sequence[PlacedSegment]],
+        sums: Callable[[int], torch.Tensor],
+        weights_of: Callable[[Segment], torch.Tensor],
+    ) -> None:
+        """Store the segments by key. `sums` returns the gradients of a bucket, `weights_of` those of a segment, which
+        are not changed."""
+        self._layout, self._segments, self._sums, self._weights_of = layout, segments, sums, weights_of
+        self._presence: dict[int, torch.Tensor] = {}
+        self.step: ShardedStep | None = None
+        """Step of the optimizer; None where the program has left it out: weights stay as they are."""
+
+    def set_presence(self, key: int, gradients: Sequence[bool]) -> None:
+        """Record the parameters of a bucket that have a gradient on this rank, in their order there."""
+        self._presence[key] = torch.tensor(gradients, dtype=torch.float32)
+
+    def presence(self, key: int) -> torch.Tensor:
+        """Return the memory of these flags, to be summed over the ranks."""
+        return self._presence[key]
+
+    def present(self, key: int) -> dict[int, bool]:
+        """Return, for each parameter in a bucket, True where any rank has a gradient."""
+        flags = (self._presence[key] != 0).tolist()
+        return dict(zip(self._layout.bucket(key).parameters, flags, strict=True))
+
+    def clip(self, limit: float, world: Any) -> None:
+        """Scale the gradients of all shards so that the norm of all ranks' shards together is at most `limit`."""
+        gradients = [one.gradient for key in self._layout.keys for one in self._updates(key)]
+        norms = [torch.linalg.vector_norm(one).double() for one in gradients]
+        total = torch.stack(norms).square().sum().reshape(1) if norms else torch.zeros(1, dtype=torch.float64)
+        world.allreduce(total)
+        factor = torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
+        for one in gradients:
+            one.mul_(factor.to(one.dtype))
+
+    def sum_norms(self, world: Any) -> None:
+        """Sum the squares of the norms of whole layers over the ranks, for an optimizer that needs them."""
+        if self.step is None:
+            squares = torch.zeros(self._layout.parameters, 2, dtype=torch.float64)
+        else:
+            squares = self.step.measure([one for key in self._layout.keys for one in self._updates(key)])
+        world.allreduce(squares)
+        if self.step is not None:
+            self.step.set_norms(squares)
+
+    def update(self, key: int) -> None:
+        """Replace the gradients in this rank's shard of a bucket by updated weights."""
+        flat, updates = self._sums(key), self._updates(key, copied=True)
+        if self.step is not None:
+            self.step.update(updates)
+        updated = {one.segment: one.weights for one in updates}
+        for segment, start in self._segments[key]:
+            weights = updated[segment] if segment in updated else self._weights_of(segment)
+            flat[start : start + segment.last - segment.first] = weights
+
+    def _updates(self, key: int, copied: bool = False) -> list[SegmentUpdate]:
+        """Return the segments in a bucket of which any rank has a gradient; with copies of their weights on demand."""
+        flat, present, found = self._sums(key), self.present(key), list[SegmentUpdate]()
+        for segment, start in self._segments[key]:
+            if present[segment.number]:
+                weights = self._weights_of(segment)
+                gradient = flat[start : start + segment.last - segment.first]
+                found.append(SegmentUpdate(segment, weights.clone() if copied else weights, gradient))
+        return found

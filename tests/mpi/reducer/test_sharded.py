@@ -1,0 +1,377 @@
+"""Sharded updates on real ranks: the weights of BSP, a share of the state, and the ends of a loop of one's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.mpi.reducer.shares import batches
+from torch import nn
+
+import unisono
+from unisono.errors import UsageError
+from unisono.optimizers import LAMB, LARS
+from unisono.optimizers.segments import Segment
+from unisono.optimizers.sharded import ELEMENTWISE
+from unisono.reducer.step_times import StepTimes
+from unisono.rules import Auto
+from unisono.step.overlaps import OVERLAPS
+from unisono.world import World
+
+SMALL = unisono.Exchange(bucket_bytes=20_000)
+
+Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(64, 50), nn.Tanh(), nn.BatchNorm1d(50), nn.Linear(50, 10)]
+    model = nn.Sequential(*layers).double()
+    model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    return model
+
+
+def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Layers decay; norms and biases do not, and learn at another rate."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": decay},
+        {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0, "lr": 0.02},
+    ]
+
+
+OPTIMIZERS: dict[str, Optimizers] = {
+    "momentum": lambda model: torch.optim.SGD(groups(model, 1e-3), 0.1, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(groups(model, 1e-3), 0.01),
+    "adamw": lambda model: torch.optim.AdamW(groups(model, 0.1), 0.01),
+    "lars": lambda model: LARS(groups(model, 1e-3), 0.5, trust=0.02),
+    "lamb": lambda model: LAMB(groups(model, 0.01), 0.01),
+}
+
+
+def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-9) -> None:
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
+
+
+def same(world: World, model: nn.Module) -> bool:
+    """Whether all ranks have the same bits."""
+    bits = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+    return len(set(world.all_gather_object(bits))) == 1
+
+
+def trained(
+    world: World, rule: unisono.BSP, name: str, steps: int = 50, clip: float | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    """A model after some steps of a Trainer: ranks have unequal shares of 13 samples."""
+    model = network()
+    optimizer = OPTIMIZERS[name](model)
+    trainer = unisono.Trainer(model, world, rule, optimizer, clip=clip)
+    losses = []
+    for inputs, labels in batches(world, steps, 13):
+        losses.append(sum(world.all_gather_object(trainer.step(inputs.double(), labels))))
+    trainer.wait()
+    return model, optimizer, losses
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_losses_are_those_of_bsp(group: World, name: str) -> None:
+    """50 steps, with a search of the first ones: buckets change, and the state moves between ranks."""
+    model, _, losses = trained(group, unisono.Sharded(), name, clip=0.5)
+    plain, _, expected = trained(group, unisono.BSP(SMALL, "none"), name, clip=0.5)
+    assert losses == pytest.approx(expected, abs=1e-9)
+    close(model, plain)
+    assert same(group, model)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("where", ["group", "spread"])
+def test_all_overlaps_on_one_node_and_on_two(overlap: str, where: str, request: pytest.FixtureRequest) -> None:
+    world: World = request.getfixturevalue(where)
+    model, _, _ = trained(world, unisono.Sharded(SMALL, overlap), "adam", 12)
+    plain, _, _ = trained(world, unisono.BSP(SMALL, overlap), "adam", 12)
+    close(model, plain)
+    assert same(world, model)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_a_wire_rounds_gradients(spread: World, wire: str) -> None:
+    """Between nodes; on one node, or with one rank, nothing is encoded."""
+    model, _, _ = trained(spread, unisono.Sharded(unisono.Exchange(wire=wire, bucket_bytes=20_000)), "momentum", 12)
+    plain, _, _ = trained(spread, unisono.BSP(SMALL), "momentum", 12)
+    assert same(spread, model)
+    close(model, plain, 0.02)
+    if spread.nodes > 1:
+        assert not torch.equal(model[1].weight, plain[1].weight)
+
+
+def nbytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of an optimizer's state."""
+    states = optimizer.state.values()
+    return sum(one.nbytes for state in states for one in state.values() if isinstance(one, torch.Tensor))
+
+
+def test_each_rank_has_its_share_of_the_state(group: World) -> None:
+    """With 4 ranks at most 0.26 of the whole."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 600), nn.Tanh(), nn.Linear(600, 10))
+    plain = copy.deepcopy(wide)
+    for model, rule in ((wide, unisono.Sharded()), (plain, unisono.BSP())):
+        optimizer = torch.optim.Adam(model.parameters())
+        trainer = unisono.Trainer(model, group, rule, optimizer)
+        for inputs, labels in batches(group, 3):
+            trainer.step(inputs, labels)
+        trainer.wait()
+        size = nbytes(optimizer)
+        if isinstance(rule, unisono.Sharded):
+            assert all(isinstance(key, Segment) for key in optimizer.state)
+            share = size
+    assert sum(group.all_gather_object(share)) <= size + 4 * group.size * 4 * len(list(wide.parameters()))
+    assert share <= size * (1 / group.size + 0.01)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw", "lamb"])
+def test_a_loop_of_ones_own(group: World, name: str) -> None:
+    """Accumulation, a rank without a batch, samples, a schedule, clipping by the rule; evaluation between."""
+
+    def run(rule: unisono.BSP, clip: float | None) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = network()
+        optimizer = OPTIMIZERS[name](model)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        unisono.parallel(model, group, rule, optimizer if isinstance(rule, unisono.Sharded) else None)
+        shares = list(batches(group, 24, 13))
+        for step in range(12):
+            optimizer.zero_grad()
+            (first, its_labels), (second, labels) = shares[2 * step : 2 * step + 2]
+            if step % 4 == 3 and group.size > 1 and group.rank == 0:
+                unisono.add_samples(model, 0)
+                unisono.synchronize(model)
+            else:
+                with unisono.no_sync(model):
+                    unisono.add_samples(model, len(its_labels))
+                    nn.functional.cross_entropy(model(first.double()), its_labels).backward()
+                unisono.add_samples(model, len(labels))
+                nn.functional.cross_entropy(model(second.double()), labels).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            schedule.step()
+            model.eval()
+            with torch.no_grad():
+                model(shares[0][0].double())
+            model.train()
+        return model, optimizer
+
+    model, optimizer = run(unisono.Sharded(SMALL, clip=0.3), None)
+    plain, other = run(unisono.BSP(SMALL), 0.3)
+    close(model, plain)
+    assert same(group, model)
+    assert all(one.grad is None for one in model.parameters())
+    mine, its = optimizer.state_dict(), other.state_dict()
+    assert mine["param_groups"] == its["param_groups"]
+    assert mine["state"].keys() == its["state"].keys()
+    for number, state in its["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(mine["state"][number][key], value, rtol=0, atol=1e-9)
+            assert mine["state"][number][key].shape == value.shape
+
+
+def test_gradients_in_shards_cannot_be_read(group: World) -> None:
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
+    inputs, labels = next(batches(group, 1, 13))
+
+    def backward() -> None:
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+
+    backward()
+    with pytest.raises(UsageError, match=r"Sharded has summed in shards.*clip with unisono.Sharded\(clip=...\)"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(UsageError, match=r"call optimizer.step\(\) after each backward"):
+        backward()
+    optimizer.step()
+    backward()
+    before = model[1].weight.detach().clone()
+    optimizer.zero_grad()
+    backward()  # the step of the backward pass before was left out, on all ranks
+    assert torch.equal(model[1].weight, before)
+    optimizer.step()
+    assert not torch.equal(model[1].weight, before)
+    assert same(group, model)
+
+
+def test_a_rank_that_leaves_out_a_step_does_not_block_the_others(group: World) -> None:
+    model = network()
+    optimizer = OPTIMIZERS["momentum"](model)
+    unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
+    for step, (inputs, labels) in enumerate(batches(group, 4, 13)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        if step != 1 or group.rank != 0:
+            optimizer.step()
+    assert same(group, model)
+
+
+def test_a_step_with_a_closure(group: World) -> None:
+    model, plain = network(), network()
+    for one, rule in ((model, unisono.Sharded(SMALL)), (plain, unisono.BSP(SMALL))):
+        optimizer = OPTIMIZERS["adam"](one)
+        unisono.parallel(one, group, rule, optimizer if isinstance(rule, unisono.Sharded) else None)
+        for inputs, labels in batches(group, 3, 13):
+
+            def closure(
+                one: nn.Module = one,
+                optimizer: torch.optim.Optimizer = optimizer,
+                inputs: torch.Tensor = inputs,
+                labels: torch.Tensor = labels,
+            ) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(one(inputs.double()), labels)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    close(model, plain)
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
+def test_optimizers_of_pytorch(group: World, kind: type[torch.optim.Optimizer]) -> None:
+    """Also those that make their state when they are made; half of the steps after a resume."""
+
+    def run(rule: unisono.BSP) -> nn.Module:
+        model = network()
+        state: tuple[Any, Any] | None = None
+        for part in range(2):
+            optimizer = kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
+            trainer = unisono.Trainer(model, group, rule, optimizer)
+            if state is not None:
+                model.load_state_dict(state[0])
+                optimizer.load_state_dict(state[1])
+            for inputs, labels in list(batches(group, 10, 13))[5 * part : 5 * part + 5]:
+                trainer.step(inputs.double(), labels)
+            state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            model = network()
+        model.load_state_dict(state[0])
+        return model
+
+    close(run(unisono.Sharded(SMALL)), run(unisono.BSP(SMALL)))
+
+
+def test_other_layouts_and_dtypes(group: World) -> None:
+    """Channels last, float32 and complex parameters beside each other, a parameter of no dimension."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.conv = nn.Conv2d(3, 8, 3).double().to(memory_format=torch.channels_last)
+            self.turn = nn.Parameter(torch.randn(7, dtype=torch.complex128))
+            self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+            self.last = nn.Linear(8, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden = self.conv(inputs).mean((2, 3)) * self.scale
+            return self.last(hidden.float()).sum() + (self.turn * hidden.sum()).abs().sum()
+
+    made = []
+    for rule in (unisono.Sharded(unisono.Exchange(bucket_bytes=300)), unisono.BSP()):
+        model = Mixed()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        trainer = unisono.Trainer(model, group, rule, optimizer, loss=lambda out, _: out)
+        for step in range(6):
+            generator = torch.Generator().manual_seed(10 * step + group.rank)
+            trainer.step(torch.randn(2, 3, 5, 5, generator=generator, dtype=torch.float64), torch.zeros(2))
+        made.append((model, optimizer.state_dict()))
+    (model, mine), (plain, its) = made
+    close(model, plain, 1e-5)
+    for number, state in its["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(mine["state"][number][key], value, rtol=1e-4, atol=1e-6)
+            assert mine["state"][number][key].stride() == value.stride()
+
+
+def test_a_released_optimizer_is_refused(world: World) -> None:
+    group = world.split(0)
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    trainer = unisono.Trainer(model, group, unisono.Sharded(SMALL), optimizer)
+    for inputs, labels in batches(group, 2, 13):
+        trainer.step(inputs.double(), labels)
+    state = optimizer.state_dict()
+    group.free()
+    for use in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(UsageError, match="make a new one, and load the state_dict"):
+            use()
+    fresh = OPTIMIZERS["adam"](model)
+    fresh.load_state_dict(state)
+    assert nbytes(fresh) > 0
+
+
+class Muon(torch.optim.SGD):
+    """An optimizer that nobody has looked at."""
+
+
+def test_what_cannot_be_sharded_is_refused(group: World) -> None:
+    model = network()
+    with pytest.raises(UsageError, match=r"Sharded updates shards .*unisono.parallel\(model, world, rule, optimizer\)"):
+        unisono.parallel(model, group, unisono.Sharded())
+    with pytest.raises(UsageError, match=r"Muon is not known to update each element by itself: use unisono.BSP\(\)"):
+        unisono.parallel(model, group, unisono.Sharded(), Muon(model.parameters(), 0.1))
+    hooked = torch.optim.SGD(model.parameters(), 0.1)
+    hooked.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UsageError, match="SGD has hooks on its step, which would see no gradients"):
+        unisono.parallel(model, group, unisono.Sharded(), hooked)
+
+
+@pytest.mark.parametrize("name", ["momentum", "lamb"])
+def test_a_rule_that_is_chosen_after_the_first_steps(group: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates are made slow, so that shards are predicted to be faster. A run that resumes has them from its start."""
+    if group.size == 1:
+        return  # nothing is searched
+    computing = StepTimes.computing
+    monkeypatch.setattr(
+        StepTimes, "computing", lambda *given: replace(computing(*given), update=computing(*given).whole / 1e4)
+    )
+    model, said = network(), list[str]()
+    optimizer = OPTIMIZERS[name](model)
+    trainer = unisono.Trainer(model, group, Auto(), optimizer, clip=0.5)
+    trainer.reducer.log_with(said.append)
+    for step, (inputs, labels) in enumerate(batches(group, 50, 13)):
+        trainer.step(inputs.double(), labels)
+        if step == 2:
+            trainer.wait()
+            assert not any(isinstance(key, Segment) for key in optimizer.state)
+    trainer.wait()
+    assert all(isinstance(key, Segment) for key in optimizer.state)
+    assert (group.rank != 0) or any(line.startswith("rule Sharded: a step is predicted to take") for line in said)
+    plain, _, _ = trained(group, unisono.BSP(SMALL, "none"), name, clip=0.5)
+    close(model, plain)
+    state, setting = optimizer.state_dict(), trainer.reducer.state()
+    assert setting is not None
+    other = copy.deepcopy(model)
+    resumed = OPTIMIZERS[name](other)
+    trainer = unisono.Trainer(other, group, Auto(), resumed)
+    resumed.load_state_dict(state)
+    trainer.reducer.restore(setting)
+    inputs, labels = next(batches(group, 1, 13))
+    trainer.step(inputs.double(), labels)
+    trainer.wait()
+    assert isinstance(trainer.reducer.rule, unisono.Sharded)
+    assert all(isinstance(key, Segment) for key in resumed.state)
+
+
+def test_what_cannot_be_sharded_stays_bsp(group: World) -> None:
+    """And a loop of one's own has to choose, as it may read gradients."""
+    model = network()
+    trainer = unisono.Trainer(model, group, Auto(), Muon(model.parameters(), 0.1))
+    for inputs, labels in batches(group, 40, 13):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    assert not trainer.reducer.rule.sharded
+    with pytest.raises(UsageError, match=r"in a loop of your own choose BSP\(\) or Sharded\(\)"):
+        unisono.parallel(network(), group, Auto())

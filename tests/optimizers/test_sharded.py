@@ -1,0 +1,127 @@
+"""Steps on segments are those on whole parameters: bit for bit where the optimizer is elementwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.errors import UsageError
+from unisono.optimizers import LAMB, LARS
+from unisono.optimizers.segments import Segment, cut, join
+from unisono.optimizers.sharded import ELEMENTWISE, SegmentUpdate, ShardedStep, check_optimizer, needs_norms
+
+Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+OPTIONS: dict[str, Make] = {
+    **{kind.__name__: kind for kind in ELEMENTWISE},  # type: ignore[dict-item]
+    "Nesterov": lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True, foreach=True),
+    "AMSGrad": lambda groups: torch.optim.Adam(groups, amsgrad=True),
+    "fused": lambda groups: torch.optim.AdamW(groups, fused=True),
+    "LARS": lambda groups: LARS(groups, trust=0.1),
+    "LAMB": LAMB,
+}
+
+SHAPES = ((3, 4), (5,), (2, 2, 3), (1,), ())
+
+CUTS = [
+    [Segment(0, 0, 7), Segment(1, 0, 1), Segment(3, 0, 1)],
+    [Segment(0, 7, 12), Segment(1, 1, 5), Segment(2, 0, 12), Segment(4, 0, 1)],
+]
+"""Segments of two ranks."""
+
+
+def parameters_of() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in SHAPES]
+
+
+def groups(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    return [{"params": parameters[:2], "lr": 0.1, "weight_decay": 0.1}, {"params": parameters[2:], "lr": 0.02}]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_segments_are_stepped_like_wholes(name: str) -> None:
+    whole, sharded = parameters_of(), parameters_of()
+    plain = OPTIONS[name](groups(whole))
+    optimizers = [OPTIONS[name](groups(sharded)) for _ in CUTS]
+    for optimizer, segments in zip(optimizers, CUTS, strict=True):
+        for number, parameter in enumerate(sharded):  # Adagrad has a state from the start
+            if parameter in optimizer.state:
+                mine = [one for one in segments if one.number == number]
+                optimizer.state |= cut(optimizer.state.pop(parameter), parameter, mine)  # type: ignore[arg-type]
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        for number, (one, other) in enumerate(zip(whole, sharded, strict=True)):
+            given = torch.randn(one.shape, generator=generator, dtype=torch.float64)
+            one.grad = None if number == 3 and step == 1 else given
+            other.grad = None if one.grad is None else one.grad.clone()
+        plain.step()
+        play(optimizers, sharded)
+    for number, (one, other) in enumerate(zip(whole, sharded, strict=True)):
+        exact = not needs_norms(plain)
+        torch.testing.assert_close(one, other, rtol=0, atol=0 if exact else 1e-12)
+        parts = [(key, state) for optimizer in optimizers for key, state in optimizer.state.items()]
+        found = join([(key, state) for key, state in parts if key.number == number], other)  # type: ignore[attr-defined]
+        for key, value in plain.state[one].items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=0 if exact else 1e-12)
+
+
+def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Parameter]) -> None:
+    """Make one step, of two ranks."""
+    updates = []
+    for segments in CUTS:
+        mine = []
+        for segment in segments:
+            parameter = parameters[segment.number]
+            if parameter.grad is not None:
+                part = slice(segment.first, segment.last)
+                mine.append(
+                    SegmentUpdate(segment, parameter.detach().view(-1)[part].clone(), parameter.grad.view(-1)[part])
+                )
+        updates.append(mine)
+    steps = [ShardedStep(optimizer, parameters) for optimizer in optimizers]
+    if needs_norms(optimizers[0]):
+        squares = sum(step.measure(mine) for step, mine in zip(steps, updates, strict=True))
+        for step in steps:
+            step.set_norms(squares)  # type: ignore[arg-type]
+    for step, mine in zip(steps, updates, strict=True):
+        step.update(mine)
+        for segment, weights, _ in mine:
+            parameters[segment.number].detach().view(-1)[segment.first : segment.last] = weights
+
+
+def test_options_are_those_of_when_the_step_began() -> None:
+    parameters = parameters_of()
+    optimizer = torch.optim.SGD(groups(parameters))
+    step = ShardedStep(optimizer, parameters)
+    optimizer.param_groups[1]["lr"] = 100.0
+    weights = torch.zeros(12, dtype=torch.float64)
+    step.update([SegmentUpdate(Segment(2, 0, 12), weights, torch.ones(12, dtype=torch.float64))])
+    assert weights.eq(-0.02).all()
+
+
+def test_a_parameter_that_the_optimizer_lacks_is_not_updated() -> None:
+    parameters = parameters_of()
+    optimizer = torch.optim.SGD(parameters[:2], 0.1)
+    weights = torch.zeros(12, dtype=torch.float64)
+    update = SegmentUpdate(Segment(2, 0, 12), weights, torch.ones(12, dtype=torch.float64))
+    ShardedStep(optimizer, parameters).update([update])
+    assert weights.eq(0).all()
+    assert not optimizer.state
+
+
+def test_what_is_not_known_to_be_elementwise_is_refused() -> None:
+    (parameter,) = torch.nn.Linear(3, 2, bias=False).parameters()
+    for kind in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon):
+        with pytest.raises(UsageError, match=f"{kind.__name__} is not known to update each element by itself"):
+            check_optimizer(kind([parameter]))  # type: ignore[operator]
+    replaced = torch.optim.SGD([parameter], 0.1)
+    replaced.step = lambda: None  # type: ignore[method-assign,assignment]
+    with pytest.raises(UsageError, match="the step of SGD was replaced"):
+        check_optimizer(replaced)
+    scheduled = torch.optim.SGD([parameter], 0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    check_optimizer(scheduled)

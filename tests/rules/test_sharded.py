@@ -1,0 +1,123 @@
+"""Programs of sharded updates: right in every overlap, as they are drawn; wrong ones are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import StepError, UsageError
+from unisono.placement import one_rank_per_node
+from unisono.rules import Sharded, sharded
+from unisono.schedules import find
+from unisono.step.costs import Computing, Cost, Costs
+from unisono.step.draw import draw, picture_of
+from unisono.step.layout import Layout, Updates, even_layout
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.predict import predict
+from unisono.step.program import Step, StepProgram
+from unisono.step.shards import UNPACK, UPDATE_SHARD
+from unisono.step.verify import verify
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_programs_are_right(overlap: str, ranks: int) -> None:
+    for buckets in (1, 2, 5):
+        for updates in Updates:
+            for clip, norms in ((None, False), (1.0, False), (None, True), (1.0, True)):
+                layout = replace(
+                    even_layout(ranks, buckets),
+                    updates=updates,
+                    deferred=updates is not Updates.OUTSIDE,
+                    clip=clip,
+                    layer_norms=norms,
+                    buffers=bool(buckets % 2),
+                )
+                steps = [Step(0), Step(1, synchronize=False), Step(2), Step(3)]
+                verify(Sharded(overlap=overlap), layout, steps, seed=buckets)
+
+
+@dataclass(frozen=True)
+class Broken(Sharded):
+    """Sharded without the tasks of this name, or with its first in the place of the second."""
+
+    missing: str = ""
+    instead: tuple[str, str] = ("", "")
+
+    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
+        program = [task for task in super().__call__(event, rank, layout) if task.operation.name != self.missing]
+        if self.instead[0]:
+            one, other = (
+                next(place for place, task in enumerate(program) if str(task) == name) for name in self.instead
+            )
+            program[one], program[other] = program[other], program[one]
+        return tuple(program)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Broken(missing="update"), "all_gather 1 gathers a bucket whose shard was not updated"),
+        (Broken(missing="all_gather"), "unpack 1 unpacks a bucket that was not gathered"),
+        (
+            Broken(missing="unpack"),
+            "overwrites updated weights that were not unpacked|a value orders them|were not unpacked",
+        ),
+        (Broken(missing="reduce_scatter"), "applies bucket 1 before its gradients are set"),
+        (Broken(missing="pack"), "sends a bucket in which nothing was packed"),
+        (Broken(instead=("update 1", "reduce_scatter 1")), "applies bucket 1 before its gradients are set"),
+        (Broken(instead=("all_gather 1", "update 1")), "gathers a bucket whose shard was not updated"),
+    ],
+)
+def test_wrong_programs_are_refused(rule: Broken, message: str) -> None:
+    with pytest.raises(StepError, match=message):
+        verify(rule, even_layout(3, 1), [Step(0), Step(1)])
+
+
+def test_norms_are_taken_of_all_buckets() -> None:
+    rule = Broken(instead=("clip 0", "reduce_scatter 2"))
+    with pytest.raises(StepError, match="clip 0 takes norms before all of bucket 2 is there, or after"):
+        verify(rule, replace(even_layout(2, 2), clip=1.0), [Step(0)])
+
+
+def test_the_picture_is_the_one_that_is_drawn() -> None:
+    drawn = draw(picture_of(Sharded(overlap="chain"), even_layout(4, 2), 2))
+    lines = [line.rstrip() for line in drawn.splitlines()]
+    assert "\n".join(lines) in (sharded.__doc__ or "")
+    page = (Path(__file__).parents[2] / "docs/rules.md").read_text(encoding="utf-8")
+    assert "\n".join(f"    {line}".rstrip() for line in lines) in page
+
+
+def test_the_bytes_and_rounds_of_the_docstring() -> None:
+    """On a link where only bytes cost: each half of an allreduce's 1.5 n on 4 ranks; clipping costs none."""
+    assert "0.75 n bytes on each rank" in (sharded.__doc__ or "").replace("\n", " ")
+    layout = even_layout(4, 8)
+    nbytes = sum(one.nbytes for one in layout.buckets)
+    computing = Computing(tuple(map(float, range(8))), tuple(map(float, range(16, 8, -1))), 16.0, 1.0 / nbytes)
+    costs = Costs(layout, computing, Cost(0.0, 1.5 / nbytes))
+    assert predict(Sharded(), costs).communicating == pytest.approx(1.5)
+    assert predict(Sharded(clip=1.0), costs).communicating == pytest.approx(1.5)
+    program = Sharded()(Step(0), 0, layout)
+    for name, share in (("reduce_scatter", 0.75), ("all_gather", 0.75), ("update", 0.25)):
+        prices = [task.operation.price(task, costs).seconds for task in program if task.operation.name == name]
+        assert sum(prices) == pytest.approx(share)
+    assert "1 + 1, by `ring` 3 + 3" in (sharded.__doc__ or "")
+    for algorithm, rounds in (("direct", 1), ("ring", 3)):
+        family = find(algorithm, one_rank_per_node(4))
+        for one in (family.reduce_scatter, family.all_gather):
+            assert one is not None
+            assert max(len(lane) for lane in one(0, 4).lanes) == rounds
+
+
+def test_weights_of_first_layers_are_gathered_first() -> None:
+    program = Sharded()(Step(0), 0, even_layout(4, 3))
+    assert [task.key for task in program if task.operation.name == "all_gather"] == [3, 2, 1]
+    assert [task.key for task in program if task.operation is UNPACK] == [3, 2, 1]
+    assert [task.key for task in program if task.operation is UPDATE_SHARD] == [1, 2, 3]
+
+
+def test_a_norm_of_0_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Sharded\(clip=0\): the norm must be above 0, or None"):
+        Sharded(clip=0)
