@@ -37,6 +37,7 @@ from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage, check_request, check_samples, warning_of
 from unisono.reducer.exchanging_pass import ExchangingPass, centre_in, flats_of
 from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
@@ -60,8 +61,8 @@ from unisono.world import World
 class Reducer:
     """Gradients of a model on one rank, and their combination with those of the other ranks by a rule."""
 
-    def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule) -> None:
-        """Attach to `model`. Called by all ranks of `world` together."""
+    def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule, parts: ParameterParts = UNSPLIT) -> None:
+        """Attach to `model`, of whose parameters `parts` are split. Called by all ranks of `world` together."""
         self._model, self._structure = weakref.ref(model), Structure(model)
         self._checked = False  # whether the parameters have been looked at since the last backward pass
         self.parameters = self._structure.parameters
@@ -80,14 +81,16 @@ class Reducer:
         pool = world.resource(CommunicatorPool)
         name = f"model {pool.register(self)}"
         self._collectives = ModelCollectives(pool, name)
-        self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world))
+        partitions = list(parts.holders.values())
+        holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
+        self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
         has_buffers = bool(self._buffers.slots) and world.size > 1
         self.exchange: WorkerExchange | None = None
         """This worker's end of its exchanges, where the rule is asynchronous."""
         self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
         """Links to the servers of an asynchronous rule."""
         self._programs = Programs(
-            self.memory, pool, rule, self._collectives, name, weakly(self._observe), has_buffers, self.links
+            self.memory, pool, rule, self._collectives, name, weakly(self._observe), has_buffers, self.links, partitions
         )
         self._tuning = Tuning(self.memory, self._collectives, self.times, rule)
         weakref.finalize(self, self._tuning.close).atexit = False
