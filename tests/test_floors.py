@@ -27,6 +27,7 @@ FLOORS = [
     ("asynchronous", "rules"),
     ("plan",),
     ("reducer",),
+    ("tensor_parallel",),
     ("data_parallel",),
     ("horovod",),
     ("compute", "data", "models", "optimizers"),
