@@ -55,7 +55,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     checked = check_plan(make_plan(plan), model, world.size)
     groups = model_groups(checked.sizes, world.placement)
     worlds = world.resource(GroupWorlds)
-    data = worlds.of(groups.data())
+    data = data_world_of(checked, world)
     links = {size: GroupLink(worlds.of(groups.model(size))) for size in checked.sizes}
     seed, modules, cut = DropoutSeed(share=data.rank), dict(model.named_modules()), set[int]()
     dropouts, kinds = use_sample_dropout(model, seed), dict[str, tuple[type[ParallelLayer], dict[str, Part]]]()
@@ -77,6 +77,13 @@ def split_of(model: nn.Module) -> ModelSplit | None:
     """Return the split of a model; None for one that is not split."""
     found: ModelSplit | None = getattr(model, ATTRIBUTE, None)
     return found
+
+
+def data_world_of(plan: Plan, world: World) -> World:
+    """Return the world of ranks that have every sample once under a plan with all its sizes. Called by all ranks."""
+    if plan.sharing == 1:
+        return world
+    return world.resource(GroupWorlds).of(model_groups(plan.sizes, world.placement).data())
 
 
 def data_world(model: nn.Module, world: World) -> World:

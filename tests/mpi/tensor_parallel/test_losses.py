@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.mpi.tensor_parallel.networks import CASES, alone, model_of, train, with_sizes
 
 import unisono
-from tests.mpi.tensor_parallel.networks import CASES, alone, model_of, train, with_sizes
 from unisono.tensor_parallel.whole_state import whole_state_dict
 from unisono.world import World
 
