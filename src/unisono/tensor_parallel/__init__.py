@@ -13,11 +13,11 @@ from unisono.registry import lazy_attributes
 if TYPE_CHECKING:
     from unisono.tensor_parallel.model import seed_dropout
     from unisono.tensor_parallel.norms import clip_grad_norm
-    from unisono.tensor_parallel.plan import Plan, Split, make_plan
+    from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
     from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 
 __all__ = [
-    "Plan",
+    "ParallelPlan",
     "Split",
     "clip_grad_norm",
     "cut_optimizer_state",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Plan": "unisono.tensor_parallel.plan",
+    "ParallelPlan": "unisono.tensor_parallel.plan",
     "Split": "unisono.tensor_parallel.plan",
     "clip_grad_norm": "unisono.tensor_parallel.norms",
     "cut_optimizer_state": "unisono.tensor_parallel.whole_state",

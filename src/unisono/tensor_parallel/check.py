@@ -1,6 +1,6 @@
 """Check of a plan against a model and a number of ranks. Every refusal is one line with its remedy.
 
-    plan {"fc*": "column gives part", ...} ─▶ names of the model, sizes of groups, dropouts between ─▶ Plan
+    plan {"fc*": "column gives part", ...} ─▶ names of the model, sizes of groups, dropouts between ─▶ ParallelPlan
 
 Pure: it looks at names, types and shapes alone.
 """
@@ -24,7 +24,7 @@ from unisono.tensor_parallel.convolution import (
 from unisono.tensor_parallel.embeddings import RowParallelEmbedding
 from unisono.tensor_parallel.layer import ParallelLayer
 from unisono.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from unisono.tensor_parallel.plan import COLUMN, DROPOUT, PART, ROW, Plan, Split
+from unisono.tensor_parallel.plan import COLUMN, DROPOUT, PART, ROW, ParallelPlan, Split
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
     (nn.Linear, COLUMN): ColumnParallelLinear,
@@ -37,7 +37,7 @@ KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
 """Classes of split layers, by the exact class of the whole layer and the split."""
 
 
-def check_plan(plan: Plan, model: nn.Module, ranks: int) -> Plan:
+def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan:
     """Return the plan with all names and sizes, in the order of the model's modules.
 
     Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
@@ -50,14 +50,8 @@ def check_plan(plan: Plan, model: nn.Module, ranks: int) -> Plan:
     for name, split in splits.items():
         _check_size(name, split, ranks)
         _check_layer(name, modules[name], split)
-    found = Plan(tuple((name, splits[name]) for name in modules if name in splits))
+    found = ParallelPlan(tuple((name, splits[name]) for name in modules if name in splits))
     found = _with_dropouts(found, modules)
-    if ranks % found.sharing:
-        sizes = " and ".join(map(str, found.sizes))
-        raise UsageError(
-            f"groups of {sizes} ranks take the same samples in groups of {found.sharing}, which do not divide "
-            f"{ranks} ranks: use sizes of which one divides the other"
-        )
     _check_ties(found, model)
     return found
 
@@ -67,7 +61,7 @@ def kind_of(layer: nn.Module, split: Split) -> type[ParallelLayer] | None:
     return KINDS.get((type(layer), split.how))
 
 
-def _named(plan: Plan, modules: Mapping[str, nn.Module], ranks: int) -> dict[str, Split]:
+def _named(plan: ParallelPlan, modules: Mapping[str, nn.Module], ranks: int) -> dict[str, Split]:
     found: dict[str, Split] = {}
     for name, split in plan.layers:
         matching = [one for one in modules if fnmatchcase(one, name)] if name not in modules else [name]
@@ -103,7 +97,7 @@ def _check_layer(name: str, layer: nn.Module, split: Split) -> None:
         raise UsageError(f"layer {name!r} ({kind}) {reason}")
 
 
-def _with_dropouts(plan: Plan, modules: Mapping[str, nn.Module]) -> Plan:
+def _with_dropouts(plan: ParallelPlan, modules: Mapping[str, nn.Module]) -> ParallelPlan:
     """Return the plan with the dropouts inside pairs. Raises UsageError for parts that nobody gives, or takes."""
     splits, layers = dict(plan.layers), list[tuple[str, Split]]()
     giver: tuple[str, Split] | None = None
@@ -132,10 +126,10 @@ def _with_dropouts(plan: Plan, modules: Mapping[str, nn.Module]) -> Plan:
             giver = name, split
     if giver is not None:
         raise UsageError(f"layer {giver[0]!r} gives a part, which no layer after it takes: leave away 'gives part'")
-    return Plan(tuple(layers))
+    return ParallelPlan(tuple(layers))
 
 
-def _check_ties(plan: Plan, model: nn.Module) -> None:
+def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
     """Raise UsageError where a weight belongs to two layers that do not cut it alike."""
     cuts: dict[int, tuple[str, tuple[int, int] | None]] = {}
     for name, module in model.named_modules():

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.part import Part
+from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import Split
 from unisono.world import World
 
@@ -37,7 +37,7 @@ class ParallelLayer(nn.Module):
 
     split: Split
     link: GroupLink
-    parts: dict[str, Part]
+    parts: dict[str, WeightPart]
     """Parts that this rank holds, by the names of parameters."""
     by: ClassVar[str]
     """Split that the class carries out: "column" or "row"."""
@@ -60,12 +60,12 @@ class ParallelLayer(nn.Module):
         return self.link.world
 
 
-def parts_of(kind: type[ParallelLayer], layer: nn.Module, split: Split, member: int) -> dict[str, Part]:
+def parts_of(kind: type[ParallelLayer], layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
     """Return the parts of a whole layer's parameters that a member of a model group holds. Pure: for any number of
     ranks."""
     named = dict(layer.named_parameters(recurse=False))
     return {
-        name: Part(split.ranks, member, dim, named[name].shape[dim])
+        name: WeightPart(split.ranks, member, dim, named[name].shape[dim])
         for name, dim in kind.dims(split).items()
         if name in named
     }
@@ -76,7 +76,7 @@ def become(
     kind: type[ParallelLayer],
     split: Split,
     link: GroupLink,
-    parts: dict[str, Part],
+    parts: dict[str, WeightPart],
     cut: set[int],
 ) -> None:
     """Make a layer one of a kind that holds `parts`. `cut` has the ids of tied parameters that are cut already."""

@@ -19,8 +19,8 @@ from unisono.tensor_parallel.dropout import DropoutSeed, use_sample_dropout
 from unisono.tensor_parallel.group_worlds import GroupWorlds
 from unisono.tensor_parallel.groups import ModelGroups, model_groups
 from unisono.tensor_parallel.layer import GroupLink, ParallelLayer, become, parts_of
-from unisono.tensor_parallel.part import Part
-from unisono.tensor_parallel.plan import DROPOUT, Plan, PlanLike, make_plan
+from unisono.tensor_parallel.part import WeightPart
+from unisono.tensor_parallel.plan import DROPOUT, ParallelPlan, PlanLike, make_plan
 from unisono.world import World
 
 ATTRIBUTE = "_unisono_split"
@@ -30,7 +30,7 @@ ATTRIBUTE = "_unisono_split"
 class ModelSplit:
     """Split of a model over the ranks of a world."""
 
-    def __init__(self, plan: Plan, groups: ModelGroups, world: World, data: World, seed: DropoutSeed) -> None:
+    def __init__(self, plan: ParallelPlan, groups: ModelGroups, world: World, data: World, seed: DropoutSeed) -> None:
         self.plan, self.groups, self.world = plan, groups, world
         self.data = data
         """World of ranks that have every sample once: one of each group of ranks that share samples."""
@@ -58,7 +58,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     data = data_world_of(checked, world)
     links = {size: GroupLink(worlds.of(groups.model(size))) for size in checked.sizes}
     seed, modules, cut = DropoutSeed(share=data.rank), dict(model.named_modules()), set[int]()
-    dropouts, kinds = use_sample_dropout(model, seed), dict[str, tuple[type[ParallelLayer], dict[str, Part]]]()
+    dropouts, kinds = use_sample_dropout(model, seed), dict[str, tuple[type[ParallelLayer], dict[str, WeightPart]]]()
     for name, split in checked.layers:
         if split.ranks > 1 and (kind := kind_of(modules[name], split)) is not None:
             kinds[name] = kind, parts_of(kind, modules[name], split, links[split.ranks].world.rank)
@@ -79,7 +79,7 @@ def split_of(model: nn.Module) -> ModelSplit | None:
     return found
 
 
-def data_world_of(plan: Plan, world: World) -> World:
+def data_world_of(plan: ParallelPlan, world: World) -> World:
     """Return the world of ranks that have every sample once under a plan with all its sizes. Called by all ranks."""
     if plan.sharing == 1:
         return world
@@ -92,7 +92,7 @@ def data_world(model: nn.Module, world: World) -> World:
     return world if found is None else found.data
 
 
-def named_parts(model: nn.Module) -> dict[int, tuple[Part, World]]:
+def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
     """Return the part of each split parameter and the world of its model group, by the id of the parameter."""
     return {
         id(module.get_parameter(name)): (part, module.group)

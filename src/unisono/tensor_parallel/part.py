@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """Part `member` of `ranks` equal parts of a tensor whose dimension `dim` has the length `length`."""
 
     ranks: int

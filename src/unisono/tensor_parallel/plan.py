@@ -56,7 +56,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParallelPlan:
     """Splits of layers by name, in the order of the model's modules once it is checked."""
 
     layers: tuple[tuple[str, Split], ...] = ()
@@ -79,22 +79,22 @@ class Plan:
         return ", ".join(f"{name}: {split}" for name, split in self.layers)
 
 
-PlanLike = Plan | Mapping[str, Any]
+PlanLike = ParallelPlan | Mapping[str, Any]
 """A plan, or a mapping from layer names to splits, their words, or styles of DTensor's `parallelize_module`."""
 
 
-def make_plan(content: PlanLike | str, ranks: int = 0) -> Plan:
+def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
     """Return the plan that `content` says; `ranks` is the size of groups that it leaves out (0: all ranks).
 
     Raises UsageError for words that are no split.
     """
-    if isinstance(content, Plan):
+    if isinstance(content, ParallelPlan):
         layers = content.layers
     elif isinstance(content, str):
         raise UsageError(f'plan = {content!r} is not there yet: name the layers, as in {{"fc1": "column 2"}}')
     else:
         layers = tuple((name, split_of(value, name)) for name, value in content.items())
-    return Plan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in layers))
+    return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in layers))
 
 
 def split_of(value: Any, layer: str) -> Split:

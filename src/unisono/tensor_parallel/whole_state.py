@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.tensor_parallel.model import named_parts, split_of
-from unisono.tensor_parallel.part import Part
+from unisono.tensor_parallel.part import WeightPart
 from unisono.world import World
 
 
@@ -67,19 +67,19 @@ def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, stat
 
 def _parts_by_number(
     model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[int, tuple[Part, World, tuple[int, ...]]]:
+) -> dict[int, tuple[WeightPart, World, tuple[int, ...]]]:
     """Return part, world and shape of each split parameter, by its number in the optimizer's state_dict."""
     parts = named_parts(model)
     numbered = enumerate(one for group in optimizer.param_groups for one in group["params"])
     return {number: (*parts[id(one)], tuple(one.shape)) for number, one in numbered if id(one) in parts}
 
 
-def _joined(own: Tensor, part: Part, group: World) -> Tensor:
+def _joined(own: Tensor, part: WeightPart, group: World) -> Tensor:
     """Return the whole tensor of which each rank of the group has a part."""
     own = own.detach().contiguous()
     return part.join(group.all_gather(own, own.new_empty((group.size, *own.shape))))
 
 
-def _joined_like(value: Any, part: Part, group: World, shape: tuple[int, ...]) -> Any:
+def _joined_like(value: Any, part: WeightPart, group: World, shape: tuple[int, ...]) -> Any:
     """Return the whole tensor for one that is shaped like a parameter's part; anything else as it is."""
     return _joined(value, part, group) if isinstance(value, Tensor) and tuple(value.shape) == shape else value

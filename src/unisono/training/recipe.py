@@ -19,7 +19,7 @@ from unisono.optimizers import OPTIMIZERS
 from unisono.rules import RULES, Exchange
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
-from unisono.tensor_parallel import Plan, make_plan
+from unisono.tensor_parallel import ParallelPlan, make_plan
 from unisono.training.keys import change, choice, flat, number, number_or, parse, texts
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import FOLDER
@@ -309,7 +309,7 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             rule.seats(ranks)
 
 
-def plan_of(recipe: Recipe, ranks: int) -> Plan:
+def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan:
     """Return the plan of the layers that are split. Raises UsageError for words that are no split."""
     return make_plan(recipe.parallel.layers, recipe.parallel.ranks or ranks)
 
