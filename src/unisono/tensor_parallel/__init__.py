@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unisono.registry import lazy_attributes
 
 if TYPE_CHECKING:
-    from unisono.tensor_parallel.model import seed_dropout
+    from unisono.tensor_parallel.model import data_world, seed_dropout
     from unisono.tensor_parallel.norms import clip_grad_norm
     from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
     from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
@@ -21,6 +21,7 @@ __all__ = [
     "Split",
     "clip_grad_norm",
     "cut_optimizer_state",
+    "data_world",
     "make_plan",
     "seed_dropout",
     "whole_optimizer_state",
@@ -32,6 +33,7 @@ _HOMES = {
     "Split": "unisono.tensor_parallel.plan",
     "clip_grad_norm": "unisono.tensor_parallel.norms",
     "cut_optimizer_state": "unisono.tensor_parallel.whole_state",
+    "data_world": "unisono.tensor_parallel.model",
     "make_plan": "unisono.tensor_parallel.plan",
     "seed_dropout": "unisono.tensor_parallel.model",
     "whole_optimizer_state": "unisono.tensor_parallel.whole_state",
