@@ -171,3 +171,16 @@ def alone(case: Case, world: World, steps: int) -> tuple[list[float], nn.Module]
     trained = copy.deepcopy(model)
     one.free()
     return losses, trained
+
+
+def dropped(classes: int, channels: int) -> nn.Module:
+    """A network with dropouts for images of 8 x 8, as a recipe names it."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 3),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(144, 32),
+        nn.Tanh(),
+        nn.Dropout(0.3),
+        nn.Linear(32, classes),
+    )

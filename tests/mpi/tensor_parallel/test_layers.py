@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,12 +12,14 @@ from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Words, alone, bat
 from torch import nn
 
 import unisono
+from unisono.compute.convolution import plan_convolutions
+from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 from unisono.optimizers import LARS
 from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
-from unisono.tensor_parallel.model import data_world, seed_dropout, split_of
+from unisono.tensor_parallel.model import data_world, seed_dropout, split_model, split_of
 from unisono.tensor_parallel.norms import clip_grad_norm
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training.trainer import Trainer
@@ -75,21 +77,65 @@ def test_layers_of_different_sizes(group: World) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_training_continues_with_another_plan(group: World, name: str) -> None:
+def test_training_continues_with_another_plan_on_other_ranks(group: World, name: str) -> None:
+    """After 25 of 50 steps each half of the ranks goes on by itself, as one model group."""
     case = CASES[name]
-    expected, _ = alone(case, group, STEPS)
+    expected, _ = alone(case, group, 50)
     plans, sizes = list(case.plans.values()), sizes_of(group)
     model = unisono.parallel(model_of(case), group, plan=with_sizes(plans[0], sizes[-1]))
     optimizer = sgd(model)
-    losses = train(model, optimizer, case, group, range(STEPS // 2))
-    states = group.call_on_root(lambda: None), whole_state_dict(model), whole_optimizer_state(model, optimizer)
-    states = group.call_on_root(lambda: states)
-    other = unisono.parallel(model_of(case), group, plan=with_sizes(plans[-1], sizes[0]))
+    losses = train(model, optimizer, case, group, range(25))
+    whole = whole_state_dict(model), whole_optimizer_state(model, optimizer)
+    weights, state = group.call_on_root(lambda: whole)
+    half = group.split(group.rank * 2 // group.size)
+    other = unisono.parallel(model_of(case), half, plan=with_sizes(plans[-1], half.size))
     others = sgd(other)
-    other.load_state_dict(states[1])
-    others.load_state_dict(cut_optimizer_state(other, others, states[2]))
-    losses += train(other, others, case, group, range(STEPS // 2, STEPS))
+    other.load_state_dict(weights)
+    others.load_state_dict(cut_optimizer_state(other, others, state))
+    losses += train(other, others, case, half, range(25, 50))
     assert losses == pytest.approx(expected, rel=1e-9)
+    half.free()
+
+
+KINDS: list[tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = [
+    (lambda: nn.Linear(12, 24), "column", (2, 3, 12)),
+    (lambda: nn.Linear(12, 24, bias=False), "row", (2, 3, 12)),
+    (lambda: nn.Conv1d(2, 12, 3, stride=2), "column", (2, 2, 9)),
+    (lambda: nn.Conv2d(2, 12, 3, padding=1, padding_mode="reflect"), "column", (2, 2, 4, 4)),
+    (lambda: nn.Conv2d(2, 12, (1, 2), dilation=2, bias=False), "column", (2, 4, 4)),
+    (lambda: nn.Conv3d(2, 12, 2), "column", (2, 2, 3, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("make", "how", "shape"), KINDS)
+def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: str, shape: tuple[int, ...]) -> None:
+    """A convolution takes inputs without samples too."""
+    torch.manual_seed(3)
+    whole, x = make().double(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    layer = nn.Sequential(copy.deepcopy(whole))
+    split_model(layer, group, {"0": how})
+    expected = whole(x)
+    expected.square().sum().backward()
+    gradient, x.grad = x.grad, None
+    found = layer(x)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(x.grad, gradient)
+    for name, one in layer[0].named_parameters():
+        part = getattr(layer[0], "parts", {}).get(name)
+        own = whole.get_parameter(name).grad
+        torch.testing.assert_close(one.grad, own if part is None else part.cut(own))
+
+
+def test_convolutions_follow_the_plan_of_their_algorithms(group: World) -> None:
+    case, plan = CASES["convnet"], ConvolutionPlan()
+    whole, (inputs, _) = model_of(case), batch(case, 0)
+    model = split_model(model_of(case), group, {"0": "column", "4": "column"})
+    assert plan_convolutions(model, plan) == 2
+    torch.testing.assert_close(model.eval()(inputs), whole.eval()(inputs))
+    seed_dropout(model, 1, 1, 0)
+    model.train()(inputs).sum().backward()
+    assert {geometry.out_channels for geometry, _ in plan._chosen} == {12 // group.size, 24 // group.size}
 
 
 def test_each_rank_holds_a_part_of_split_weights_their_buckets_and_their_optimizer_state(group: World) -> None:

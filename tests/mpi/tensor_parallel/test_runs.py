@@ -53,6 +53,22 @@ def test_split_runs_follow_the_path_of_whole_ones_and_resume_with_other_splits(
     alone.free()
 
 
+def test_dropouts_follow_from_seed_step_sample_and_layer(group: World, packs: Path, tmp_path: Path) -> None:
+    """Under any plan, also one that splits nothing, on any number of ranks."""
+    home = group.call_on_root(lambda: tmp_path)
+    recipe = recipe_of(packs)
+    network = replace(recipe.model, name="tests.mpi.tensor_parallel.networks:dropped")
+    recipe = replace(recipe, model=network, optimizer=replace(recipe.optimizer, learning_rate=0.05))
+    layers = {"0": "column", "3": "column gives part", "6": "row takes part"}
+    alone = group.split(group.rank)
+    group.call_on_root(lambda: train(split(recipe, 1, layers), alone, home / "serial", None))
+    for size in (1, 2, 4):
+        if group.size % size == 0:
+            train(split(recipe, size, layers), group, home / f"split-{size}", None)
+            group.call_on_root(lambda size=size: assert_alike(home / f"split-{size}", home / "serial"))
+    alone.free()
+
+
 def test_checkpoints_are_the_same_whatever_the_split(group: World, packs: Path, tmp_path: Path) -> None:
     home = group.call_on_root(lambda: tmp_path)
     train(split(recipe_of(packs), 1, {}), group, home / "whole", None)
