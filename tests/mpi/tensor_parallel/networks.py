@@ -73,14 +73,14 @@ def convnet() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 12, 3, padding=1),
         nn.GroupNorm(3, 12),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
         nn.Conv2d(12, 24, 3, padding=1),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Flatten(),
         nn.Dropout(0.2),
         nn.Linear(24 * 4, 12),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         nn.Linear(12, 5),
     )
 
