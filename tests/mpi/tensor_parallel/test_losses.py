@@ -42,7 +42,7 @@ def test_groups_across_nodes(spread: World) -> None:
 def test_batch_norm_beside_split_layers(group: World) -> None:
     """One group of all ranks has whole batches, so its norms have the statistics of one rank."""
     case = Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5)),
+        lambda: nn.Sequential(nn.Conv2d(2, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5)),
         {},
         normal(2, 4, 4),
     )
