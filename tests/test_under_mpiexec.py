@@ -29,6 +29,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "reducer/test_failed_passes.py",
         "reducer/test_life.py",
         "reducer/test_step.py",
+        "tensor_parallel/test_runs.py",
     ),
     4: ("data", "step", "reducer", "torch_backend/test_direct.py", "training", "tuning"),
 }

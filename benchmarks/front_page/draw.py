@@ -1,7 +1,7 @@
 """Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
 
-Reads benchmarks/collectives, overlaps, rules and loading; writes docs/pictures/front.svg and the table between README's marks.
-Needs matplotlib.
+Reads benchmarks/collectives, overlaps, rules and loading; writes docs/pictures/front.svg and the table between README's
+marks. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def slow_worker() -> str:
     found = read("rules/slow_worker.json")["steps_a_second"]
     ours, bsp = (statistics.median(found[name]["slow"]) for name in ("EASGD", "BSP"))
     alone = statistics.median(found["EASGD"]["equal"])
-    return f"| steps a second beside a worker half as fast | EASGD {ours:.1f} | BSP {bsp:.1f} | none slow: {alone:.1f} |"
+    return (
+        f"| steps a second beside a worker half as fast | EASGD {ours:.1f} | BSP {bsp:.1f} | none slow: {alone:.1f} |"
+    )
 
 
 def loading() -> str:

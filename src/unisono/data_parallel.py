@@ -17,6 +17,9 @@ from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.model_comparison import compare_models
 from unisono.rules import BSP, BaseRule
+from unisono.tensor_parallel.model import data_world, named_parts, parameter_parts, split_model, split_of
+from unisono.tensor_parallel.norms import check_split_optimizer
+from unisono.tensor_parallel.plan import PlanLike
 from unisono.weak import weakly
 from unisono.world import World
 
@@ -26,6 +29,7 @@ def parallel(
     world: World,
     rule: BaseRule | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    plan: PlanLike | str | None = None,
 ) -> torch.nn.Module:
     """Make `model` train in parallel, and return it: the same module, its state_dict unchanged.
 
@@ -38,6 +42,10 @@ def parallel(
     `optimizer.step()`, whenever it is due; it needs that optimizer. So does `Sharded`: gradients are in shards, one on
     each rank, and `optimizer.step()` updates and gathers the weights. Raises UsageError without it, for an asynchronous
     rule (`EASGD`), and for a model that is parallel already or gives sparse gradients.
+
+    `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
+    (`tensor_parallel/plan.py`). Ranks of a group then take the same samples, and each holds a part of those weights:
+    make the optimizer's state after this call. Raises UsageError for a plan that does not fit the model or the ranks.
     """
     chosen = rule or BSP()
     if (chosen.differs or chosen.sharded) and optimizer is None:
@@ -54,7 +62,9 @@ def parallel(
         raise UsageError(
             f"{type(chosen).__name__} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)"
         )
-    reducer = attach(model, world, chosen)
+    reducer = attach(model, world, chosen, plan)
+    if optimizer is not None:
+        check_split_optimizer(model, optimizer)
     if chosen.sharded and optimizer is not None:
         reducer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
@@ -96,12 +106,17 @@ def _reducer_of(model: torch.nn.Module) -> Reducer:
     return reducer
 
 
-def attach(model: torch.nn.Module, world: World, rule: BaseRule) -> Reducer:
-    """Give all ranks rank 0's weights and buffers, and average gradients in each backward pass; return the reducer."""
+def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike | str | None = None) -> Reducer:
+    """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
+    pass; return the reducer."""
     prepare(model)
+    if (plan is not None or split_of(model) is not None) and not rule.takes_split_layers:
+        raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP, or no plan")
     compare_models(model, world)
     agree_on_state(model, world)
-    return Reducer(model, world, rule)
+    if plan is not None:
+        split_model(model, world, plan)
+    return Reducer(model, world, rule, parameter_parts(model))
 
 
 def prepare(model: torch.nn.Module) -> None:
@@ -122,7 +137,8 @@ def prepare(model: torch.nn.Module) -> None:
 
 
 def agree_on_state(model: torch.nn.Module, world: World) -> None:
-    """Copy the weights and buffers of rank 0 to all ranks."""
+    """Copy the weights and buffers of rank 0 to all ranks; a part of a split weight to the ranks that hold the same."""
+    parts, data = named_parts(model), data_world(model, world)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            world.broadcast(tensor)
+            (data if id(tensor) in parts else world).broadcast(tensor)

@@ -174,10 +174,10 @@ class World:
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, node={self.node}, nodes={self.nodes})"
 
-    def split(self, color: int) -> World:
-        """Return the world of the ranks that give the same `color` (0 or more), in the order of their ranks here."""
+    def split(self, color: int, key: int | None = None) -> World:
+        """Return the world of the ranks that give the same `color` (0 or more), ordered by `key`, or else by rank."""
         with self._group.enter_library_call(_SPLIT):
-            comm: MPI.Intracomm = self.comm.Split(color, self.rank)  # type: ignore[assignment]
+            comm: MPI.Intracomm = self.comm.Split(color, self.rank if key is None else key)  # type: ignore[assignment]
             sites = comm.allgather((self.node, self.supernode))
             placement = place([node for node, _ in sites], [supernode for _, supernode in sites])
             return World(comm, placement, self.table, watch=self.watch, name=self._next_name(f"split {color}"))

@@ -33,7 +33,7 @@ def test_the_example() -> None:
     parameters = [(32, FLOAT), (48, FLOAT), (144, FLOAT), (16, FLOAT)]
     layout = plan_memory(parameters, [3, 1, 2, 0], 4 * ALIGNMENT)
     assert layout.starts == (240, 16, 80, 0)
-    assert layout.lengths == {FLOAT: 288}
+    assert layout.lengths == {(FLOAT, 1): 288}
     assert layout.buckets == (
         BucketSlice(FLOAT, 0, 80, (3, 1), 64, (3, 1)),
         BucketSlice(FLOAT, 80, 128, (2,), 128, ()),
@@ -49,7 +49,7 @@ def test_each_dtype_has_its_own_memory_and_buckets_are_in_the_order_they_fill() 
     parameters = [(20, FLOAT), (5, DOUBLE), (3, FLOAT)]
     layout = plan_memory(parameters, [2, 1, 0], 1000)
     assert layout.starts == (16, 0, 0)
-    assert layout.lengths == {FLOAT: 64, DOUBLE: 16}
+    assert layout.lengths == {(FLOAT, 1): 64, (DOUBLE, 1): 16}
     assert layout.buckets == (BucketSlice(DOUBLE, 0, 16, (1,), 8, (1,)), BucketSlice(FLOAT, 0, 64, (2, 0), 48, (2, 0)))
 
 
@@ -100,8 +100,8 @@ def test_every_element_lies_in_one_bucket_and_nothing_overlaps(case: tuple[Param
 def test_buckets_are_the_memory_end_to_end(case: tuple[Parameters, list[int], int]) -> None:
     parameters, order, largest = case
     layout = plan_memory(parameters, order, largest)
-    assert set(layout.lengths) == {dtype for _, dtype in parameters}
-    for dtype, length in layout.lengths.items():
+    assert set(layout.lengths) == {(dtype, 1) for _, dtype in parameters}
+    for (dtype, _), length in layout.lengths.items():
         end = 0
         for bucket in sorted((one for one in layout.buckets if one.dtype is dtype), key=lambda one: one.start):
             assert bucket.start == end < bucket.stop
@@ -148,7 +148,7 @@ def test_no_bucket_is_closed_before_it_has_to_be(case: tuple[Parameters, list[in
     max_elements = max(ALIGNMENT, largest // ALIGNMENT * ALIGNMENT)
     layout = plan_memory(parameters, order, largest)
     sizes = [aligned(length * dtype.itemsize) for length, dtype in parameters]
-    for dtype in layout.lengths:
+    for dtype, _ in layout.lengths:
         buckets = sorted((one for one in layout.buckets if one.dtype is dtype), key=lambda one: one.start)
         for bucket, after in pairwise(buckets):
             if sizes[bucket.parameters[0]] <= max_elements:
@@ -187,8 +187,8 @@ def test_the_required_elements_suffice(case: tuple[Parameters, list[int], int]) 
     parameters, order, largest = case
     room, layout = required_elements(parameters), plan_memory(parameters, order, largest)
     assert set(room) == set(layout.lengths)
-    for dtype, length in layout.lengths.items():
-        assert length <= room[dtype]
+    for kind, length in layout.lengths.items():
+        assert length <= room[kind]
 
 
 @pytest.mark.parametrize("largest", [1, 64, 100, 6400, 1 << 30])
@@ -196,4 +196,11 @@ def test_the_required_elements_of_many_parameters_are_little_more_than_theirs(la
     parameters = [(length, FLOAT) for length in range(1, 3000, 7)]
     (length,) = plan_memory(parameters, range(len(parameters)), largest).lengths.values()
     taken = sum(length for length, _ in parameters)
-    assert taken < length <= required_elements(parameters)[FLOAT] < 1.05 * taken
+    assert taken < length <= required_elements(parameters)[FLOAT, 1] < 1.05 * taken
+
+
+def test_parameters_that_are_split_over_other_numbers_of_ranks_share_no_bucket() -> None:
+    parameters = [(40, FLOAT), (3, FLOAT), (5, FLOAT)]
+    layout = plan_memory(parameters, [2, 1, 0], 1 << 20, counts=[1, 2, 1])
+    assert [(one.parameters, one.parts) for one in layout.buckets] == [((1,), 2), ((2, 0), 1)]
+    assert set(layout.lengths) == {(FLOAT, 1), (FLOAT, 2)} == set(required_elements(parameters, [1, 2, 1]))

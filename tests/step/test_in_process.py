@@ -319,3 +319,29 @@ def test_any_number_of_ranks_and_buckets(ranks: int, buckets: int) -> None:
             close(one, nets[0], 1e-15)
         if isinstance(rule, BSP):
             close(nets[0], net)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_split_parameters_are_averaged_by_their_holders_and_clipped_once(overlap: str, clip: float | None) -> None:
+    """Ranks 0 and 1 have the same samples, so do 2 and 3; ranks 0 and 2 hold one part of `second`, 1 and 3 another.
+
+    Both parts are alike here, so that whole models make their gradients; the norm has them twice."""
+    pairs = ((0, 2), (1, 3))
+    layout = layout_of(4, clip=clip)
+    split = tuple(range(NAMES.index("second.weight"), NAMES.index("second.bias") + 1))
+    buckets = (Bucket(1, (ORDER[0],)), Bucket(1, split, groups=pairs), Bucket(1, (ORDER[1], ORDER[4])))
+    layout = replace(layout, buckets=buckets, filled=())
+    shares = batches_of(2, 1, [3, 5])
+    nets = train(BSP(overlap=overlap), layout, [shares[0], shares[0], shares[1], shares[1]], [Step(0)])
+    serial = model()
+    inputs, labels = (torch.cat([share[0][at] for share in shares]) for at in range(2))  # type: ignore[index]
+    nn.functional.cross_entropy(serial(inputs), labels).backward()
+    squares = {name: float(one.grad.norm() ** 2) for name, one in serial.named_parameters() if one.grad is not None}
+    norm = sum((2 if name.startswith("second") else 1) * one for name, one in squares.items()) ** 0.5
+    for one in serial.parameters():
+        if one.grad is not None and clip is not None:
+            one.grad.mul_(min(1.0, clip / (norm + 1e-6)))
+    optimizer_of(serial).step()
+    for net in nets:
+        close(net, serial)

@@ -236,3 +236,42 @@ def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
     (tmp_path / "odd.toml").write_text('[data]\nstorage = ["even"]\n')
     with pytest.raises(RecipeError, match=r"data\.storage"):
         read_recipe(tmp_path / "odd.toml")
+
+
+def test_layers_that_are_split(tmp_path: Path) -> None:
+    text = '[parallel]\nranks = 2\n[parallel.layers]\n"classifier.1" = "column gives part"\n'
+    (tmp_path / "split.toml").write_text(text)
+    recipe = read_recipe(tmp_path / "split.toml", ["parallel.layers.classifier.3=row takes part"])
+    assert recipe.parallel.layers == {"classifier.1": "column gives part", "classifier.3": "row takes part"}
+    (tmp_path / "copy.toml").write_text(tomli_w.dumps(to_dict(recipe)))
+    assert read_recipe(tmp_path / "copy.toml") == recipe
+    assert differences(recipe, Recipe()) == [
+        "parallel.ranks",
+        "parallel.layers.classifier.1",
+        "parallel.layers.classifier.3",
+    ]
+    check_run(recipe, 4)
+    for ranks, changes, message in (
+        (
+            3,
+            [],
+            "parallel.layers share samples in groups of 2 ranks, which do not divide 3 ranks: start a multiple of 2",
+        ),
+        (
+            2,
+            ["rule.name=local_sgd"],
+            r"rule.name = 'local_sgd' does not take the split layers of \[parallel\]: use bsp",
+        ),
+        (2, ["parallel.layers.a=diagonal"], "the plan of layer 'a' is 'diagonal'; it reads like"),
+        (
+            128 + 2,
+            ["training.batch=64"],
+            "130 ranks share batches of 64 samples, so some would have none; start at most 128",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_run(read_recipe(tmp_path / "split.toml", changes), ranks)
+    with pytest.raises(RecipeError, match=r"parallel.layers.a = 2 is not a string"):
+        read_recipe(tmp_path / "split.toml", ["parallel.layers.a=2"])
+    with pytest.raises(RecipeError, match=r"parallel.layers is a table of keys, not the value 2"):
+        read_recipe(tmp_path / "split.toml", ["parallel.layers=2"])

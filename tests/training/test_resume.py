@@ -63,7 +63,7 @@ def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     reducer = SimpleNamespace(restore=lambda state: None, resume=lambda step: None, rule=BSP())
-    return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer)
+    return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, data_world=SimpleNamespace(rank=0))
 
 
 WORLD: Any = Alone()

@@ -7,7 +7,7 @@ Layers that a plan cannot compute (other padding than zeros, inputs without a ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
+from unisono.tensor_parallel.convolution import ColumnParallelConv2d, ColumnParallelConvolution
 
 
 class PlannedConvolution(nn.Conv2d):
@@ -36,6 +37,17 @@ class PlannedConvolution(nn.Conv2d):
         geometry = geometry_of(self, inputs)
         outputs: Tensor = _Convolve.apply(inputs, weight, bias, geometry, self.plan)  # type: ignore[no-untyped-call]
         return outputs
+
+
+class PlannedColumnParallelConvolution(ColumnParallelConvolution, PlannedConvolution):
+    """Convolution of which each rank has some output channels, and whose passes follow a plan."""
+
+
+PLANNED: Mapping[type[nn.Module], type[PlannedConvolution]] = {
+    nn.Conv2d: PlannedConvolution,
+    ColumnParallelConv2d: PlannedColumnParallelConvolution,
+}
+"""Classes of planned convolutions, by the exact class of the layer."""
 
 
 def plannable(layer: nn.Conv2d, inputs: Sequence[int]) -> bool:
@@ -80,7 +92,7 @@ def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:
     return Geometry(
         samples,
         layer.in_channels,
-        layer.out_channels,
+        len(layer.weight),  # this rank's, where channels are split
         (height, width),
         kernel,
         stride,
@@ -93,9 +105,9 @@ def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:
 
 def plan_convolutions(model: nn.Module, plan: ConvolutionPlan) -> int:
     """Make the model's convolutions follow `plan`. Return their number. Names and parameters stay as they are."""
-    layers = [module for module in model.modules() if type(module) is nn.Conv2d]
+    layers = [module for module in model.modules() if type(module) in PLANNED]
     for layer in layers:
-        layer.__class__ = PlannedConvolution
+        layer.__class__ = PLANNED[type(layer)]
         assert isinstance(layer, PlannedConvolution)
         layer.plan = plan
     return len(layers)

@@ -54,8 +54,12 @@ class FeedOptions:
 class PackedFeed:
     """Feed from two packs: a training set and a test set."""
 
-    def __init__(self, options: FeedOptions, world: World, seed: int) -> None:
-        """Read both packs into memory. Collective. Raises PackError on every rank."""
+    def __init__(self, options: FeedOptions, everyone: World, seed: int, sharing: World | None = None) -> None:
+        """Read both packs into memory. Collective. Raises PackError on every rank.
+
+        `sharing` is the world of the ranks that share each batch, where those are not `everyone`: layers are split.
+        """
+        world = everyone if sharing is None else sharing
         self._world, self._seed = world, seed
         train, test = world.call_on_all(
             lambda: [read_index(split_folder(options.folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
@@ -70,7 +74,7 @@ class PackedFeed:
         self.samples, self.test_samples, self.classes = len(train), len(test), len(train.about.classes)
         transform = transform_of(train, options)
         replicated, groups = options.replicated, options.groups
-        self._train = ReplicatedStorage(train, world) if replicated else PartitionedStorage(train, world, groups)
+        self._train = ReplicatedStorage(train, everyone) if replicated else PartitionedStorage(train, world, groups)
         self._test = ReplicatedStorage(test, world) if options.whole_test else PartitionedStorage(test, world)
         self._own: NDArray[np.int64] | None = None
         if options.whole_test:

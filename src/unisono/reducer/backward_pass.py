@@ -68,6 +68,7 @@ class BackwardPass:
         self._unset_parts = list(self._unpacked_parts)
         self._has_gradient: dict[int, bool] = {}
         self._submitted: set[int] = set()  # keys of buckets that were submitted
+        self._norm: torch.Tensor | None = None  # of all ranks' gradients, where parameters are split
 
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
         """Add a parameter's gradient. A second one (of another part of the backward pass) is added to the first.
@@ -122,6 +123,7 @@ class BackwardPass:
         packed."""
         bucket_slice = self.memory.bucket_slice(key)
         weight = self.weight if scaled else float(self.control_message.contributes)
+        weight *= self.memory.scale(bucket_slice, mean=scaled)
         self.memory.pack(bucket_slice, self.gradients, weight)
         for number in bucket_slice.parameters:
             self._unpacked_parts[number] -= 1
@@ -156,6 +158,15 @@ class BackwardPass:
                 if not self._unset_parts[number] and not self.discarded:
                     view = self.memory.views[number] if self._has_gradient[number] else None
                     self.memory.parameters[number].grad = view
+
+    def sum_squares(self, world: World) -> None:
+        """Sum the squares of all gradients over the ranks, each part of a split one once."""
+        total = torch.zeros((), dtype=torch.float64)
+        for number, parameter in enumerate(self.memory.parameters):
+            if parameter.grad is not None:
+                square = torch.linalg.vector_norm(parameter.grad).double().square()
+                total += square * self.memory.parts_of(number) / world.size
+        self._norm = world.allreduce(total).sqrt()
 
     def clip(self) -> None:
         """Scale all gradients so that their common norm is at most the layout's `clip`."""
@@ -210,7 +221,7 @@ class BackwardPass:
 
     def _clip(self, gradients: list[torch.Tensor]) -> None:
         assert self.layout.clip is not None, "a program without clip has no clip task"
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients) if self._norm is None else self._norm
         for gradient in gradients:
             gradient.mul_(torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0))
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
-from unisono.reducer.bucket_layout import BucketSlice, MemoryLayout, plan_memory, required_elements
+from unisono.reducer.bucket_layout import BucketSlice, MemoryLayout, memory_kinds, plan_memory, required_elements
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.step.layout import Bucket
 from unisono.world import World
 
@@ -15,10 +16,21 @@ from unisono.world import World
 class BucketMemory:
     """Memory for the gradients of `parameters`, and its operations. All ranks of `world` construct it together."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], world: World) -> None:
-        self.parameters = parameters
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        world: World,
+        parts: ParameterParts = UNSPLIT,
+        holders: Mapping[int, World] | None = None,
+    ) -> None:
+        """Allocate memory for parameters of which `parts` are split; `holders` has the world of the ranks that hold the
+        same part as this one, by the number of parts."""
+        self.parameters, self._parts = parameters, parts
         self._kinds = [_kind(parameter) for parameter in parameters]
-        self._flat = {dtype: world.empty(length, dtype) for dtype, length in required_elements(self._kinds).items()}
+        self._memories = memory_kinds(self._kinds, parts.counts)
+        worlds = {1: world, **(holders or {})}
+        elements = required_elements(self._kinds, parts.counts)
+        self._flat = {kind: worlds[kind[1]].empty(length, kind[0]) for kind, length in elements.items()}
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
         self.layout = MemoryLayout((), {}, ())
@@ -29,18 +41,33 @@ class BucketMemory:
         Return the layout; earlier contents are lost."""
         for flat in self._flat.values():
             flat.zero_()  # the gaps between gradients are summed with them
-        self.layout = plan_memory(self._kinds, order, largest)
+        self.layout = plan_memory(self._kinds, order, largest, self._parts.counts)
         buckets = self.layout.buckets
         self._sent_buckets = tuple(buckets[number] for number in sequence) or buckets
         self.views = [
-            _view(self._flat[dtype][start : start + length], parameter)
-            for parameter, (length, dtype), start in zip(self.parameters, self._kinds, self.layout.starts, strict=True)
+            _view(self._flat[kind][start : start + length], parameter)
+            for parameter, (length, _), kind, start in zip(
+                self.parameters, self._kinds, self._memories, self.layout.starts, strict=True
+            )
         ]
         return self.layout
 
     def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
-        return [Bucket(one.nbytes, one.parameters) for one in plan_memory(self._kinds, order, largest).buckets]
+        slices = plan_memory(self._kinds, order, largest, self._parts.counts).buckets
+        return [self.bucket_of(one) for one in slices]
+
+    def bucket_of(self, place: BucketSlice) -> Bucket:
+        """Return a bucket as rules see it."""
+        return Bucket(place.nbytes, place.parameters, groups=self._parts.holders.get(place.parts, ()))
+
+    def scale(self, bucket: BucketSlice, mean: bool) -> float:
+        """Return the factor of a bucket's gradients besides their rank's weight (`parameter_parts.py`)."""
+        return self._parts.scale(bucket.parts, mean)
+
+    def parts_of(self, number: int) -> int:
+        """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
+        return self._parts.of(number)
 
     def bucket_slice(self, key: int) -> BucketSlice:
         """Return the place of the bucket with this key."""
@@ -48,11 +75,11 @@ class BucketMemory:
 
     def elements(self, bucket: BucketSlice) -> torch.Tensor:
         """Return the elements of a bucket that are sent, as a flat tensor."""
-        return self._flat[bucket.dtype][bucket.start : bucket.stop]
+        return self._flat[bucket.memory][bucket.start : bucket.stop]
 
     def pack_weights(self, bucket: BucketSlice, ranks: int) -> None:
         """Write weights, divided by the number of ranks, into a bucket."""
-        flat = self._flat[bucket.dtype]
+        flat = self._flat[bucket.memory]
         for number, first, last, start in self.ranges(bucket):
             whole = self._in_order(self.parameters[number].detach(), number)
             torch.div(whole[first - start : last - start], ranks, out=flat[first:last])
@@ -107,7 +134,7 @@ class BucketMemory:
 
     def pack(self, bucket: BucketSlice, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
         """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
-        flat = self._flat[bucket.dtype]
+        flat = self._flat[bucket.memory]
         for number, first, last, start in self.ranges(bucket):
             into, gradient = flat[first:last], fresh[number]
             if gradient is None:
@@ -120,7 +147,7 @@ class BucketMemory:
 
     def flags(self, bucket: BucketSlice) -> list[bool]:
         """Return, for each gradient that ends in the bucket, True where any rank had one."""
-        there = self._flat[bucket.dtype][bucket.flags : bucket.flags + len(bucket.ends)]
+        there = self._flat[bucket.memory][bucket.flags : bucket.flags + len(bucket.ends)]
         return (there != 0).tolist()
 
     def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.plan.choose import Setting
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.parameter_parts import Partition
 from unisono.rules import BaseRule
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared
@@ -30,9 +31,10 @@ class Programs:
         observe: Callable[[OperationSpan], None],
         buffers: bool,
         link: LinkOf | None = None,
+        partitions: Sequence[Partition] = (),
     ) -> None:
-        """Store the inputs of the programs. `buffers`: True where buffers are sent, `link` that of `Player`."""
-        self._link = link
+        """Store the inputs of the programs. `buffers`: True where buffers are sent; the last two are `Player`'s."""
+        self._link, self._partitions = link, partitions
         self._memory, self._pool, self._rule, self._collectives = memory, pool, rule, collectives
         self._user, self._observe, self._has_buffers = user, observe, buffers
         self._player: Player | None = None
@@ -74,14 +76,16 @@ class Programs:
         buckets = memory.lay_out(order, setting.bucket_bytes, setting.sequence).buckets
         sequence = setting.sequence or range(len(buckets))
         keys = {number: key for key, number in enumerate(sequence, 1)}
-        self._buckets = tuple(Bucket(buckets[number].nbytes, buckets[number].parameters) for number in sequence)
+        self._buckets = tuple(memory.bucket_of(buckets[number]) for number in sequence)
         self._filled = tuple(keys[number] for number in range(len(buckets)))
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
         self._made.clear()
         self._prepared.clear()
         if self._player is None or self._communicators != self._rule.communicators:
             self._communicators = self._rule.communicators
-            self._player = Player(self._pool, self._communicators, self._user, self._observe, self._link)
+            self._player = Player(
+                self._pool, self._communicators, self._user, self._observe, self._link, self._partitions
+            )
 
     def set_rule(self, rule: BaseRule) -> None:
         """Adopt a rule with another period, which begins with the next step. No program may be running."""

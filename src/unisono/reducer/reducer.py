@@ -40,6 +40,7 @@ from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage, check_request, check_samples, warning_of
 from unisono.reducer.exchanging_pass import ExchangingPass, centre_in, flats_of
 from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
@@ -67,8 +68,8 @@ from unisono.world import World
 class Reducer:
     """Gradients of a model on one rank, and their combination with those of the other ranks by a rule."""
 
-    def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule) -> None:
-        """Attach to `model`. Called by all ranks of `world` together."""
+    def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule, parts: ParameterParts = UNSPLIT) -> None:
+        """Attach to `model`, of whose parameters `parts` are split. Called by all ranks of `world` together."""
         self._model, self._structure = weakref.ref(model), Structure(model)
         self._checked = False  # whether the parameters have been looked at since the last backward pass
         self.parameters = self._structure.parameters
@@ -85,16 +86,17 @@ class Reducer:
         self._samples_ever_given = self._warned = False  # whether samples were ever given, and a warning issued
         self._buffers = Buffers(model)
         pool = world.resource(CommunicatorPool)
-        name = f"model {pool.register(self)}"
-        self._collectives = ModelCollectives(pool, name)
-        self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world))
+        self._collectives = ModelCollectives(pool, name := f"model {pool.register(self)}")
+        partitions = list(parts.holders.values())
+        holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
+        self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
         has_buffers = bool(self._buffers.slots) and world.size > 1
         self.exchange: WorkerExchange | None = None
         """This worker's end of its exchanges, where the rule is asynchronous."""
         self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
         """Links to the servers of an asynchronous rule."""
         self._programs = Programs(
-            self.memory, pool, rule, self._collectives, name, weakly(self._observe), has_buffers, self.links
+            self.memory, pool, rule, self._collectives, name, weakly(self._observe), has_buffers, self.links, partitions
         )
         self._tuning = Tuning(self.memory, self._collectives, self.times, rule)
         weakref.finalize(self, self._tuning.close).atexit = False
@@ -106,8 +108,7 @@ class Reducer:
         self.clip: float | None = None
         """Largest norm of all gradients together, where the optimizer's updates are in the program."""
         self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
-        self._sync = True
-        self._accumulated = False  # whether some gradients have not been averaged
+        self._sync, self._accumulated = True, False  # whether the next pass averages; some gradients are not averaged
         # whether the setting of the coming backward pass has been asked for; the user's optimizer makes its step
         self._prepared = self._stepping = False
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}

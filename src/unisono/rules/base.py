@@ -111,6 +111,11 @@ class BaseRule(ABC):
         """False: all ranks take part in the rule's collectives. True for the rules of `asynchronous.py`."""
         return False
 
+    @property
+    def takes_split_layers(self) -> bool:
+        """False: layers cannot be split over ranks. True where each bucket may have a group of ranks of its own."""
+        return False
+
     def threads(self) -> Mapping[str, int]:
         """Return the number of threads of each lane. Communication has one for each communicator."""
         return {**ONE_THREAD, COMMUNICATION: self.communicators}
@@ -125,9 +130,9 @@ class BaseRule(ABC):
         """Number of communicators that the programs use."""
         return self.found_overlap.communicators(self.outstanding or OUTSTANDING)
 
-    def collectives(self, layout: Layout) -> build.CollectiveTasks:
-        """Return the builder that places a step's collectives."""
-        return build.CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING)
+    def collectives(self, layout: Layout, rank: int = 0) -> build.CollectiveTasks:
+        """Return the builder that places a step's collectives; `rank` counts where parameters are split over ranks."""
+        return build.CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING, rank)
 
     def allreduce(self) -> Operation:
         """Return the operation that sums a bucket, with the algorithm and wire format of `exchange`."""

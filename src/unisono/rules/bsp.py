@@ -38,13 +38,18 @@ class BSP(BaseRule):
         if self.scale not in SCALES:
             raise UsageError(f"BSP(scale={self.scale!r}): there are {', '.join(map(repr, SCALES))}")
 
-    def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
+    @property
+    def takes_split_layers(self) -> bool:
+        """True: each bucket is averaged over the ranks that hold it."""
+        return True
+
+    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
         overlap = self.found_overlap
         passing = build.backward(layout, overlap.backward_lane(layout.deferred))
         if not event.synchronize:
             return (*build.forward(layout), *passing)
-        sends = self.collectives(layout)
+        sends = self.collectives(layout, rank)
         gate = build.ENDED if overlap.after else build.BEGUN
         follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
         for key in layout.keys:
@@ -61,5 +66,5 @@ class BSP(BaseRule):
             Task(SCALES[self.scale], key, UPDATE, (build.CONTROL,), (bucket(key), *own)),
             *sends.place(self.allreduce(), key, (), (bucket(key),)),
             Task(SET_GRADS, key, UPDATE, (), (bucket(key),)),
-            *build.updates(layout, key),
+            *build.updates(layout, key, sends),
         ]

@@ -87,10 +87,10 @@ def merge(backward_tasks: Iterable[Task], followers: Iterable[tuple[int, Iterabl
 
 
 class CollectiveTasks:
-    """Collectives of all ranks, placed one after another by an overlap."""
+    """Collectives of all ranks, or of those that hold a bucket, placed one after another by an overlap."""
 
-    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int) -> None:
-        self._group = RankGroup(tuple(range(layout.ranks)))
+    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int = 0) -> None:
+        self._layout, self._rank = layout, rank
         self._overlap, self._outstanding = overlap, outstanding
         self._before = 0
 
@@ -98,13 +98,17 @@ class CollectiveTasks:
         self, operation: Operation, key: int, reads: tuple[Value, ...], writes: tuple[Value, ...]
     ) -> tuple[Task, ...]:
         """Return the tasks of the next collective."""
-        task = Task(operation, key, MAIN, reads, writes, self._group)
+        group = RankGroup(self._layout.group_of(key, self._rank))
+        task = Task(operation, key, MAIN, reads, writes, group)
         self._before += 1
         return self._overlap.place(task, self._before - 1, self._outstanding)
 
 
-def updates(layout: Layout, key: int) -> list[Task]:
-    """Return the optimizer's tasks once the gradients of bucket `key` are set, after clipping if there is any."""
+def updates(layout: Layout, key: int, sends: CollectiveTasks | None = None) -> list[Task]:
+    """Return the optimizer's tasks once the gradients of bucket `key` are set, after clipping if there is any.
+
+    Where parameters are split, `sends` places the sum of squares of all ranks, by which they are clipped.
+    """
     if layout.updates is Updates.OUTSIDE:
         return []
     if layout.clip is not None or layout.updates is Updates.WHOLE:
@@ -112,6 +116,8 @@ def updates(layout: Layout, key: int) -> list[Task]:
             return []
         every = tuple(map(bucket, layout.keys))
         clip = [Task(op.CLIP, key, UPDATE, (), (*every, NORM))] if layout.clip is not None else []
+        if clip and layout.split and sends is not None:
+            clip = [*sends.place(op.SUM_SQUARES, 0, every, (NORM,)), *clip]
         return [*clip, update(layout, key, tuple(range(layout.parameters)))]
     return [update(layout, key, layout.complete[key])] if layout.complete[key] else []
 

@@ -132,7 +132,8 @@ class InProcessReplica:
         self.names, self.parameters = [name for name, _ in named], [one for _, one in named]
         self._batch: Batch | None = None
         self._samples = 0
-        self._weight = 0.0
+        self._weight, self._rank = 0.0, 0
+        self._norm: float | None = None
         self._seen: dict[int, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor | None] = {}
         self._own: dict[int, torch.Tensor | None] = {}
@@ -169,11 +170,11 @@ class InProcessReplica:
         """Sum the samples of all ranks, which gives this rank's weight."""
         total = sum(world.all_gather_object(self._samples))
         self._weight = self._samples / total if total else 0.0
-        self._samples = 0
+        self._samples, self._rank, self._norm = 0, world.rank, None
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients, times this rank's share of the samples if `scaled`, into a bucket, and flags behind them."""
-        weight = self._weight if scaled else float(self._weight > 0)
+        weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, there = [], []
         for number, first, last in self._ranges(key):
             own = self._own[number]
@@ -210,6 +211,17 @@ class InProcessReplica:
                     whole = self._averaged[number] = torch.zeros_like(self.parameters[number])
                 whole.view(-1)[first:last] = self._sent[key][at : at + last - first]
             at += last - first
+
+    def sum_squares(self, world: InProcessWorld) -> None:
+        """Sum the squares of all averaged gradients over the ranks, each part of a split one once."""
+        found = [
+            float(torch.linalg.vector_norm(one)) ** 2
+            * self._parts((self.layout.keys_of[number] or (0,))[0])
+            / self.layout.ranks
+            for number, one in sorted(self._averaged.items())
+            if one is not None
+        ]
+        self._norm = sum(world.all_gather_object(sum(found))) ** 0.5
 
     def clip(self) -> None:
         """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
@@ -301,10 +313,15 @@ class InProcessReplica:
         found = [one for _, one in sorted(gradients.items()) if one is not None]  # one order of sums on all ranks
         if not found:
             return  # no rank had a batch
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
-        factor = min(1.0, self.layout.clip / (float(norm) + 1e-6))
+        own = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
+        norm = float(own) if self._norm is None else self._norm
+        factor = min(1.0, self.layout.clip / (norm + 1e-6))
         for one in found:
             one.mul_(factor)
+
+    def _parts(self, key: int) -> int:
+        """Return the number of parts that the parameters of a bucket are split into over the ranks."""
+        return self.layout.ranks // len(self.layout.group_of(key, self._rank))
 
     def _ranges(self, key: int) -> list[tuple[int, int, int]]:
         """Return the parameters in a bucket, each with its first and last element (exclusive) there."""

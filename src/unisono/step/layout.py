@@ -16,6 +16,8 @@ class Bucket(NamedTuple):
     """Numbers of the parameters in it, whole or in part."""
     ranges: tuple[tuple[int, int], ...] = ()
     """First and last element (exclusive) of each parameter in it; empty where all lie in it whole."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Ranks in groups, each of which holds one part of split parameters and averages it; empty: one group of all."""
 
 
 class Updates(Enum):
@@ -64,6 +66,16 @@ class Layout:
     def bucket(self, key: int) -> Bucket:
         """Return the bucket with this key."""
         return self.buckets[key - 1]
+
+    def group_of(self, key: int, rank: int) -> tuple[int, ...]:
+        """Return the ranks that average a bucket with this rank; all ranks for a key without a bucket."""
+        groups = self.bucket(key).groups if 0 < key <= len(self.buckets) else ()
+        return next((group for group in groups if rank in group), tuple(range(self.ranks)))
+
+    @property
+    def split(self) -> bool:
+        """True where some parameters are split over ranks."""
+        return any(one.groups for one in self.buckets)
 
     @cached_property
     def keys_of(self) -> tuple[tuple[int, ...], ...]:

@@ -133,6 +133,11 @@ def _symbolic_clip(ranks: Sequence[SymbolicState], task: Task) -> None:
             raise StepError(f"rank {one.rank}: {task} takes the norm before all of bucket {key} is there, or after")
 
 
+def _symbolic_sum_squares(ranks: Sequence[SymbolicState], task: Task) -> None:
+    for one in ranks:
+        _symbolic_clip([one], task)
+
+
 def _symbolic_clip_local(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     missing = [number for number in range(one.layout.parameters) if number not in one.gradients]
@@ -207,6 +212,10 @@ def _act_clip(replica: Replica, _: Task, __: Any) -> None:
     replica.clip()
 
 
+def _act_sum_squares(replica: Replica, _: Task, world: Any) -> None:
+    replica.sum_squares(world)
+
+
 def _act_clip_local(replica: Replica, _: Task, __: Any) -> None:
     replica.clip_local()
 
@@ -233,6 +242,9 @@ SET_GRADS = Operation("set_grads", _act_set_grads, _symbolic_set_grads, _free)
 
 CLIP = Operation("clip", _act_clip, _symbolic_clip, _free)
 """Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
+
+SUM_SQUARES = Operation("sum_squares", _act_sum_squares, _symbolic_sum_squares, _price_small, Role.COLLECTIVE, "q")
+"""Sum of the squares of all averaged gradients, where parameters are split: each part counts once."""
 
 CLIP_LOCAL = Operation("clip", _act_clip_local, _symbolic_clip_local, _free)
 """Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""

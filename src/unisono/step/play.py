@@ -12,7 +12,7 @@ thread that advances the program.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -65,10 +65,13 @@ class Player:
         user: str = "",
         observe: Observe | None = None,
         link: LinkOf | None = None,
+        partitions: Sequence[tuple[tuple[int, ...], ...]] = (),
     ) -> None:
         """Take `communicators` communicators. `user` distinguishes the collectives of one user from others; `link`
-        returns the link of a pair, for rules that exchange in pairs."""
+        returns the link of a pair, for rules that exchange in pairs; `partitions` are the groups of ranks that average
+        buckets of split parameters, each with as many communicators."""
         self._worlds, self._link = pool.worlds(communicators), link
+        self._of_groups = dict(pool.part_worlds(partition, communicators) for partition in partitions)
         self._pool, self._user, self._observe = pool, user, observe
         self._variables: dict[Value, Variable] = {}
         self._writers: dict[Value, Handle] = {}  # the last task that was pushed and writes a parameter's weights
@@ -178,9 +181,12 @@ class Player:
         if self._link is not None:
             return self._link(group)
         if group.ranks != tuple(range(worlds[0].size)):
-            raise UsageError(
-                f"{task} is of the ranks {group.ranks}: over MPI a group has all {worlds[0].size} ranks so far"
-            )
+            if group.ranks not in self._of_groups:
+                raise UsageError(
+                    f"{task} is of the ranks {group.ranks}: over MPI a group has all {worlds[0].size} ranks, or those "
+                    "that hold the same part of a split layer"
+                )
+            worlds = self._of_groups[group.ranks]
         if group.number >= len(worlds):
             raise UsageError(
                 f"{task} uses communicator {group.number} of {len(worlds)}: the rule defines how many there are "

@@ -39,6 +39,9 @@ class Replica(Protocol):
     def set_grads(self, key: int) -> None:
         """Make a bucket's sums the gradients of its parameters."""
 
+    def sum_squares(self, world: Any) -> None:
+        """Sum the squares of all averaged gradients over the ranks, each part of a split one once: for `clip`."""
+
     def clip(self) -> None:
         """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
 

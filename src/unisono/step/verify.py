@@ -25,7 +25,7 @@ from unisono.errors import StepError
 from unisono.step.arrivals import programs_of
 from unisono.step.layout import Layout
 from unisono.step.matching import Member
-from unisono.step.program import RankGroup, Role, Step, StepProgram, Task
+from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value
 from unisono.step.random_order import play_in_random_order
 from unisono.step.rule import AsynchronousRule, GradientSource, Guarantee, Rule
 from unisono.step.symbolic_state import SymbolicState, Versions
@@ -91,12 +91,13 @@ def check_groups(rank: int, program: StepProgram) -> None:
 
 def check_threads(rank: int, program: StepProgram, threads: Mapping[str, int]) -> None:
     """Raise StepError unless each lane has a thread for each group that it may wait for."""
-    waits: defaultdict[str, dict[RankGroup, Task]] = defaultdict(dict)
+    waits: defaultdict[str, dict[RankGroup | Value, Task]] = defaultdict(dict)
     for task in program:
         if task.lane not in threads:
             raise StepError(f"rank {rank}: {task} is on lane {task.lane!r}; the rule has {', '.join(threads)}")
         if task.group is not None:
-            waits[task.lane].setdefault(task.group, task)
+            in_order = next((value for value in task.writes if value.kind == "order"), None)
+            waits[task.lane].setdefault(in_order or task.group, task)  # one order for several groups: one at a time
     for lane, groups in waits.items():
         if len(groups) > threads[lane]:
             names = ", ".join(map(str, groups.values()))
@@ -146,8 +147,12 @@ def check_guarantees(rule: Rule, steps: Sequence[Step], states: Sequence[Symboli
     if guarantees and guarantees[-1].equal:
         for one in states[1:]:
             for number in range(one.layout.parameters):
-                if one.version(number) != states[0].version(number):
-                    raise StepError(f"ranks 0 and {one.rank} end with different weights of parameter {number}")
+                for key in one.parts_of(number):
+                    first = one.layout.group_of(key, one.rank)[0]
+                    if one.weights[number][key] != states[first].weights[number][key]:
+                        raise StepError(
+                            f"ranks {first} and {one.rank} end with different weights of parameter {number}"
+                        )
 
 
 def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
@@ -178,7 +183,9 @@ def _check_updates(
     if len(updates) != len(windows):
         raise StepError(f"{where} is updated {len(updates)} times in {len(windows)} steps that should update it")
     for (guarantee, batches), update in zip(windows, updates, strict=True):
-        whose = everyone if guarantee.applied is GradientSource.ALL else [one]
+        group = one.layout.group_of(key, one.rank)
+        holders = [other for other in everyone if other.rank in group]
+        whose = holders if guarantee.applied is GradientSource.ALL else [one]
         wanted = {(rank.rank, batch) for rank in whose for batch in batches if batch not in rank.absent}
         found = {(contribution.rank, contribution.batch) for contribution in update.sum}
         if missing := sorted(wanted - found):

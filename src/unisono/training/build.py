@@ -25,9 +25,10 @@ from unisono.models.registry import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
+from unisono.tensor_parallel.model import data_world, data_world_of, split_model
 from unisono.training.loss import classification_loss
 from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, Recipe, own_rule
+from unisono.training.recipe import OWN, Recipe, own_rule, plan_of
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.warmup import warm_up
@@ -65,10 +66,13 @@ def describe_precision(recipe: Recipe, world: World) -> str:
 
 
 def make_feed(recipe: Recipe, world: World, share: CoreShare, whole_test: bool = False) -> Feed:
-    """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves."""
-    data = recipe.data
+    """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves.
+
+    Ranks that hold parts of one model get the same samples.
+    """
+    data, sharing = recipe.data, data_world_of(plan_of(recipe, world.size), world)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed)
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed)
     check_installed()
     from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
 
@@ -76,7 +80,7 @@ def make_feed(recipe: Recipe, world: World, share: CoreShare, whole_test: bool =
     conversion = data.size, data.augment, threads, data.windows, data.context
     replicated = data.storage == "replicated"
     options = FeedOptions(Path(data.pack), replicated, data.groups, *conversion, whole_test=whole_test)
-    return PackedFeed(options, world, recipe.training.seed)
+    return PackedFeed(options, world, recipe.training.seed, sharing)
 
 
 def make_trainer(
@@ -93,9 +97,12 @@ def make_trainer(
     model, options = network.to(dtype), recipe.optimizer
     within = partial(autocast_to, product_dtype(recipe), dtype, "cpu")
     check_fit(model, recipe.model.name, feed.blank(1).to(dtype), within)
+    if recipe.parallel.layers:
+        split_model(model, world, plan_of(recipe, world.size))
     if recipe.compute.convolutions == "autotune":
         prepare(model, plan)
-        first, last = bounds(recipe.training.batch, world.size, world.rank)
+        data = data_world(model, world)
+        first, last = bounds(recipe.training.batch, data.size, data.rank)
 
         def step(inputs: Tensor, labels: Tensor) -> Tensor:
             with within():

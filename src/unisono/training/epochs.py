@@ -21,6 +21,8 @@ from unisono.data.feed import Feed
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
+from unisono.schedules.pieces import bounds
+from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.build import DTYPES
@@ -95,7 +97,7 @@ class TrainingLoop:
         if self._steps():
             return True
         seconds = time.perf_counter() - begun
-        loss = self._sum(self.point.loss) / samples
+        loss = self._sum_of_samples(self.point.loss) / samples
         rate = self._rate(self.point.epoch, steps_of(samples, training.batch) - 1)
         self.accuracy = self._test()
         self.point = ResumePoint(self.point.epoch + 1, 0, self.point.step)
@@ -134,18 +136,18 @@ class TrainingLoop:
             epoch, done, step = self.point.epoch, self.point.done, self.point.step
             for group in self.trainer.optimizer.param_groups:
                 group["lr"] = self._rate(epoch, done)
-            torch.manual_seed(seed_of_step(training.seed, step, self.world.rank))
+            self._seed(done, step)
             due = self._request_if_due()
             loss = self.point.loss + self.trainer.step(inputs, labels)
             self.point = ResumePoint(epoch, done + 1, step + 1, loss)
             self.display.step(epoch, done + 1, steps)
             requests, every = self.trainer.requests(), training.checkpoint_every
             if "stop" in requests:
-                self._save_checkpoint(self._sum(loss))
+                self._save_checkpoint(self._sum_of_samples(loss))
                 self._log_saved(f"SIGTERM to {requests['stop']}", ends=True)
                 return True
             if done + 1 < steps and ("save" in requests or (every and self.point.step % every == 0)):
-                self._save_checkpoint(self._sum(loss))
+                self._save_checkpoint(self._sum_of_samples(loss))
                 if "save" in requests and not due:
                     self._log_saved(f"SIGUSR1 to {requests['save']}", ends=False)
         self.trainer.wait()
@@ -186,7 +188,7 @@ class TrainingLoop:
         return self.trainer.evaluate(batches(), self.feed.test_samples)
 
     def _save_checkpoint(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint, after the metrics of the epoch that it ends; `loss` is the sum over all ranks so far."""
+        """Write a checkpoint, after the metrics of the epoch that it ends; `loss` is the sum over samples so far."""
         point, trainer, folder = self.point, self.trainer, self.folder
         trainer.wait()
         weights, optimizer = states_of(trainer, self.world)
@@ -209,6 +211,18 @@ class TrainingLoop:
         self.world.call_on_root(
             lambda: run_directory.write_steps(self.folder, self.point.epoch, np.stack(everyone), KINDS)
         )
+
+    def _seed(self, done: int, step: int) -> None:
+        """Seed the random numbers of a step: the same on ranks that hold parts of one model."""
+        training, data = self.recipe.training, self.trainer.data_world
+        torch.manual_seed(seed_of_step(training.seed, step, data.rank))
+        if split_of(self.trainer.model) is not None:
+            whole = min(training.batch, self.feed.samples - done * training.batch)
+            seed_dropout(self.trainer.model, training.seed, step, bounds(whole, data.size, data.rank)[0])
+
+    def _sum_of_samples(self, value: float) -> float:
+        """Return the sum of a number over samples, of which each rank has it for its own."""
+        return float(self.trainer.data_world.allreduce(torch.tensor([value], dtype=torch.float64)))
 
     def _sum(self, value: float) -> float:
         """Return the sum of a number over all ranks."""

@@ -42,6 +42,11 @@ def choice(default: str, *names: str) -> Any:
     return field(default=default, metadata={"one_of": names})
 
 
+def texts() -> Any:
+    """Return a dataclass field of type `Mapping[str, str]`: a table of keys of any name. Dots may be in them."""
+    return field(default_factory=dict, metadata={"texts": True})
+
+
 def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: str = "") -> Value:
     """Return the dataclass of type `kind` that `content` holds; errors name `source` and `prefix`, the table's name.
 
@@ -57,6 +62,8 @@ def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: st
             if not isinstance(value, Mapping):
                 raise RecipeError(f"{source}: {prefix}{key} is a table of keys, not the value {value!r}")
             values[key] = parse(hints[key], value, source, f"{prefix}{key}.")
+        elif fields[key].metadata.get("texts"):
+            values[key] = _texts(value, f"{source}: {prefix}{key}")
         else:
             values[key] = _value(value, hints[key], fields[key].metadata, f"{source}: {prefix}{key}")
     return kind(**values)
@@ -83,6 +90,16 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in content.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _texts(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{where} is a table of keys, not the value {value!r}")
+    found = flat(value)
+    for key, text in found.items():
+        if not isinstance(text, str):
+            raise RecipeError(f"{where}.{key} = {text!r} is not a string")
     return found
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of ranks whose weights or optimizer states differ: every rank's, and the weights that they share.
 
 same weights everywhere    weights: rank 0's            optimizer: rank 0's; with shards, those of all ranks joined
+layers that are split      weights: whole, gathered     optimizer: whole, gathered
 weights that differ        weights: mean or anchor      optimizer: {"ranks": [rank 0's weights and states, ...]}
 
 A rank's states are those of its optimizer and of the rule: anchor, outer momentum, residuals, changes in flight.
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 from unisono.step.rule_memory import ANCHOR
+from unisono.tensor_parallel.model import split_of
+from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training.checkpoint import Checkpoint
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -25,6 +28,8 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     sharded = trainer.reducer.sharded_optimizer
     if sharded is not None:  # rank 0 alone needs memory for the whole state
         return trainer.model.state_dict(), sharded.state_dict(root=0)
+    if split_of(trainer.model) is not None:
+        return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.rule.differs:
         return mine
@@ -51,7 +56,8 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     trainer.reducer.resume(checkpoint.step)
     if ranks is None:
         trainer.model.load_state_dict(checkpoint.weights)
-        load_optimizer(trainer.optimizer, checkpoint.optimizer)
+        own = cut_optimizer_state(trainer.model, trainer.optimizer, checkpoint.optimizer)
+        load_optimizer(trainer.optimizer, own)
         return []
     trainer.model.load_state_dict(checkpoint.weights)
     anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks)

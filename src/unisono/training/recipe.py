@@ -19,7 +19,8 @@ from unisono.optimizers import OPTIMIZERS
 from unisono.rules import RULES, Exchange
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
-from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse
+from unisono.tensor_parallel import ParallelPlan, make_plan
+from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse, texts
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import FOLDER
 from unisono.user_function import UserFunction, is_user_function
@@ -181,6 +182,16 @@ class ExchangeRecipe:
 
 
 @dataclass(frozen=True)
+class ParallelRecipe:
+    """Layers that are split over groups of ranks; ranks of a group train on the same samples."""
+
+    ranks: int = number(0, at_least=0)
+    """Ranks in a group of the layers whose words have no size of their own; 0: all ranks."""
+    layers: Mapping[str, str] = texts()
+    """Split of each layer, by its name, in words: "column", "row 4", "column 2 gives part", "row 2 takes part"."""
+
+
+@dataclass(frozen=True)
 class ComputeRecipe:
     """Number format and convolution algorithms of the network."""
 
@@ -207,6 +218,7 @@ class Recipe:
     compute: ComputeRecipe = field(default_factory=ComputeRecipe)
     rule: RuleRecipe = field(default_factory=RuleRecipe)
     exchange: ExchangeRecipe = field(default_factory=ExchangeRecipe)
+    parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
 
 
 def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
@@ -283,10 +295,11 @@ def check_run(recipe: Recipe, ranks: int) -> None:
     samples = train_samples(data, recipe.data.pack)
     if batch > samples:
         raise RecipeError(f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on")
-    if ranks > batch:
+    sharing = check_parallel(recipe, ranks)
+    if ranks > batch * sharing:
         raise RecipeError(
             f"{ranks} ranks share batches of {batch} samples, so some would have none; "
-            f"start at most {batch} ranks, or raise training.batch"
+            f"start at most {batch * sharing} ranks, or raise training.batch"
         )
     if recipe.exchange.wire not in (OWN, *WIRES):
         raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join((OWN, *WIRES))}")
@@ -297,6 +310,25 @@ def check_run(recipe: Recipe, ranks: int) -> None:
         rule = named_rule(recipe.rule, Exchange(algorithm, wire))
         if isinstance(rule, BaseAsynchronousRule):
             rule.seats(ranks)
+
+
+def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan:
+    """Return the plan of the layers that are split. Raises UsageError for words that are no split."""
+    return make_plan(recipe.parallel.layers, recipe.parallel.ranks or ranks)
+
+
+def check_parallel(recipe: Recipe, ranks: int) -> int:
+    """Return the number of ranks that train on the same samples. Raises RecipeError where groups do not divide the
+    ranks, or the rule does not take split layers."""
+    plan = plan_of(recipe, ranks)
+    if plan.layers and recipe.rule.name in RULES and recipe.rule.name != "bsp":
+        raise RecipeError(f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp")
+    if ranks % plan.sharing:
+        raise RecipeError(
+            f"parallel.layers share samples in groups of {plan.sharing} ranks, which do not divide {ranks} ranks: "
+            f"start a multiple of {plan.sharing}, or change parallel.ranks"
+        )
+    return plan.sharing
 
 
 def check_rule(rule: RuleRecipe) -> None:
@@ -320,4 +352,4 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """Return the keys in which two recipes differ, except `ranks`, which does not change the training."""
     first, second = flat(to_dict(one)), flat(to_dict(other))
-    return [key for key in first if key != "ranks" and first[key] != second[key]]
+    return [key for key in {**first, **second} if key != "ranks" and first.get(key) != second.get(key)]

@@ -17,6 +17,8 @@ from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
 from unisono.reducer.wait_on_access import wait_on_access
 from unisono.rules import BaseRule
 from unisono.step.layout import Updates
+from unisono.tensor_parallel.model import data_world
+from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.loss import classification_loss
 from unisono.training.recorder import Recorder
@@ -53,6 +55,9 @@ class Trainer:
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
         self.reducer.check_parameters(model)
+        check_split_optimizer(model, optimizer)
+        self.data_world = data_world(model, world)
+        """World of ranks that have every sample once: `world`, or where layers are split one rank of each group."""
         self.reducer.clip = clip
         if self.reducer.rule.sharded:
             self.reducer.shard(optimizer, own_loop=False)
@@ -135,7 +140,7 @@ class Trainer:
                 with self.recorder.record("computing"), torch.no_grad(), self.within():
                     counts += count(self.model(inputs), labels)
         with self.recorder.record("waiting"):
-            self.world.allreduce(counts)
+            self.data_world.allreduce(counts)
         self.recorder.discard()
         return accuracy_of(counts, samples)
 

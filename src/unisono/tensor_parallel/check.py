@@ -1,0 +1,146 @@
+"""Check of a plan against a model and a number of ranks. Every refusal is one line with its remedy.
+
+    plan {"fc*": "column gives part", ...} ─▶ names of the model, sizes of groups, dropouts between ─▶ ParallelPlan
+
+Pure: it looks at names, types and shapes alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.convolution import (
+    ColumnParallelConv1d,
+    ColumnParallelConv2d,
+    ColumnParallelConv3d,
+    ColumnParallelConvolution,
+)
+from unisono.tensor_parallel.embeddings import RowParallelEmbedding
+from unisono.tensor_parallel.layer import ParallelLayer
+from unisono.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from unisono.tensor_parallel.plan import COLUMN, DROPOUT, PART, ROW, ParallelPlan, Split
+
+KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
+    (nn.Linear, COLUMN): ColumnParallelLinear,
+    (nn.Linear, ROW): RowParallelLinear,
+    (nn.Conv1d, COLUMN): ColumnParallelConv1d,
+    (nn.Conv2d, COLUMN): ColumnParallelConv2d,
+    (nn.Conv3d, COLUMN): ColumnParallelConv3d,
+    (nn.Embedding, ROW): RowParallelEmbedding,
+}
+"""Classes of split layers, by the exact class of the whole layer and the split."""
+
+
+def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan:
+    """Return the plan with all names and sizes, in the order of the model's modules.
+
+    Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
+    part and one that takes it are added. Raises UsageError for an unknown name, a layer that cannot be split as asked,
+    groups that do not divide the ranks, a part that no layer takes, and a weight that is tied to one that is not split
+    alike.
+    """
+    modules = dict(model.named_modules())
+    splits = _named(plan, modules, ranks)
+    for name, split in splits.items():
+        _check_size(name, split, ranks)
+        _check_layer(name, modules[name], split)
+    found = ParallelPlan(tuple((name, splits[name]) for name in modules if name in splits))
+    found = _with_dropouts(found, modules)
+    _check_ties(found, model)
+    return found
+
+
+def kind_of(layer: nn.Module, split: Split) -> type[ParallelLayer] | None:
+    """Return the class of a layer once it is split; None where there is none."""
+    return KINDS.get((type(layer), split.how))
+
+
+def _named(plan: ParallelPlan, modules: Mapping[str, nn.Module], ranks: int) -> dict[str, Split]:
+    found: dict[str, Split] = {}
+    for name, split in plan.layers:
+        matching = [one for one in modules if fnmatchcase(one, name)] if name not in modules else [name]
+        if not matching or name == "":
+            able = [one for one, module in modules.items() if any(type(module) is kind for kind, _ in KINDS)]
+            near = difflib.get_close_matches(name, able, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
+            raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
+        found |= {one: replace(split, ranks=split.ranks or ranks) for one in matching}
+    return found
+
+
+def _check_size(name: str, split: Split, ranks: int) -> None:
+    if ranks % split.ranks:
+        fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+        raise UsageError(f"layer {name!r}: groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}")
+
+
+def _check_layer(name: str, layer: nn.Module, split: Split) -> None:
+    kind = type(layer).__name__
+    if split.how == DROPOUT:
+        if type(layer) is not nn.Dropout:
+            raise UsageError(f"layer {name!r} is a {kind}: only a Dropout takes 'dropout'")
+        return
+    if isinstance(layer, ParallelLayer):
+        raise UsageError(f"layer {name!r} is split already: make the model parallel once")
+    found = kind_of(layer, split)
+    if found is None:
+        hows = [how for of, how in KINDS if of is type(layer)]
+        remedy = f"split it by {' or '.join(hows)}" if hows else "Linear, Conv1d, Conv2d, Conv3d and Embedding can be"
+        raise UsageError(f"layer {name!r} is a {kind}, which cannot be split by {split.how}: {remedy}")
+    if split.ranks > 1 and (reason := found.refusal(layer, split)) is not None:
+        raise UsageError(f"layer {name!r} ({kind}) {reason}")
+
+
+def _with_dropouts(plan: ParallelPlan, modules: Mapping[str, nn.Module]) -> ParallelPlan:
+    """Return the plan with the dropouts inside pairs. Raises UsageError for parts that nobody gives, or takes."""
+    splits, layers = dict(plan.layers), list[tuple[str, Split]]()
+    giver: tuple[str, Split] | None = None
+    for name, module in modules.items():
+        split = splits.get(name)
+        if split is None:
+            if giver is not None and type(module) is nn.Dropout:
+                dim = 1 if issubclass(kind_of(modules[giver[0]], giver[1]) or object, ColumnParallelConvolution) else -1
+                layers.append((name, Split(DROPOUT, giver[1].ranks, dim=dim)))
+            continue
+        layers.append((name, split))
+        if split.how == DROPOUT or split.ranks == 1:
+            continue
+        if split.takes == PART:
+            if giver is None:
+                raise UsageError(
+                    f"layer {name!r} takes a part, which no layer before it gives: leave away 'takes part'"
+                )
+            if giver[1].ranks != split.ranks:
+                raise UsageError(
+                    f"layer {name!r} takes parts of {split.ranks} ranks, and {giver[0]!r} gives those of "
+                    f"{giver[1].ranks}: use one size for both"
+                )
+            giver = None
+        if split.gives == PART:
+            giver = name, split
+    if giver is not None:
+        raise UsageError(f"layer {giver[0]!r} gives a part, which no layer after it takes: leave away 'gives part'")
+    return ParallelPlan(tuple(layers))
+
+
+def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
+    """Raise UsageError where a weight belongs to two layers that do not cut it alike."""
+    cuts: dict[int, tuple[str, tuple[int, int] | None]] = {}
+    for name, module in model.named_modules():
+        split = plan.get(name)
+        kind = None if split is None or split.ranks == 1 else kind_of(module, split)
+        dims = {} if kind is None or split is None else kind.dims(split)
+        for parameter, tensor in module.named_parameters(recurse=False):
+            own = (split.ranks, dims[parameter]) if split is not None and parameter in dims else None
+            other, before = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))
+            if before != own or (own is not None and other != f"{name}.{parameter}" and len(tensor) % own[0]):
+                raise UsageError(
+                    f"{name}.{parameter} and {other} are one weight, but are not split alike: split both over the same "
+                    "ranks and dimension, which they divide, or neither"
+                )

@@ -1,0 +1,106 @@
+"""Layers that are split over a model group: a model's own modules, which become another class and hold a part.
+
+    nn.Linear(8, 6), weight (6, 8)  ── become ──▶  ColumnParallelLinear(8, 6), weight (3, 8) on each of two ranks
+
+Names, modules and parameters stay the same objects, so optimizers and tied weights still refer to them. Sizes such as
+`out_features` stay those of the whole layer. `load_state_dict` takes whole tensors, and each rank cuts its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn
+
+from torch import Tensor, nn
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.part import WeightPart
+from unisono.tensor_parallel.plan import Split
+from unisono.world import World
+
+
+class GroupLink:
+    """Link of a layer to the world of its model group. Copies of a layer share it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __deepcopy__(self, _: dict[int, Any]) -> GroupLink:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a model with split layers cannot be pickled: save its whole_state_dict instead")
+
+
+class ParallelLayer(nn.Module):
+    """Base of the layers that are split."""
+
+    split: Split
+    link: GroupLink
+    parts: dict[str, WeightPart]
+    """Parts that this rank holds, by the names of parameters."""
+    by: ClassVar[str]
+    """Split that the class carries out: "column" or "row"."""
+    features: ClassVar[str]
+    """Attribute of the layer that is shared by the ranks."""
+
+    @classmethod
+    def dims(cls, split: Split) -> Mapping[str, int]:
+        """Return the dimension along which each split parameter is cut, by name."""
+        raise NotImplementedError
+
+    @classmethod
+    def refusal(cls, layer: Any, split: Split) -> str | None:
+        """Return why a layer cannot be split so, with the remedy; None where it can."""
+        raise NotImplementedError
+
+    @property
+    def group(self) -> World:
+        """World of the model group."""
+        return self.link.world
+
+
+def parts_of(kind: type[ParallelLayer], layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
+    """Return the parts of a whole layer's parameters that a member of a model group holds. Pure: for any number of
+    ranks."""
+    named = dict(layer.named_parameters(recurse=False))
+    return {
+        name: WeightPart(split.ranks, member, dim, named[name].shape[dim])
+        for name, dim in kind.dims(split).items()
+        if name in named
+    }
+
+
+def become(
+    layer: nn.Module,
+    kind: type[ParallelLayer],
+    split: Split,
+    link: GroupLink,
+    parts: dict[str, WeightPart],
+    cut: set[int],
+) -> None:
+    """Make a layer one of a kind that holds `parts`. `cut` has the ids of tied parameters that are cut already."""
+    layer.__class__ = kind
+    assert isinstance(layer, ParallelLayer)
+    layer.split, layer.link, layer.parts = split, link, parts
+    for name, part in parts.items():
+        parameter = layer.get_parameter(name)
+        if id(parameter) not in cut:
+            parameter.grad = None
+            parameter.data = part.cut(parameter.data)
+            cut.add(id(parameter))
+    layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
+    layer.register_forward_pre_hook(_no_fast_path)
+
+
+def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Replace whole tensors by this rank's parts, before they are loaded."""
+    assert isinstance(layer, ParallelLayer)
+    for name, part in layer.parts.items():
+        value, own = state.get(prefix + name), layer.get_parameter(name)
+        if value is not None and value.shape == part.whole_shape(own.shape):
+            state[prefix + name] = part.cut(value)
+
+
+def _no_fast_path(_: nn.Module, __: object) -> None:
+    """Do nothing. A module with hooks is called: PyTorch's fused transformer layer would read its weight instead."""

@@ -1,0 +1,43 @@
+"""Norms over all gradients of a split model: each part counts once.
+
+rank 0   fc1's half 3, the rest 12  ┐  sum of squares over 2 ranks, whole ones divided by 2
+rank 1   fc1's half 4, the rest 12  ┴  9 + 16 + 144 = 169, norm 13 on both
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.model import named_parts, split_of
+
+NEEDS_WHOLE = ("LARS", "LAMB", "Adafactor", "LBFGS", "Muon")
+"""Optimizers whose step of an element depends on all elements of its parameter."""
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
+    """Scale the gradients so that the norm of all together is at most `max_norm`, and return the norm before.
+
+    For a user's own loop, after `backward()`, in place of `torch.nn.utils.clip_grad_norm_`. Called by all ranks.
+    """
+    found = split_of(model)
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    if found is None:
+        return float(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    parts, total = named_parts(model), torch.zeros((), dtype=torch.float64)
+    for one in model.parameters():
+        if one.grad is not None:
+            held = parts[id(one)][0].ranks if id(one) in parts else 1
+            total += torch.linalg.vector_norm(one.grad).double().square() * held / found.world.size
+    norm = float(found.world.allreduce(total).sqrt())
+    for gradient in gradients:
+        gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
+    return norm
+
+
+def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer that needs whole parameters, where the model has parts of some."""
+    name = type(optimizer).__name__
+    if name in NEEDS_WHOLE and named_parts(model):
+        raise UsageError(f"{name} needs whole weights, and some layers are split: use SGD, Adam or AdamW, or no plan")

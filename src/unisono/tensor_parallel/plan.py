@@ -1,0 +1,120 @@
+"""Plan of layers that are split over ranks: a small value, written by hand, as words, or as DTensor's styles.
+
+    {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}              a layer name: how, group size, what flows
+
+    x whole ─▶ fc1, half of its outputs each ─▶ a part each ─▶ fc2, half of its inputs each ─▶ sum ─▶ y whole
+
+"column" splits the outputs of a layer (features of Linear, channels of Conv), "row" its inputs (features of Linear,
+rows of Embedding), as in Megatron-LM and DTensor. A layer takes and gives whole activations unless the plan says "takes
+part" or "gives part": then each rank of the group has its own part, and nothing is sent there. "dropout" names a
+Dropout that works on parts, along the dimension `dim`. A group size that is left out is all ranks. Names may have
+wildcards, as in `layers.*.fc1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.styles import is_style, words_of
+
+COLUMN, ROW, DROPOUT = "column", "row", "dropout"
+HOWS = (COLUMN, ROW, DROPOUT)
+WHOLE, PART = "whole", "part"
+
+FORM = '"column 2 gives part": column or row, the size of the group, "takes part" and "gives part"'
+
+
+@dataclass(frozen=True)
+class Split:
+    """Split of one layer over the ranks of its model groups."""
+
+    how: str
+    """"column": by outputs; "row": by inputs; "dropout": none, but its input is a part."""
+    ranks: int = 0
+    """Number of ranks in a group; 0: all ranks."""
+    takes: str = WHOLE
+    """Input of each rank: "whole", or "part", its own along the features."""
+    gives: str = WHOLE
+    """Output of each rank: "whole", or "part"."""
+    dim: int = -1
+    """Dimension of the parts that a dropout takes: -1 for features, 1 for channels or heads."""
+
+    def __post_init__(self) -> None:
+        if self.how not in HOWS:
+            raise UsageError(f"a split is by {' or '.join(HOWS[:2])}, not by {self.how!r}; it reads like {FORM}")
+        if self.ranks < 0 or {self.takes, self.gives} - {WHOLE, PART}:
+            raise UsageError(f"{self!r}: ranks is 0 or more, takes and gives are {WHOLE!r} or {PART!r}")
+
+    def __str__(self) -> str:
+        flows = [f"{verb} {PART}" for verb in ("takes", "gives") if getattr(self, verb) == PART]
+        dim = [f"dim {self.dim}"] if self.how == DROPOUT else []
+        return " ".join([self.how, str(self.ranks), *dim, *flows])
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Splits of layers by name, in the order of the model's modules once it is checked."""
+
+    layers: tuple[tuple[str, Split], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the groups, ascending, without 1."""
+        return tuple(sorted({split.ranks for _, split in self.layers} - {1}))
+
+    @property
+    def sharing(self) -> int:
+        """Number of ranks that train on the same samples: the least multiple of all group sizes."""
+        return lcm(*self.sizes)
+
+    def get(self, name: str) -> Split | None:
+        """Return the split of a layer; None where it has none."""
+        return dict(self.layers).get(name)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {split}" for name, split in self.layers)
+
+
+PlanLike = ParallelPlan | Mapping[str, Any]
+"""A plan, or a mapping from layer names to splits, their words, or styles of DTensor's `parallelize_module`."""
+
+
+def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
+    """Return the plan that `content` says; `ranks` is the size of groups that it leaves out (0: all ranks).
+
+    Raises UsageError for words that are no split.
+    """
+    if isinstance(content, ParallelPlan):
+        layers = content.layers
+    elif isinstance(content, str):
+        raise UsageError(f'plan = {content!r} is not there yet: name the layers, as in {{"fc1": "column 2"}}')
+    else:
+        layers = tuple((name, split_of(value, name)) for name, value in content.items())
+    return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in layers))
+
+
+def split_of(value: Any, layer: str) -> Split:
+    """Return a split from its words, or from DTensor's style. Raises UsageError, naming the layer."""
+    if isinstance(value, Split):
+        return value
+    words = words_of(value, layer) if is_style(value) else value
+    if not isinstance(words, str):
+        raise UsageError(f"the plan of layer {layer!r} is {value!r}; it reads like {FORM}")
+    return _parse(words, layer)
+
+
+def _parse(text: str, layer: str) -> Split:
+    words = text.split() or [""]
+    found: dict[str, Any] = {"how": words.pop(0)}
+    if words and words[0].isdigit():
+        found["ranks"] = int(words.pop(0))
+    while len(words) >= 2 and words[0] in ("takes", "gives", "dim") and words[0] not in found:
+        key, value = words.pop(0), words.pop(0)
+        found[key] = int(value) if key == "dim" and value.removeprefix("-").isdigit() else value
+    if words or found["how"] not in HOWS or not isinstance(found.get("dim", -1), int):
+        raise UsageError(f"the plan of layer {layer!r} is {text!r}; it reads like {FORM}")
+    return Split(**found)

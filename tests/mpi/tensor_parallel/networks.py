@@ -1,0 +1,186 @@
+"""Networks and batches that split networks are compared on with whole ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import unisono
+from unisono.schedules.pieces import bounds
+from unisono.tensor_parallel import seed_dropout
+from unisono.tensor_parallel.model import data_world, split_model
+from unisono.world import World
+
+SAMPLES = 12
+
+
+class Block(nn.Module):
+    """Transformer block with 12 heads of 2 features; its number of heads is that of the features it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(24), nn.LayerNorm(24)
+        self.query, self.key, self.value = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.attention_dropout = nn.Dropout(0.1)
+        self.out = nn.Linear(24, 24)
+        self.up, self.act, self.dropout, self.down = nn.Linear(24, 48), nn.GELU(), nn.Dropout(0.2), nn.Linear(48, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        q, k, v = (one(y).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        scores = self.attention_dropout((q @ k.transpose(-1, -2)).softmax(-1))
+        x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
+        return x + self.down(self.dropout(self.act(self.up(self.norm2(x)))))
+
+
+class Words(nn.Module):
+    """Embedding of 11 words and its transpose, with a hidden layer between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hidden = nn.Embedding(11, 12, padding_idx=3), nn.Linear(12, 12)
+        self.scores = nn.Linear(12, 5)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.scores(torch.tanh(self.hidden(self.words(numbers))).mean(1))
+
+
+class Case(NamedTuple):
+    make: Callable[[], nn.Module]
+    plans: Mapping[str, Mapping[str, str]]
+    """Plans without the sizes of groups."""
+    inputs: Callable[[torch.Generator], torch.Tensor]
+    classes: int = 5
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(12, 24),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(24, 12),
+        nn.Dropout(0.1),
+        nn.Linear(12, 12),
+        nn.Linear(12, 5),
+    )
+
+
+def convnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 12, 3, padding=1),
+        nn.GroupNorm(3, 12),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(12, 24, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(24 * 4, 12),
+        nn.ReLU(inplace=True),
+        nn.Linear(12, 5),
+    )
+
+
+def transformer() -> nn.Module:
+    return nn.Sequential(Block(), nn.Flatten(), nn.Linear(24 * 3, 5))
+
+
+def normal(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
+    return lambda generator: torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64)
+
+
+PAIR, CHAIN = ("column gives part", "row takes part"), ("row gives part", "row takes part gives part", "row takes part")
+ATTENTION = dict.fromkeys(("0.query", "0.key", "0.value", "0.up"), "column gives part")
+
+CASES = {
+    "mlp": Case(
+        mlp,
+        {
+            "pair": {"0": PAIR[0], "3": PAIR[1]},
+            "whole": {"0": "column", "3": "row", "5": "column"},
+            "chain": dict(zip(("0", "3", "5"), CHAIN, strict=True)),
+            "columns": {"3": "column gives part", "5": "column takes part"},
+        },
+        normal(12),
+    ),
+    "convnet": Case(
+        convnet,
+        {"channels": {"0": "column", "4": "column"}, "pair": {"4": PAIR[0], "8": PAIR[1]}},
+        normal(2, 4, 4),
+    ),
+    "transformer": Case(
+        transformer,
+        {"block": {**ATTENTION, "0.out": PAIR[1], "0.down": PAIR[1], "0.attention_dropout": "dropout dim 1"}},
+        normal(3, 24),
+    ),
+    "words": Case(
+        Words,
+        {"rows": {"words": "row"}, "parts": {"words": "row gives part", "hidden": "row takes part"}},
+        lambda generator: torch.randint(0, 11, (SAMPLES, 4), generator=generator),
+    ),
+}
+
+
+def batch(case: Case, step: int, samples: int = SAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole batch of a step: one of four."""
+    generator = torch.Generator().manual_seed(step % 4)
+    return case.inputs(generator)[:samples], torch.randint(0, case.classes, (samples,), generator=generator)
+
+
+def model_of(case: Case) -> nn.Module:
+    torch.manual_seed(1)
+    return case.make().double()
+
+
+def with_sizes(plan: Mapping[str, str], size: int) -> dict[str, str]:
+    """A plan with groups of `size` ranks."""
+    return {name: " ".join([words.split()[0], str(size), *words.split()[1:]]) for name, words in plan.items()}
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, world: World, steps: range, samples: int = SAMPLES
+) -> list[float]:
+    """Train a parallel model on this rank's shares of the batches. Return the losses over whole batches."""
+    losses, data = [], data_world(model, world)
+    for step in steps:
+        inputs, labels = batch(case, step, samples)
+        first, last = bounds(samples, data.size, data.rank)
+        seed_dropout(model, 7, step, first)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs[first:last]), labels[first:last])
+        unisono.add_samples(model, last - first)
+        loss.backward()
+        optimizer.step()
+        total = data.allreduce(loss.detach() * (last - first))
+        losses.append(float(total) / samples)
+    return losses
+
+
+def alone(case: Case, world: World, steps: int) -> tuple[list[float], nn.Module]:
+    """Losses of the whole model on whole batches, on one rank."""
+    one = world.split(world.rank)
+    model = model_of(case)
+    split_model(model, one, {})
+    unisono.parallel(model, one)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+    losses = train(model, optimizer, case, one, range(steps))
+    trained = copy.deepcopy(model)
+    one.free()
+    return losses, trained
+
+
+def dropped(classes: int, channels: int) -> nn.Module:
+    """A network with dropouts for images of 8 x 8, as a recipe names it."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 3),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(144, 32),
+        nn.Tanh(),
+        nn.Dropout(0.3),
+        nn.Linear(32, classes),
+    )

@@ -1,0 +1,294 @@
+"""Split layers in all that training does with them: overlaps, clipping, ties, copies, other plans, mixed sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Words, alone, batch, model_of, train, with_sizes
+from torch import nn
+
+import unisono
+from unisono.compute.convolution import plan_convolutions
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.errors import UsageError
+from unisono.optimizers import LARS
+from unisono.reducer import reducer_of
+from unisono.schedules.pieces import bounds
+from unisono.step.overlaps import OVERLAPS
+from unisono.tensor_parallel.model import data_world, seed_dropout, split_model, split_of
+from unisono.tensor_parallel.norms import clip_grad_norm
+from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
+from unisono.training.trainer import Trainer
+from unisono.world import World
+
+STEPS = 12
+
+
+def sizes_of(group: World) -> list[int]:
+    return [size for size in (2, 3, 4) if group.size % size == 0] or [1]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def by_trainer(model: nn.Module, group: World, rule: unisono.BSP, clip: float | None) -> list[float]:
+    """Train a model by a Trainer, whose backward passes do not wait for their exchanges. Return the losses."""
+    case, data = CASES["mlp"], data_world(model, group)
+    trainer = Trainer(model, group, rule, sgd(model), clip=clip)
+    losses = []
+    for step in range(STEPS):
+        inputs, labels = batch(case, step)
+        first, last = bounds(SAMPLES, data.size, data.rank)
+        seed_dropout(model, 7, step, first)
+        total = trainer.step(inputs[first:last], labels[first:last])
+        losses.append(float(data.allreduce(torch.tensor(total, dtype=torch.float64))) / SAMPLES)
+    trainer.wait()
+    return losses
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, clip: float | None) -> None:
+    """Activations are exchanged inside passes while gradients are exchanged by other threads, or by the main one."""
+    plan, exchange = CASES["mlp"].plans["pair"], unisono.Exchange(bucket_bytes=500)
+    one = group.split(group.rank)
+    serial = unisono.parallel(model_of(CASES["mlp"]), one, plan=with_sizes(plan, 1))
+    expected = by_trainer(serial, one, unisono.BSP(exchange, overlap="none"), clip)
+    for size in sizes_of(group):
+        rule = unisono.BSP(exchange, overlap=overlap, outstanding=2)
+        model = unisono.parallel(model_of(CASES["mlp"]), group, rule, plan=with_sizes(plan, size))
+        assert by_trainer(model, group, rule, clip) == pytest.approx(expected, rel=1e-9)
+    one.free()
+
+
+def test_layers_of_different_sizes(group: World) -> None:
+    """The larger group trains on the same samples; layers of smaller groups are computed by several alike."""
+    expected, _ = alone(CASES["mlp"], group, STEPS)
+    sizes = [size for size in (1, 2, 3, 4) if group.size % size == 0]
+    plan = {"0": f"column {sizes[-1]}", "3": f"row {sizes[len(sizes) // 2]}", "5": f"column {sizes[0]}"}
+    model = unisono.parallel(model_of(CASES["mlp"]), group, plan=plan)
+    assert data_world(model, group).size == group.size // split_of(model).plan.sharing
+    assert train(model, sgd(model), CASES["mlp"], group, range(STEPS)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_continues_with_another_plan_on_other_ranks(group: World, name: str) -> None:
+    """After 25 of 50 steps each half of the ranks goes on by itself, as one model group."""
+    case = CASES[name]
+    expected, _ = alone(case, group, 50)
+    plans, sizes = list(case.plans.values()), sizes_of(group)
+    model = unisono.parallel(model_of(case), group, plan=with_sizes(plans[0], sizes[-1]))
+    optimizer = sgd(model)
+    losses = train(model, optimizer, case, group, range(25))
+    whole = whole_state_dict(model), whole_optimizer_state(model, optimizer)
+    weights, state = group.call_on_root(lambda: whole)
+    half = group.split(group.rank * 2 // group.size)
+    other = unisono.parallel(model_of(case), half, plan=with_sizes(plans[-1], half.size))
+    others = sgd(other)
+    other.load_state_dict(weights)
+    others.load_state_dict(cut_optimizer_state(other, others, state))
+    losses += train(other, others, case, half, range(25, 50))
+    assert losses == pytest.approx(expected, rel=1e-9)
+    half.free()
+
+
+KINDS: list[tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = [
+    (lambda: nn.Linear(12, 24), "column", (2, 3, 12)),
+    (lambda: nn.Linear(12, 24, bias=False), "row", (2, 3, 12)),
+    (lambda: nn.Conv1d(2, 12, 3, stride=2), "column", (2, 2, 9)),
+    (lambda: nn.Conv2d(2, 12, 3, padding=1, padding_mode="reflect"), "column", (2, 2, 4, 4)),
+    (lambda: nn.Conv2d(2, 12, (1, 2), dilation=2, bias=False), "column", (2, 4, 4)),
+    (lambda: nn.Conv3d(2, 12, 2), "column", (2, 2, 3, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("make", "how", "shape"), KINDS)
+def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: str, shape: tuple[int, ...]) -> None:
+    """A convolution takes inputs without samples too."""
+    torch.manual_seed(3)
+    whole, x = make().double(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    layer = nn.Sequential(copy.deepcopy(whole))
+    split_model(layer, group, {"0": how})
+    expected = whole(x)
+    expected.square().sum().backward()
+    gradient, x.grad = x.grad, None
+    found = layer(x)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(x.grad, gradient)
+    for name, one in layer[0].named_parameters():
+        part = getattr(layer[0], "parts", {}).get(name)
+        own = whole.get_parameter(name).grad
+        torch.testing.assert_close(one.grad, own if part is None else part.cut(own))
+
+
+def test_convolutions_follow_the_plan_of_their_algorithms(group: World) -> None:
+    case, plan = CASES["convnet"], ConvolutionPlan()
+    whole, (inputs, _) = model_of(case), batch(case, 0)
+    model = split_model(model_of(case), group, {"0": "column", "4": "column"})
+    assert plan_convolutions(model, plan) == 2
+    torch.testing.assert_close(model.eval()(inputs), whole.eval()(inputs))
+    seed_dropout(model, 1, 1, 0)
+    model.train()(inputs).sum().backward()
+    assert {geometry.out_channels for geometry, _ in plan._chosen} == {12 // group.size, 24 // group.size}
+
+
+def test_each_rank_holds_a_part_of_split_weights_their_buckets_and_their_optimizer_state(group: World) -> None:
+    size = sizes_of(group)[-1]
+    model = nn.Sequential(nn.Linear(120, 1200), nn.ReLU(), nn.Linear(1200, 120))
+    whole = sum(one.numel() for one in model.parameters())
+    unisono.parallel(model, group, plan={"0": f"column {size} gives part", "2": f"row {size} takes part"})
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 120)).sum().backward()
+    optimizer.step()
+    held = sum(one.untyped_storage().nbytes() for one in model.parameters()) // 4
+    assert held == (whole - 120) // size + 120
+    states = [one for state in optimizer.state.values() for one in state.values() if one.ndim]
+    assert sum(one.untyped_storage().nbytes() for one in states) // 4 == 2 * held
+    buckets = sum(one.numel() for one in reducer_of(model).memory.views)
+    assert buckets == held
+    assert all(
+        torch.equal(one.grad, view)
+        for one, view in zip(model.parameters(), reducer_of(model).memory.views, strict=True)
+    )
+
+
+def test_a_tied_weight_is_one_part(group: World) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.scores = nn.Embedding(12, 6), nn.Linear(6, 12)
+            self.scores.weight = self.words.weight
+
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            return self.scores(self.words(numbers))
+
+    def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+        model(torch.arange(12)).square().sum().backward()
+        return {name: one.grad for name, one in model.named_parameters()}
+
+    torch.manual_seed(2)
+    whole = Tied().double()
+    expected = gradients(whole)
+    for size in sizes_of(group):
+        torch.manual_seed(2)
+        model = unisono.parallel(Tied().double(), group, plan={"words": f"row {size}", "scores": f"column {size}"})
+        assert model.words.weight is model.scores.weight
+        found = gradients(model)
+        part = model.words.parts["weight"] if size > 1 else None
+        mine = expected["words.weight"] if part is None else part.cut(expected["words.weight"])
+        torch.testing.assert_close(found["words.weight"], mine)
+        assert torch.equal(whole_state_dict(model).get("scores.weight", whole.scores.weight), whole.scores.weight)
+
+
+def test_a_rank_without_samples_and_accumulation(group: World) -> None:
+    """The last group has no samples in one of two batches whose gradients are accumulated, then in the only one."""
+    case, size = CASES["mlp"], sizes_of(group)[0]
+    plan = with_sizes({"0": "column gives part", "3": "row takes part"}, size)
+    whole = model_of(case).eval()
+    model = unisono.parallel(model_of(case), group, plan=plan).eval()
+    data, (inputs, labels) = data_world(model, group), batch(case, 0)
+    absent = data.size > 1 and data.rank == data.size - 1
+    present = data.size - (data.size > 1)
+    mine = slice(*bounds(SAMPLES, present, min(data.rank, present - 1)))
+    nn.functional.cross_entropy(whole(inputs), labels).backward()
+    for accumulated in (False, True):
+        model.zero_grad()
+        if accumulated:
+            with unisono.no_sync(model):
+                if not absent:
+                    nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+        if absent:
+            unisono.add_samples(model, 0)
+            unisono.synchronize(model)
+        else:
+            unisono.add_samples(model, mine.stop - mine.start)
+            loss = nn.functional.cross_entropy(model(inputs[mine]), labels[mine])
+            loss.backward()
+        factor = 2 if accumulated else 1
+        for (name, one), other in zip(model.named_parameters(), whole.parameters(), strict=True):
+            layer = model.get_submodule(name.rpartition(".")[0])
+            part = getattr(layer, "parts", {}).get(name.rpartition(".")[2])
+            expected = other.grad if part is None else part.cut(other.grad)
+            torch.testing.assert_close(one.grad, factor * expected, msg=name)
+
+
+@pytest.mark.parametrize("scale", ["mean", "sum"])
+def test_sums_count_a_group_once_and_so_do_norms(group: World, scale: str) -> None:
+    case, size = CASES["mlp"], sizes_of(group)[-1]
+    model = unisono.parallel(
+        model_of(case), group, unisono.BSP(scale=scale), plan=with_sizes(case.plans["whole"], size)
+    ).eval()
+    whole, (inputs, labels) = model_of(case).eval(), batch(case, 0)
+    nn.functional.cross_entropy(whole(inputs), labels).backward()
+    factor = data_world(model, group).size if scale == "sum" else 1
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    expected = float(nn.utils.get_total_norm([one.grad * factor for one in whole.parameters()]))
+    assert clip_grad_norm(model, 0.1) == pytest.approx(expected, rel=1e-12)
+    assert clip_grad_norm(model, 0.1) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_copies_compute_the_same_and_states_load(group: World) -> None:
+    model = unisono.parallel(model_of(CASES["words"]), group, plan={"words": "row"})
+    numbers = torch.arange(11).view(1, 11)
+    before = model(numbers)
+    assert torch.equal(copy.deepcopy(model)(numbers), before)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(Words().double().state_dict())
+    assert not torch.allclose(model(numbers), before)
+    model.load_state_dict(state)
+    assert torch.equal(model(numbers), before)
+    with pytest.raises(IndexError, match=r"numbers 0 to 11 in 11 rows|out of range"):
+        model(torch.tensor([[0, 11]]))
+
+
+def test_a_fused_transformer_layer_is_not_taken_for_whole(group: World) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True).eval()
+    x = torch.randn(2, 3, 12)
+    expected = layer(x).detach()
+    unisono.parallel(layer, group, plan={"linear1": "column gives part", "linear2": "row takes part"})
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected)
+
+
+def test_bfloat16_products(group: World) -> None:
+    model = unisono.parallel(model_of(CASES["convnet"]).float(), group, plan={"4": "column", "8": "column"})
+    inputs, labels = batch(CASES["convnet"], 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(inputs.float()), labels)
+    loss.backward()
+    assert all(torch.isfinite(one.grad).all() for one in model.parameters())
+
+
+def refusals(group: World) -> Mapping[str, Any]:
+    def again() -> None:
+        model = unisono.parallel(model_of(CASES["mlp"]), group, plan={"0": "column"})
+        model.extra = nn.Linear(2, 2)
+        unisono.parallel(model, group, plan={"0": "column"})
+
+    def lars() -> None:
+        model = unisono.parallel(model_of(CASES["mlp"]), group, plan={"0": f"column {group.size}"})
+        Trainer(model, group, unisono.BSP(), LARS(model.parameters(), 0.1))
+
+    return {
+        "the model is split already: give the plan once": again,
+        "LARS needs whole weights": lars,
+        "LocalSGD does not take split layers: use BSP, or no plan": lambda: unisono.parallel(
+            (model := model_of(CASES["mlp"])), group, unisono.LocalSGD(), sgd(model), plan={"0": "column"}
+        ),
+        "plan = 'auto' is not there yet": lambda: unisono.parallel(model_of(CASES["mlp"]), group, plan="auto"),
+    }
+
+
+def test_refusals(group: World) -> None:
+    for message, act in refusals(group).items():
+        if message.startswith("LARS") and group.size == 1:
+            continue
+        with pytest.raises(UsageError, match=message):
+            act()

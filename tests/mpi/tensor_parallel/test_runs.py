@@ -1,0 +1,87 @@
+"""Runs of a recipe whose layers are split follow the path of whole ones, through checkpoints with another split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tests.mpi.training.test_run import assert_alike, recipe_of, stopped
+
+from unisono.training.checkpoint import load_newest
+from unisono.training.recipe import ParallelRecipe, Recipe
+from unisono.training.run import train
+from unisono.world import World
+
+PAIR = {"classifier.1": "column gives part", "classifier.3": "row takes part", "features.5": "column"}
+OTHER = {"features.*": "column", "classifier.1": "row"}
+
+
+def split(recipe: Recipe, ranks: int, layers: dict[str, str] = PAIR) -> Recipe:
+    return replace(
+        recipe,
+        parallel=ParallelRecipe(ranks, {name: words for name, words in layers.items() if name != "features.*"}),
+        optimizer=replace(recipe.optimizer, clip=0.5),
+    )
+
+
+def test_split_runs_follow_the_path_of_whole_ones_and_resume_with_other_splits(
+    group: World, packs: Path, tmp_path: Path
+) -> None:
+    home = group.call_on_root(lambda: tmp_path)
+    whole = split(recipe_of(packs), 1, {})
+    sizes = [size for size in (1, 2, 4) if group.size % size == 0]
+    alone = group.split(group.rank)
+    group.call_on_root(lambda: train(whole, alone, home / "serial", None))
+    for size in sizes:
+        hold = "whole" if size == 2 else "even"
+        train(split(recipe_of(packs, hold), size), group, home / f"split-{size}", None)
+    for size in sizes:
+        group.call_on_root(lambda size=size: assert_alike(home / f"split-{size}", home / "serial"))
+
+    def stop() -> None:
+        stopped(home / "serial", home / "a")
+        stopped(home / f"split-{sizes[-1]}", home / "b")
+        stopped(home / f"split-{sizes[-1]}", home / "c")
+
+    group.call_on_root(stop)
+    train(split(recipe_of(packs), sizes[-1]), group, None, home / "a")
+    train(split(recipe_of(packs), sizes[0], OTHER), group, None, home / "b")
+    group.call_on_root(lambda: train(whole, alone, None, home / "c"))
+    for name in "abc":
+        group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
+    alone.free()
+
+
+def test_dropouts_follow_from_seed_step_sample_and_layer(group: World, packs: Path, tmp_path: Path) -> None:
+    """Under any plan, also one that splits nothing, on any number of ranks."""
+    home = group.call_on_root(lambda: tmp_path)
+    recipe = recipe_of(packs)
+    network = replace(recipe.model, name="tests.mpi.tensor_parallel.networks:dropped")
+    recipe = replace(recipe, model=network, optimizer=replace(recipe.optimizer, learning_rate=0.05))
+    layers = {"0": "column", "3": "column gives part", "6": "row takes part"}
+    alone = group.split(group.rank)
+    group.call_on_root(lambda: train(split(recipe, 1, layers), alone, home / "serial", None))
+    for size in (1, 2, 4):
+        if group.size % size == 0:
+            train(split(recipe, size, layers), group, home / f"split-{size}", None)
+            group.call_on_root(lambda size=size: assert_alike(home / f"split-{size}", home / "serial"))
+    alone.free()
+
+
+def test_checkpoints_are_the_same_whatever_the_split(group: World, packs: Path, tmp_path: Path) -> None:
+    home = group.call_on_root(lambda: tmp_path)
+    train(split(recipe_of(packs), 1, {}), group, home / "whole", None)
+    train(split(recipe_of(packs), 0), group, home / "split", None)
+
+    def compare() -> None:
+        one, other = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "split"))
+        assert list(one.weights) == list(other.weights)
+        for name, value in one.weights.items():
+            assert (value.shape, value.dtype) == (other.weights[name].shape, other.weights[name].dtype)
+        assert one.optimizer["param_groups"] == other.optimizer["param_groups"]
+        for number, state in one.optimizer["state"].items():
+            for key, value in state.items():
+                torch.testing.assert_close(other.optimizer["state"][number][key], value, rtol=1e-8, atol=1e-10)
+
+    group.call_on_root(compare)

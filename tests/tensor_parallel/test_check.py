@@ -1,0 +1,109 @@
+"""A plan that fits gets all names; every other is refused in one line that has the remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.check import KINDS, check_plan, kind_of
+from unisono.tensor_parallel.layer import parts_of
+from unisono.tensor_parallel.plan import ParallelPlan, make_plan
+
+
+class Net(nn.Module):
+    """One layer of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 8)
+        self.conv = nn.Conv2d(3, 12, 3)
+        self.grouped = nn.Conv2d(4, 8, 3, groups=2)
+        self.norm = nn.LayerNorm(8)
+        self.fc1, self.drop1, self.fc2 = nn.Linear(8, 24), nn.Dropout(0.5), nn.Linear(24, 10)
+        self.drop2 = nn.Dropout(0.5)
+        self.heads = nn.MultiheadAttention(8, 2)
+
+
+def checked(layers: dict[str, str], ranks: int = 4, model: nn.Module | None = None) -> ParallelPlan:
+    return check_plan(make_plan(layers), model or Net(), ranks)
+
+
+def test_names_sizes_and_dropouts_are_filled_in() -> None:
+    plan = checked({"fc?": "column 2 gives part", "fc2": "row 2 takes part", "words": "row"})
+    assert str(plan) == "words: row 4, fc1: column 2 gives part, drop1: dropout 2 dim -1, fc2: row 2 takes part"
+    plan = checked({"fc1": "column 2 gives part", "fc2": "row 2 takes part", "drop1": "dropout 2 dim 1"})
+    assert "drop1: dropout 2 dim 1" in str(plan)
+
+
+REFUSALS = {
+    "an unknown name": ({"fc3": "column"}, "names a layer 'fc3', which the model does not have; did you mean 'fc2'?"),
+    "a far name": ({"xyz": "column"}, "layers that can be split are words, conv, grouped, fc1, fc2"),
+    "nothing by wildcard": ({"q*": "column"}, "'q*', which the model does not have"),
+    "the model": ({"": "column"}, "a layer ''"),
+    "ranks": ({"fc1": "column 3"}, "layer 'fc1': groups of 3 do not divide 4 ranks: use one of 1, 2, 4"),
+    "outputs": ({"fc2": "column 4"}, "layer 'fc2' (Linear) has 10 output features, which 4 ranks cannot share evenly: "
+                "groups of 2, 5, 10 ranks can"),
+    "a norm": ({"norm": "column"}, "layer 'norm' is a LayerNorm, which cannot be split by column: Linear, Conv1d"),
+    "rows of a convolution": ({"conv": "row"}, "'conv' is a Conv2d, which cannot be split by row: split it by column"),
+    "columns of words": ({"words": "column"}, "is a Embedding, which cannot be split by column: split it by row"),
+    "groups": ({"grouped": "column"}, "layer 'grouped' (Conv2d) has 2 groups of channels: leave it whole"),
+    "an attention": ({"heads.out_proj": "row"}, "'heads.out_proj' is a NonDynamicallyQuantizableLinear, which cannot"),
+    "a part to nobody": ({"fc1": "column gives part"}, "'fc1' gives a part, which no layer after it takes: leave away"),
+    "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes a part, which no layer before it gives: leave away"),
+    "two sizes": (
+        {"fc1": "column 2 gives part", "fc2": "row 4 takes part"},
+        "'fc2' takes parts of 4 ranks, and 'fc1' gives those of 2: use one size for both",
+    ),
+    "no dropout": ({"fc1": "dropout 2"}, "layer 'fc1' is a Linear: only a Dropout takes 'dropout'"),
+    "a convolution's input": ({"conv": "column takes part"}, "takes whole inputs: leave away 'takes part'"),
+    "a number's part": ({"words": "row takes part"}, "takes numbers, which are whole: leave away 'takes part'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_refusals_have_one_line_and_the_remedy(why: str) -> None:
+    layers, message = REFUSALS[why]
+    with pytest.raises(UsageError) as raised:
+        checked(layers)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_ties_are_split_alike_or_not_at_all() -> None:
+    class Tied(nn.Module):
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.words, self.scores = nn.Embedding(rows, 8), nn.Linear(8, rows, bias=False)
+            self.scores.weight = self.words.weight
+
+    both = {"words": "row 4", "scores": "column 4"}
+    assert [name for name, _ in checked(both, model=Tied(12)).layers] == ["words", "scores"]
+    for layers in ({"words": "row 4"}, {"scores": "column 4"}, {**both, "scores": "row 4"}, {**both, "words": "row 2"}):
+        with pytest.raises(UsageError, match=r"scores.weight and words.weight are one weight, but are not split alike"):
+            checked(layers, model=Tied(12))
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_each_rank_holds_a_pth_of_split_weights(ranks: int) -> None:
+    layers = {
+        "column": nn.Linear(840, 1680),
+        "row": nn.Linear(840, 16),
+        "column ": nn.Conv2d(3, 840, 3),
+        "row ": nn.Embedding(840, 4),
+    }
+    for how, layer in layers.items():
+        split = make_plan({"layer": f"{how} {ranks}"}).layers[0][1]
+        kind = kind_of(layer, split)
+        assert kind is not None
+        assert kind.refusal(layer, split) is None
+        for member in range(ranks):
+            for name, part in parts_of(kind, layer, split, member).items():
+                whole = layer.get_parameter(name)
+                assert torch.Size(part.shape(whole.shape)).numel() == whole.numel() // ranks
+
+
+def test_every_kind_names_what_it_splits() -> None:
+    assert all(kind.by == how for (_, how), kind in KINDS.items())
+    assert all(issubclass(kind, layer) for (layer, _), kind in KINDS.items())

@@ -1,0 +1,68 @@
+"""Masks follow from seed, step, sample and layer alone."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from unisono.tensor_parallel.dropout import DropoutSeed, SampleDropout, mixed, use_sample_dropout
+
+
+def dropouts(seed: DropoutSeed) -> nn.Sequential:
+    model = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3, inplace=True), nn.Dropout(0.0))
+    assert list(use_sample_dropout(model, seed)) == ["0", "1", "2"]
+    return model
+
+
+def test_a_sample_has_the_same_mask_on_any_rank() -> None:
+    seed, ones = DropoutSeed(7, 3), torch.ones(12, 50)
+    model = dropouts(seed)
+    seed.first = 0
+    whole = model[0](ones)
+    for share, samples in ((0, 6), (1, 6), (3, 3)):
+        seed.first = None
+        seed.share = share
+        assert torch.equal(model[0](ones[:samples]), whole[share * samples : (share + 1) * samples])
+    assert torch.equal(copy.deepcopy(model)[0](ones[:3]), whole[9:12])
+
+
+def test_other_seeds_steps_and_layers_have_other_masks() -> None:
+    seed, ones = DropoutSeed(7, 3, first=0), torch.ones(4, 100)
+    model = dropouts(seed)
+    masks = [model[0](ones), model[1](ones)]
+    for seed.seed, seed.step in ((8, 3), (7, 4)):
+        masks.append(model[0](ones))
+    assert all(not torch.equal(one, other) for at, one in enumerate(masks) for other in masks[:at])
+    assert torch.equal(model[2](ones), ones)
+    assert torch.equal(model.eval()[0](ones), ones)
+
+
+def test_the_share_of_zeros_and_the_mean_are_those_of_a_dropout() -> None:
+    model = dropouts(DropoutSeed(1, 1, first=0))
+    found = model[0](torch.ones(100, 1000))
+    assert set(found.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.7))}
+    assert abs(float((found == 0).float().mean()) - 0.3) < 0.01
+    inputs = torch.ones(3, 5, requires_grad=True)
+    model[1](inputs).sum().backward()
+    assert torch.equal(inputs.grad, model[1](torch.ones(3, 5)))
+    assert len(model[0](torch.ones(0, 4))) == 0
+    assert torch.equal(SampleDropout.forward(set_p(model[0], 1.0), torch.ones(2, 2)), torch.zeros(2, 2))
+
+
+def set_p(layer: nn.Module, p: float) -> nn.Module:
+    layer.p = p
+    return layer
+
+
+def test_the_hash_spreads() -> None:
+    found = {
+        mixed(seed, step, sample, layer)
+        for seed in range(5)
+        for step in range(5)
+        for sample in range(50)
+        for layer in range(3)
+    }
+    assert len(found) == 5 * 5 * 50 * 3
+    assert all(0 <= one < 1 << 64 for one in found)

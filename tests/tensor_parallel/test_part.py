@@ -1,0 +1,29 @@
+"""Parts of a weight are equal, and joined they are the weight: for any number of ranks."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.tensor_parallel.part import WeightPart
+
+
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 2))
+def test_parts_are_equal_and_make_the_whole(ranks: int, length: int, dim: int) -> None:
+    shape = [2, 3, 4]
+    shape[dim] = length
+    whole = torch.arange(float(torch.Size(shape).numel())).view(shape) + 1
+    parts = [WeightPart(ranks, member, dim, length) for member in range(ranks)]
+    cut = [part.cut(whole) for part in parts]
+    for part, one in zip(parts, cut, strict=True):
+        assert one.shape == part.shape(whole.shape)
+        assert part.whole_shape(one.shape) == whole.shape
+        assert one.shape[dim] == -(-length // ranks)
+    assert torch.equal(parts[0].join(torch.stack(cut)), whole)
+    assert sum(int((one != 0).sum()) for one in cut) == whole.numel()
+
+
+def test_the_example() -> None:
+    parts = [WeightPart(4, member, 0, 10) for member in range(4)]
+    assert [(part.start, part.size) for part in parts] == [(0, 3), (3, 3), (6, 3), (9, 3)]
