@@ -43,8 +43,11 @@ def choice(default: str, *names: str) -> Any:
 
 
 def texts() -> Any:
-    """Return a dataclass field of type `Mapping[str, str]`: a table of keys of any name. Dots may be in them."""
-    return field(default_factory=dict, metadata={"texts": True})
+    """Return a dataclass field of type `Mapping[str, str]`: a table of keys of any name. Dots may be in them.
+
+    The hash of the dataclass leaves it out: a mapping has none.
+    """
+    return field(default_factory=dict, hash=False, metadata={"texts": True})
 
 
 def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: str = "") -> Value:
