@@ -19,6 +19,8 @@ from unisono.launch import find_mpiexec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+pytestmark = pytest.mark.launches  # alone: beside others, their files in /dev/shm would be seen
+
 START = """
 import os, sys, time, torch, unisono
 world = unisono.init(); x = torch.ones(300_000); world.allreduce(x)
