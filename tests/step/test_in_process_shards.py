@@ -165,7 +165,7 @@ def test_sharded_updates_are_those_of_the_unsharded_network(
 
 @pytest.mark.parametrize(
     ("ranks", "name"),
-    [*((ranks, name) for ranks in (2, 4) for name in sorted(OPTIMIZERS)), (1, "adam"), (3, "adamw"), (8, "lamb")],
+    [*((4, name) for name in sorted(OPTIMIZERS)), (1, "adam"), (2, "momentum"), (3, "adamw"), (8, "lamb")],
 )
 def test_losses_of_50_steps_are_those_of_one_rank(ranks: int, name: str) -> None:
     """With clipping, in any order of tasks; 24 samples a step, whatever the number of ranks."""
