@@ -17,8 +17,9 @@ from typing import Any, Protocol
 from unisono.errors import StepError
 from unisono.step.costs import Costs, Duration
 from unisono.step.operations import PACK_WEIGHTS
+from unisono.step.prices import free, latency
 from unisono.step.program import Operation, Role, Task, Value
-from unisono.step.symbolic_state import SymbolicState
+from unisono.step.symbolic_state import SymbolicState, change_nothing
 
 REPLY = Value("reply", 0)
 """Replies of all servers to a worker's exchange, and what came with them."""
@@ -103,21 +104,9 @@ def _symbolic_move(ranks: Sequence[SymbolicState], task: Task) -> None:
         one.weights[number][task.key] = one.versions.of("moved", one.weights[number][task.key], version)
 
 
-def _nothing(_: Sequence[SymbolicState], __: Task) -> None:
-    """Change no symbol."""
-
-
 def _price_swap(task: Task, costs: Costs) -> Duration:
     """Return the duration of two messages at once: that of one, by the pair's own cost."""
     return Duration(costs.collective.seconds(costs.nbytes(task.key)))
-
-
-def _price_announce(_: Task, costs: Costs) -> Duration:
-    return Duration(costs.collective.latency)
-
-
-def _free(_: Task, __: Costs) -> Duration:
-    return Duration(0.0)
 
 
 def _act_copy_weights(replica: ElasticReplica, task: Task, _: Any) -> None:
@@ -145,22 +134,22 @@ def _act_replied(replica: ElasticReplica, _: Task, __: Any) -> None:
     replica.replied()
 
 
-COPY_WEIGHTS = Operation("copy_weights", _act_copy_weights, PACK_WEIGHTS.symbolic, _free)
+COPY_WEIGHTS = Operation("copy_weights", _act_copy_weights, PACK_WEIGHTS.symbolic, free)
 """Copy of weights to their bucket."""
 
-COPY_BUFFERS = Operation("copy_buffers", _act_copy_buffers, _nothing, _free, letter="n")
+COPY_BUFFERS = Operation("copy_buffers", _act_copy_buffers, change_nothing, free, letter="n")
 """Copy of the model's buffers to the memory they are sent from."""
 
-ANNOUNCE = Operation("announce", _act_announce, _nothing, _price_announce, Role.COLLECTIVE, "h")
+ANNOUNCE = Operation("announce", _act_announce, change_nothing, latency, Role.COLLECTIVE, "h")
 """Exchange of headers between a worker and a server. A server serves whoever announces itself first."""
 
 SWAP = Operation("swap", _act_swap, _symbolic_swap, _price_swap, Role.COLLECTIVE, "x")
 """Exchange of a bucket between a worker and a server, both ways at once."""
 
-SWAP_BUFFERS = Operation("swap_buffers", _act_swap_buffers, _nothing, _price_announce, Role.COLLECTIVE, "y")
+SWAP_BUFFERS = Operation("swap_buffers", _act_swap_buffers, change_nothing, latency, Role.COLLECTIVE, "y")
 """Exchange of the model's buffers, both ways at once."""
 
-REPLIED = Operation("replied", _act_replied, _nothing, _free)
+REPLIED = Operation("replied", _act_replied, change_nothing, free)
 """End of a worker's exchange: all has come, nothing is applied yet."""
 
 
@@ -171,7 +160,7 @@ def pull(alpha: float) -> Operation:
     def act(replica: ElasticReplica, task: Task, _: Any) -> None:
         replica.pull(task.key, alpha)
 
-    return Operation("pull", act, _symbolic_pull, _free, letter="l")
+    return Operation("pull", act, _symbolic_pull, free, letter="l")
 
 
 @cache
@@ -181,7 +170,7 @@ def move(alpha: float) -> Operation:
     def act(replica: ElasticReplica, task: Task, _: Any) -> None:
         replica.move(task.key, alpha)
 
-    return Operation("move", act, _symbolic_move, _free)
+    return Operation("move", act, _symbolic_move, free)
 
 
 @cache
@@ -191,4 +180,4 @@ def move_buffers(alpha: float) -> Operation:
     def act(replica: ElasticReplica, _: Task, __: Any) -> None:
         replica.move_buffers(alpha)
 
-    return Operation("move_buffers", act, _nothing, _free)
+    return Operation("move_buffers", act, change_nothing, free)

@@ -15,9 +15,10 @@ from typing import Any
 
 from unisono.errors import StepError
 from unisono.step.costs import Costs, Duration
+from unisono.step.prices import free, half_exchange, latency, small_exchange
 from unisono.step.program import Act, Operation, Role, Task
 from unisono.step.replica import Replica
-from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState, sum_contributions
+from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState, change_nothing, sum_contributions
 from unisono.wires import wire_of
 
 # What the program outside does --------------------------------------------------------------------------------------
@@ -57,10 +58,6 @@ def _symbolic_wait(ranks: Sequence[SymbolicState], task: Task) -> None:
         _apply(one, task)
 
 
-def _nothing(_: Sequence[SymbolicState], __: Task) -> None:
-    """Change no symbol."""
-
-
 BEGIN = Operation("begin", None, _symbolic_begin, lambda _, costs: Duration(costs.forward[-1]))
 """Start of a step: its batch is ready."""
 
@@ -70,7 +67,7 @@ FORWARD = Operation("forward", None, _symbolic_forward, lambda task, costs: Dura
 BACKWARD = Operation("backward", None, _symbolic_backward, lambda task, costs: Duration(costs.backward[task.key]))
 """Computing until bucket `key` is full; for key 0, until the first gradient is ready."""
 
-END = Operation("end", None, _nothing, lambda _, costs: Duration(costs.backward[-1]))
+END = Operation("end", None, change_nothing, lambda _, costs: Duration(costs.backward[-1]))
 """End of the backward pass."""
 
 WAIT = Operation("wait", None, _symbolic_wait, lambda _, __: Duration(0.0))
@@ -174,22 +171,8 @@ def _price_update(task: Task, costs: Costs) -> Duration:
     )
 
 
-def _free(_: Task, __: Costs) -> Duration:
-    """Return a duration of 0: next to a collective, work in a rank's own memory takes no time."""
-    return Duration(0.0)
-
-
 def _price_whole(task: Task, costs: Costs) -> Duration:
     return costs.exchange(costs.nbytes(task.key))
-
-
-def _price_half(task: Task, costs: Costs) -> Duration:
-    """Return half the duration of an allreduce: each byte is sent once."""
-    return costs.exchange(costs.nbytes(task.key) / 2)
-
-
-def _price_small(_: Task, costs: Costs) -> Duration:
-    return costs.exchange(0)
 
 
 def _act_agree(replica: Replica, _: Task, world: Any) -> None:
@@ -228,25 +211,25 @@ def _act_update_local(replica: Replica, task: Task, _: Any) -> None:
     replica.update_local(task.parameters)
 
 
-AGREE = Operation("agree", _act_agree, _symbolic_agree, _price_small, Role.COLLECTIVE, "w")
+AGREE = Operation("agree", _act_agree, _symbolic_agree, small_exchange, Role.COLLECTIVE, "w")
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
-PACK = Operation("pack", _act_pack, _symbolic_pack, _free)
+PACK = Operation("pack", _act_pack, _symbolic_pack, free)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
-PACK_SUM = Operation("pack", _act_pack_sum, _symbolic_pack, _free)
+PACK_SUM = Operation("pack", _act_pack_sum, _symbolic_pack, free)
 """Copy of gradients as they are into their bucket, which then holds their sum."""
 
-SET_GRADS = Operation("set_grads", _act_set_grads, _symbolic_set_grads, _free)
+SET_GRADS = Operation("set_grads", _act_set_grads, _symbolic_set_grads, free)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
-CLIP = Operation("clip", _act_clip, _symbolic_clip, _free)
+CLIP = Operation("clip", _act_clip, _symbolic_clip, free)
 """Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
 
-SUM_SQUARES = Operation("sum_squares", _act_sum_squares, _symbolic_sum_squares, _price_small, Role.COLLECTIVE, "q")
+SUM_SQUARES = Operation("sum_squares", _act_sum_squares, _symbolic_sum_squares, small_exchange, Role.COLLECTIVE, "q")
 """Sum of the squares of all averaged gradients, where parameters are split: each part counts once."""
 
-CLIP_LOCAL = Operation("clip", _act_clip_local, _symbolic_clip_local, _free)
+CLIP_LOCAL = Operation("clip", _act_clip_local, _symbolic_clip_local, free)
 """Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""
 
 UPDATE = Operation("update", _act_update, _symbolic_update, _price_update)
@@ -320,10 +303,10 @@ def _act_unpack_weights(replica: Replica, task: Task, _: Any) -> None:
     replica.unpack_weights(task.key)
 
 
-PACK_WEIGHTS = Operation("pack_weights", _act_pack_weights, _symbolic_pack_weights, _free, letter="P")
+PACK_WEIGHTS = Operation("pack_weights", _act_pack_weights, _symbolic_pack_weights, free, letter="P")
 """Copy of weights, divided by the number of ranks, into their bucket."""
 
-UNPACK_WEIGHTS = Operation("unpack_weights", _act_unpack_weights, _symbolic_unpack_weights, _free, letter="U")
+UNPACK_WEIGHTS = Operation("unpack_weights", _act_unpack_weights, _symbolic_unpack_weights, free, letter="U")
 """Copy of a bucket's sums to the weights of its parameters."""
 
 # Others -------------------------------------------------------------------------------------------------------------
@@ -341,25 +324,21 @@ def _act_broadcast_buffers(replica: Replica, _: Task, world: Any) -> None:
     world.broadcast(replica.buffers())
 
 
-def _price_barrier(_: Task, costs: Costs) -> Duration:
-    return Duration(costs.collective.latency)
-
-
-BARRIER = Operation("barrier", _act_barrier, _nothing, _price_barrier, Role.COLLECTIVE, "|")
+BARRIER = Operation("barrier", _act_barrier, change_nothing, latency, Role.COLLECTIVE, "|")
 """Barrier of all ranks."""
 
-PACK_BUFFERS = Operation("pack_buffers", _act_pack_buffers, _nothing, _free)
+PACK_BUFFERS = Operation("pack_buffers", _act_pack_buffers, change_nothing, free)
 """Copy of the model's present buffers to the memory they are sent from."""
 
-BROADCAST_BUFFERS = Operation("buffers", _act_broadcast_buffers, _nothing, _price_small, Role.COLLECTIVE, "n")
+BROADCAST_BUFFERS = Operation("buffers", _act_broadcast_buffers, change_nothing, small_exchange, Role.COLLECTIVE, "n")
 """Broadcast of rank 0's buffers to all ranks."""
 
 
 def send(act: Act, symbolic: Any) -> Operation:
     """Return an operation by which `act` sends a part of the replica to the task's peer."""
-    return Operation("send", act, symbolic, _price_half, Role.SEND)
+    return Operation("send", act, symbolic, half_exchange, Role.SEND)
 
 
 def receive(act: Act, symbolic: Any) -> Operation:
     """Return an operation that receives from the task's peer, or from the first sender where it has none."""
-    return Operation("receive", act, symbolic, _price_half, Role.RECEIVE)
+    return Operation("receive", act, symbolic, half_exchange, Role.RECEIVE)

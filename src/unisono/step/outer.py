@@ -27,6 +27,7 @@ from unisono.step import build
 from unisono.step.costs import Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce, check_contributions
+from unisono.step.prices import free
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
 from unisono.step.replica import Replica
 from unisono.step.rule_memory import ANCHOR, MOMENTUM, SENT
@@ -110,11 +111,7 @@ def _symbolic_outer_step(ranks: Sequence[SymbolicState], task: Task) -> None:
     one.outer_steps[task.key] += 1
 
 
-def _free(_: Task, __: Costs) -> Duration:
-    return Duration(0.0)
-
-
-PACK_CHANGE = Operation("pack_change", _act_pack_change, _symbolic_pack_change, _free, letter="p")
+PACK_CHANGE = Operation("pack_change", _act_pack_change, _symbolic_pack_change, free, letter="p")
 """Copy of the change of weights since the last outer step, divided by the number of ranks, into their bucket."""
 
 
@@ -152,4 +149,4 @@ def outer_step(rate: float, momentum: float, nesterov: bool) -> Operation:
         moved = kept.get(ANCHOR, key).sub_(direction, alpha=rate)
         replica.write_weights(key, replica.read_weights(key).sub_(kept.pop(SENT, key)).add_(moved))
 
-    return Operation("outer_step", act, _symbolic_outer_step, _free, letter="o")
+    return Operation("outer_step", act, _symbolic_outer_step, free, letter="o")

@@ -20,8 +20,9 @@ from unisono.errors import StepError
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Costs, Duration
 from unisono.step.operations import sum_of_buckets
+from unisono.step.prices import free, half_exchange, small_exchange
 from unisono.step.program import Operation, Role, Task
-from unisono.step.symbolic_state import BucketContents, SymbolicState
+from unisono.step.symbolic_state import BucketContents, SymbolicState, change_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -99,28 +100,11 @@ def _symbolic_unpack(ranks: Sequence[SymbolicState], task: Task) -> None:
     del one.shards[task.key]
 
 
-def _nothing(_: Sequence[SymbolicState], __: Task) -> None:
-    """Change no symbol."""
-
-
 # Costs --------------------------------------------------------------------------------------------------------------
-
-
-def _price_half(task: Task, costs: Costs) -> Duration:
-    """Return the duration of half an allreduce: each byte is sent once."""
-    return costs.exchange(costs.nbytes(task.key) / 2)
-
-
-def _price_small(_: Task, costs: Costs) -> Duration:
-    return costs.exchange(0)
 
 
 def _price_update(task: Task, costs: Costs) -> Duration:
     return Duration(costs.nbytes(task.key) * costs.computing.update / costs.layout.ranks)
-
-
-def _free(_: Task, __: Costs) -> Duration:
-    return Duration(0.0)
 
 
 # Work ---------------------------------------------------------------------------------------------------------------
@@ -152,7 +136,7 @@ def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operatio
         own_shard(flat, world).copy_(world.reduce_scatter(flat, algorithm, wire))
         world.allreduce(replica.presence(task.key))
 
-    return Operation("reduce_scatter", act, _symbolic_reduce_scatter, _price_half, Role.COLLECTIVE)
+    return Operation("reduce_scatter", act, _symbolic_reduce_scatter, half_exchange, Role.COLLECTIVE)
 
 
 @cache
@@ -163,7 +147,7 @@ def all_gather(algorithm: str = "auto") -> Operation:
         flat = replica.sums(task.key)
         world.all_gather(own_shard(flat, world), flat, algorithm)
 
-    return Operation("all_gather", act, _symbolic_all_gather, _price_half, Role.COLLECTIVE, "g")
+    return Operation("all_gather", act, _symbolic_all_gather, half_exchange, Role.COLLECTIVE, "g")
 
 
 @cache
@@ -173,17 +157,17 @@ def clip_shards(limit: float) -> Operation:
     def act(replica: ShardedReplica, _: Task, world: Any) -> None:
         replica.clip_shards(limit, world)
 
-    return Operation("clip", act, _symbolic_norms, _price_small, Role.COLLECTIVE)
+    return Operation("clip", act, _symbolic_norms, small_exchange, Role.COLLECTIVE)
 
 
-SUM_NORMS = Operation("norms", _act_norms, _symbolic_norms, _price_small, Role.COLLECTIVE, "l")
+SUM_NORMS = Operation("norms", _act_norms, _symbolic_norms, small_exchange, Role.COLLECTIVE, "l")
 """Sum of the squares of whole layers' norms over the ranks, for LARS and LAMB."""
 
-STEP = Operation("step", None, _nothing, _free)
+STEP = Operation("step", None, change_nothing, free)
 """Step of the outside program's optimizer: the shards are updated when it has been called."""
 
 UPDATE_SHARD = Operation("update", _act_update, _symbolic_update, _price_update)
 """Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""
 
-UNPACK = Operation("unpack", _act_unpack, _symbolic_unpack, _free, letter="U")
+UNPACK = Operation("unpack", _act_unpack, _symbolic_unpack, free, letter="U")
 """Copy of a bucket's gathered weights to its parameters."""

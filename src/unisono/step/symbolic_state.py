@@ -12,12 +12,13 @@ without computing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unisono.errors import StepError
 from unisono.step.layout import Layout
+from unisono.step.program import Task
 
 
 class Contribution(NamedTuple):
@@ -152,3 +153,7 @@ def sum_contributions(sums: Iterable[Counter[Contribution]]) -> Counter[Contribu
     for one in sums:
         total.update(one)
     return total
+
+
+def change_nothing(_: Sequence[SymbolicState], __: Task) -> None:
+    """Change no symbol: the effect of an operation that moves no gradient and no weight."""
