@@ -41,8 +41,6 @@ class ParallelLayer(nn.Module):
     """Parts that this rank holds, by the names of parameters."""
     by: ClassVar[str]
     """Split that the class carries out: "column" or "row"."""
-    features: ClassVar[str]
-    """Attribute of the layer that is shared by the ranks."""
 
     @classmethod
     def dims(cls, split: Split) -> Mapping[str, int]:
