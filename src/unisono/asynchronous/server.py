@@ -21,7 +21,7 @@ import torch
 from unisono.asynchronous.centre import Centre
 from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
-from unisono.asynchronous.serving import Budget, RunState, answer, missed, next_worker
+from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
 from unisono.step.layout import Layout
@@ -225,7 +225,8 @@ class Server:
                 *(self.state.number, self.state.samples, self.state.samples, Order.CENTRE, self.state.epoch),
                 *(self.budget.epochs, self.state.loss, self.state.loss_samples, self.state.steps, self.clock()),
                 self.clock() - self.state.epoch_began,
-                workers=self.state.workers,
+                mean_seconds(self.state.seconds),
+                self.state.workers,
             )
         self.port.link(worker).send(reply.encode())
         mine = (key for key, its in self.rule.server_of(self.layout).items() if its == self.number)

@@ -45,6 +45,11 @@ def missed(number: int, last: int) -> int:
     return number - last - 1
 
 
+def mean_seconds(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the seconds of each kind of time, as the mean over the workers."""
+    return tuple(sum(one) / len(seconds) for one in zip(*seconds, strict=True))
+
+
 @dataclass(frozen=True)
 class Budget:
     """Length of a run and its checkpoints."""
@@ -155,7 +160,7 @@ def answer(
     stopping = state.stopping or finished or header.request is Request.STOP
     orders = Order.SAVE if worker in saving else Order.NONE
     orders |= (Order.CENTRE if cuts else Order.NONE) | (Order.STOP if stopping else Order.NONE)
-    mean = tuple(sum(one) / len(seconds) for one in zip(*seconds, strict=True))
+    mean = mean_seconds(seconds)
     reply = Reply(
         state.number,
         samples,

@@ -51,6 +51,9 @@ def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, t
     done = unisono("train", "--resume", "mine")
     assert done.returncode == 0, done.stderr
     assert "resumes after " in done.stdout
+    assert "communicating, overlapped" in done.stdout
+    last = json.loads((tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["computing"] > 0 and last["communicating"] > 0, "as the mean over the workers"
     epochs = [json.loads(line)["epoch"] for line in (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()]
     assert epochs == [1, 2, 3, 4]
     again = unisono("train", "--replay", "mine", "--run", "again")

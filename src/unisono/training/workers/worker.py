@@ -154,8 +154,8 @@ class Worker:
             self.request = Request.NONE
         self._stop = bool(reply.orders & Order.STOP)
 
-    def _store(self, replies: Sequence[Reply], header: WorkerHeader) -> None:
-        """Store the centre that has come with the servers' replies, evaluated where an epoch has ended."""
+    def _store(self, replies: Sequence[Reply], header: WorkerHeader) -> Accuracy | None:
+        """Store the centre that has come with the servers' replies. Return its accuracy where an epoch has ended."""
         reply, centre, buffers = replies[0], self.exchange.centre, self.exchange.centre_buffers
         with self.trainer.reducer.centre(centre, buffers):
             weights = {name: value.clone() for name, value in self.trainer.model.state_dict().items()}
@@ -169,6 +169,7 @@ class Worker:
         save_centre(self.home, reply.cut, weights, replies, self.feed.fingerprint)
         if self.signals is not None:
             self.signals.clear_pending()
+        return accuracy
 
     def save_last(self) -> None:
         """Store the centre that came last: the server has died. The model itself would wait for what has failed."""
@@ -189,6 +190,16 @@ class Worker:
                 counts += count(self.trainer.model(inputs.to(dtype)), labels)
         self.trainer.recorder.discard()
         return accuracy_of(counts, self.feed.test_samples)
+
+    def _rows(self, reply: Reply, accuracy: Accuracy) -> list[tuple[str, str]]:
+        """Return the results of the run, for its last table."""
+        return [
+            ("test accuracy", f"{accuracy.top1:.2%}"),
+            *([] if accuracy.top5 is None else [("test accuracy, top-5", f"{accuracy.top5:.2%}")]),
+            ("samples per second", f"{reply.samples / max(reply.elapsed, 1e-9):,.0f}"),
+            ("steps of all workers", f"{reply.cut}"),
+            ("time", f"{reply.elapsed:.2f} s"),
+        ]
 
     def _metrics(self, reply: Reply, header: WorkerHeader, accuracy: Accuracy) -> dict[str, Any]:
         samples = reply.loss_samples + header.samples
@@ -240,6 +251,9 @@ class Worker:
                     link.receive(self.exchange.centre[key])
             if server == 0 and self.exchange.centre_buffers is not None:
                 link.receive(self.exchange.centre_buffers)
-        self._store(replies, header._replace(samples=0, loss=0.0))
+        accuracy = self._store(replies, header._replace(samples=0, loss=0.0))
+        assert accuracy is not None, "an epoch ends with the final centre"
+        self.display.end(self._rows(replies[0], accuracy), dict(zip(KINDS, replies[0].seconds, strict=True)))
         self.display.log(f"run: {self.home}")
+        self.display.log(f"test accuracy: {accuracy.top1:.1%}")
         self.trainer.recorder.add("waiting", time.perf_counter() - began)
