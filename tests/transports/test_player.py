@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Barrier
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +15,7 @@ from hypothesis import strategies as st
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut
-from unisono.schedules.schedule import Program, receive
+from unisono.schedules.schedule import Program, receive, send
 from unisono.transports import threads
 from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
 from unisono.transports.threads import play_all
@@ -91,3 +95,25 @@ def test_stuck_play_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [Program(1, (((receive(1, 0),),),)), Program(1, ((),))]
     with pytest.raises(Exception, match="rank 0 waits forever"):
         play_all(programs, lambda chunks: cut(3, chunks, 3), [np.zeros(3), np.zeros(3)], arithmetic_of(torch.float64))
+
+
+def test_error_of_one_rank_is_raised_before_the_waits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "STUCK_SECONDS", 0.2)
+    programs = [Program(1, (((receive(1, 0),),),)), Program(1, (((send(0, 0),),),))]
+    payloads = [np.zeros(3), None]
+    with pytest.raises(TypeError, match="NoneType"):
+        play_all(programs, lambda chunks: cut(3, chunks, 3), payloads, arithmetic_of(torch.float64))
+
+
+def test_sender_and_receiver_that_ask_at_once_get_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a queue may pass the turn to another thread, for example in a garbage collection."""
+
+    class SlowQueue(SimpleQueue[None]):
+        def __init__(self) -> None:
+            barrier.wait(timeout=60)
+
+    barrier, queues = Barrier(2), threads.MessageQueues()
+    with ThreadPoolExecutor(2) as pool:  # it has a SimpleQueue of its own
+        monkeypatch.setattr(threads.queue, "SimpleQueue", SlowQueue)
+        found = [future.result() for future in [pool.submit(queues.find, 0, 1, 0) for _ in range(2)]]
+    assert found[0] is found[1]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.errors import ScheduleError
@@ -23,13 +21,19 @@ STUCK_SECONDS = 30.0
 """Seconds without a message after which a play counts as stuck."""
 
 
-@dataclass
 class MessageQueues:
     """Messages between threads: (from, to, ticket) -> messages, oldest first."""
 
-    queues: defaultdict[tuple[int, int, int], queue.SimpleQueue[Any]] = field(
-        default_factory=lambda: defaultdict(queue.SimpleQueue)
-    )
+    def __init__(self) -> None:
+        self._queues: dict[tuple[int, int, int], queue.SimpleQueue[Any]] = {}
+
+    def find(self, sender: int, receiver: int, ticket: int) -> queue.SimpleQueue[Any]:
+        """Return the queue between two ranks; whichever thread asks first makes it.
+
+        `setdefault` is one step for all threads. A `defaultdict` is not: sender and receiver could each make a queue.
+        """
+        key = (sender, receiver, ticket)
+        return self._queues.get(key) or self._queues.setdefault(key, queue.SimpleQueue())
 
 
 class ThreadTransport:
@@ -38,7 +42,7 @@ class ThreadTransport:
     copies = False
 
     def __init__(self, queues: MessageQueues, rank: int, payload: Any, arithmetic: Arithmetic) -> None:
-        self._queues, self._rank, self._payload, self._arithmetic = queues.queues, rank, payload, arithmetic
+        self._queues, self._rank, self._payload, self._arithmetic = queues, rank, payload, arithmetic
         self._sent: list[Completion] = []
         self._receives: list[tuple[int, Move]] = []
 
@@ -46,7 +50,8 @@ class ThreadTransport:
         """Put copies of the sent data into the queues."""
         for move in moves:
             if move.action is Action.SEND:
-                self._queues[self._rank, move.peer, ticket].put(copy_of(self._arithmetic, self._payload[move.region]))
+                data = copy_of(self._arithmetic, self._payload[move.region])
+                self._queues.find(self._rank, move.peer, ticket).put(data)
                 self._sent.append(Completion(ticket, move.position))
             else:
                 self._receives.append((ticket, move))
@@ -57,7 +62,7 @@ class ThreadTransport:
         still: list[tuple[int, Move]] = []
         empty: set[tuple[int, int]] = set()
         for ticket, move in self._receives:
-            queue_ = self._queues[move.peer, self._rank, ticket]
+            queue_ = self._queues.find(move.peer, self._rank, ticket)
             if (move.peer, ticket) in empty or queue_.empty():
                 empty.add((move.peer, ticket))
                 still.append((ticket, move))
@@ -91,8 +96,10 @@ def play_all(
         play(programs[rank], cut(programs[rank].chunks), rounds, in_flight)
 
     with ThreadPoolExecutor(len(programs)) as pool:
-        for future in [pool.submit(run_rank, rank) for rank in range(len(programs))]:
-            future.result()
+        futures = [pool.submit(run_rank, rank) for rank in range(len(programs))]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, ScheduleError)):  # what others wait for comes first
+        raise error
 
 
 def _wait_function(rank: int) -> Callable[[Callable[[], list[int]]], list[int]]:
