@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layers import NETWORKS
-from steps import RATIOS, TOTAL, Network, ours, run, trainer_step
+from steps import RATIOS, TOTAL, Network, ours, search, trainer_step
 
 import unisono
 from unisono.step.costs import Cost
@@ -30,8 +30,7 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
     trainer = ours(Network(NETWORKS[name], seconds), group, "auto", None, None)
     said: list[str] = []
     trainer.reducer.log_with(said.append)
-    while trainer.reducer.state() is None:
-        run(trainer, 1)
+    search(trainer)
     predicted = trainer.reducer.predicted
     assert predicted is not None, "the search has ended"
     step, took = trainer_step(trainer), list[float]()

@@ -166,10 +166,7 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
 
     for contender, wire in (("auto", None), ("auto, bfloat16", "bfloat16")):
         trainer = ours(Network(layers, seconds), group, "auto", wire, None)
-        steps = 0
-        while trainer.reducer.state() is None:
-            run(trainer, 1)
-            steps += 1
+        steps = search(trainer)
         warm(contender, trainer, 1)
         predicted = trainer.reducer.predicted
         assert predicted is not None, "the search has ended"
@@ -210,6 +207,16 @@ def run(trainer: unisono.Trainer, steps: int) -> None:
     for _ in range(steps):
         step()
     trainer.wait()
+
+
+def search(trainer: unisono.Trainer) -> int:
+    """Make steps, one after another as a program does, until the search for a setting is over; return their number."""
+    step, steps = trainer_step(trainer), 0
+    while trainer.reducer.state() is None:
+        step()
+        steps += 1
+    trainer.wait()
+    return steps
 
 
 def trainer_step(trainer: unisono.Trainer) -> Step:

@@ -23,7 +23,7 @@ from unisono.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
 from layers import NETWORKS
-from steps import TOTAL, Network, Pass, exchange_alone, no_loss, run, trainer_step
+from steps import TOTAL, Network, Pass, exchange_alone, no_loss, search, trainer_step
 
 RATIOS = (0.5, 1.0, 2.0)
 ROUNDS = 5
@@ -34,8 +34,7 @@ def trainer_of(network: Network, world: World, rule: BaseRule) -> unisono.Traine
     optimizer = torch.optim.SGD(network.parameters(), 1e-3, momentum=0.9)
     trainer = unisono.Trainer(network, world, rule, optimizer, no_loss)
     network.passing = Pass(lambda: time.perf_counter() - trainer.reducer.times.waiting)
-    while trainer.reducer.state() is None:
-        run(trainer, 1)
+    search(trainer)
     return trainer
 
 

@@ -20,7 +20,7 @@ from unisono.plan.choose import (
 )
 from unisono.plan.order import bound
 from unisono.reducer.bucket_layout import plan_memory
-from unisono.rules import BSP
+from unisono.rules import BSP, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
@@ -117,6 +117,22 @@ def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
     assert chained(sent, at(1)) == chain.prediction
     as_they_fill = chained(buckets, at(1))
     assert chain.prediction.step < 0.9 * as_they_fill.step
+
+
+def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
+    """All weights gathered after all gradients leave the link idle while the first layers are computed."""
+    inputs = ask(NETWORK, loads, at(1))._replace(rule=Sharded(), ranks=4)
+    found = {one.setting.overlap: one for one in candidates(inputs)}
+    assert [name for name, one in found.items() if one.setting.halves] == ["chain"]
+    setting, prediction = found["chain"]
+    buckets = loads(setting.bucket_bytes)
+    assert sorted(setting.halves) == sorted(2 * [*range(1, len(buckets) + 1)])
+    assert tuple(dict.fromkeys(setting.halves)) == tuple(range(1, len(buckets) + 1))
+    assert sorted(setting.sequence) == list(range(len(buckets)))
+    assert prediction.step < 1.05 * candidates(ask(NETWORK, loads, at(1)))[0].prediction.step
+    layout = layout_of(NETWORK, [buckets[number] for number in setting.sequence], True, 4)
+    at_the_end = predict(Sharded(overlap="chain"), Costs(layout, NETWORK, at(1)))
+    assert at_the_end.step > 1.1 * prediction.step
 
 
 def test_only_given_options_are_considered() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.plan.choose import layout_of
-from unisono.plan.order import bound, sequence
+from unisono.plan.order import bound, sequence, sequence_of_halves
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import Bucket
@@ -99,6 +100,39 @@ def test_the_ready_bucket_that_is_needed_first_is_next(
         assert due[number] == min(due[one] for one in left if there[one] <= now)
         left.remove(number)
         now += cost.seconds(loads[number].nbytes)
+
+
+def test_all_gathers_go_where_the_link_would_be_idle() -> None:
+    """The picture of halves: fc8, fc7 and two parts of fc6, then the link is free until conv2's gradient comes."""
+    computing = Computing(needed=(0, 2, 4, 5, 6), ready=(20, 17, 9, 9, 9), whole=20)
+    names = ["8", "7", "6a", "6b", "2", "1"]
+    loads = [Bucket(2, (4,)), Bucket(2, (3,)), Bucket(2, (2,)), Bucket(2, (2,)), Bucket(2, (1,)), Bucket(2, (0,))]
+    seen, halves = set[int](), list[str]()
+    for number in sequence_of_halves(computing, loads, BYTES, 0.25):
+        halves.append(("g" if number in seen else "r") + names[number])
+        seen.add(number)
+    assert " ".join(halves) == "r6a r6b g6a g6b r7 g7 r8 g8 r2 g2 r1 g1"
+
+
+@given(networks(), st.integers(1, 20), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([0.0, 0.25, 1.0]))
+def test_the_half_that_is_ready_and_needed_first_is_next(
+    network: tuple[Computing, list[int]], largest: int, latency: float, update: float
+) -> None:
+    computing, cost = replace(network[0], update=update), Cost(latency, 1.0)
+    loads = filled(*network, largest)
+    order = sequence_of_halves(computing, loads, cost, 0.5)
+    assert sorted(order) == sorted(2 * [*range(len(loads))])
+    there = {(one, 0): max(computing.ready[at] for at in load.parameters) for one, load in enumerate(loads)}
+    due = [min(computing.needed[at] for at in load.parameters) for load in loads]
+    now = 0.0
+    for number in order:
+        half = 0 if (number, 0) in there else 1
+        now = max(now, min(there.values()))
+        assert there.pop((number, half)) <= now
+        assert all(due[number] <= due[one] for (one, _), ready in there.items() if ready <= now)
+        now += cost.seconds(loads[number].nbytes / 2)
+        if not half:
+            there[number, 1] = now + 0.5 * update * loads[number].nbytes
 
 
 def test_the_exchange_of_the_first_layer_is_never_hidden() -> None:

@@ -16,7 +16,7 @@ from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, Setting
 from unisono.reducer import tuning as module
 from unisono.reducer.bucket_layout import plan_memory
 from unisono.reducer.tuning import INITIAL_BUCKET_BYTES, LARGE_BUCKET_BYTES, SMALL_BUCKET_BYTES, STEPS_PER_TRIAL, Tuning
-from unisono.rules import BSP, Exchange
+from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
@@ -63,8 +63,8 @@ class Ranks:
 class Measured:
     """Step times with given results."""
 
-    def __init__(self, shows: Computing, cost: Cost) -> None:
-        self.shows, self.cost = shows, cost
+    def __init__(self, shows: Computing, cost: Cost, sharded: bool = False) -> None:
+        self.shows, self.cost, self.sharded = shows, cost, sharded
         self.exchanged: list[int] = []
         """The bytes of each exchange that was asked for."""
         self.tuning: Any = None
@@ -76,7 +76,7 @@ class Measured:
         return [self.cost.seconds(nbytes) for nbytes in sizes]
 
     def computing(self, world: Ranks, nbytes: int) -> Computing:
-        assert nbytes >= 4 * sum(LENGTHS)
+        assert nbytes >= 4 * sum(LENGTHS) // (world.size if self.sharded else 1)
         return self.shows
 
 
@@ -114,9 +114,10 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         deferred: bool = True,
         order: Sequence[int] = REVERSED,
         takes: Callable[[Setting], float] = lambda _: 0.1,
+        kind: type[BaseRule] = BSP,
     ) -> Course:
-        measured, said, settings = Measured(shows, cost), list[str](), list[Setting]()
-        rule = BSP(Exchange(bucket_bytes=bucket_bytes), overlap)
+        measured, said, settings = Measured(shows, cost, kind is Sharded), list[str](), list[Setting]()
+        rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
         tuning = Tuning(Memory(), ranks or Ranks(), measured, rule)
         measured.tuning, tuning.log = tuning, said.append
         before = tuning.setting, tuning.order
@@ -132,8 +133,8 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     return course
 
 
-def fresh(overlap: str = "auto", bucket_bytes: int | None = None, size: int = 2) -> Tuning:
-    rule = BSP(Exchange(bucket_bytes=bucket_bytes), overlap)
+def fresh(overlap: str = "auto", bucket_bytes: int | None = None, size: int = 2, kind: type[BaseRule] = BSP) -> Tuning:
+    rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
     return Tuning(Memory(), Ranks(size), Measured(HIDES, FAST), rule)
 
 
@@ -310,3 +311,14 @@ def test_parts_of_the_wrong_length_are_refused(tune: Tune) -> None:
         assert (tuning.setting, tuning.order) == before
     assert fresh("chain").restore(state)
     assert fresh(bucket_bytes=state["setting"][1]).restore(state)
+
+
+def test_halves_are_stored_and_restored(tune: Tune) -> None:
+    found = tune(cost=SLOW, kind=Sharded).tuning
+    assert found.setting.halves
+    again = fresh(kind=Sharded)
+    state = json.loads(json.dumps(found.state()))
+    assert again.restore(state)
+    assert again.setting == found.setting
+    state["setting"][4] = state["setting"][4][:-1]
+    assert not fresh(kind=Sharded).restore(state)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from unisono.errors import StepError, UsageError
 from unisono.placement import one_rank_per_node
@@ -37,6 +39,28 @@ def test_programs_are_right(overlap: str, ranks: int) -> None:
                 )
                 steps = [Step(0), Step(1, synchronize=False), Step(2), Step(3)]
                 verify(Sharded(overlap=overlap), layout, steps, seed=buckets)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4), st.integers(1, 5), st.sampled_from(sorted(OVERLAPS)), st.booleans(), st.data())
+def test_programs_are_right_in_any_order_of_halves(
+    ranks: int, buckets: int, overlap: str, buffers: bool, data: st.DataObject
+) -> None:
+    halves = data.draw(st.permutations(2 * [*range(1, buckets + 1)]))
+    order = {key: place for place, key in enumerate(dict.fromkeys(halves), 1)}  # keys are in the order of exchange
+    layout = replace(even_layout(ranks, buckets), halves=tuple(order[key] for key in halves), buffers=buffers)
+    verify(Sharded(overlap=overlap), layout, [Step(0), Step(1, synchronize=False), Step(2), Step(3)], seed=buckets)
+    found = [task for task in Sharded()(Step(0), 0, layout) if task.operation.name in ("reduce_scatter", "all_gather")]
+    assert tuple(task.key for task in found) == layout.halves
+
+
+def test_halves_of_a_layout_wait_where_updates_need_all_gradients() -> None:
+    layout = replace(even_layout(2, 2), halves=(1, 1, 2, 2))
+    for changes in ({"clip": 1.0}, {"layer_norms": True}, {"updates": Updates.OUTSIDE, "deferred": False}):
+        program = Sharded()(Step(0), 0, replace(layout, **changes))
+        names = [task.operation.name for task in program]
+        assert names.index("all_gather") > max(at for at, name in enumerate(names) if name == "reduce_scatter")
+        verify(Sharded(), replace(layout, **changes), [Step(0), Step(1)])
 
 
 @dataclass(frozen=True)

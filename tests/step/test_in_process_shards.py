@@ -139,6 +139,7 @@ def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-9) -> None:
     st.sampled_from([[4], [5, 2, 3], [4, 0, 2, 3, 1]]),
     st.lists(st.booleans(), max_size=3),
     st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from([(), (1, 2, 1, 2, 3, 3), (1, 1, 2, 3, 3, 2)]),
     st.integers(0, 1 << 20),
 )
 def test_sharded_updates_are_those_of_the_unsharded_network(
@@ -149,13 +150,14 @@ def test_sharded_updates_are_those_of_the_unsharded_network(
     samples: list[int],
     synchronize: list[bool],
     name: str,
+    halves: tuple[int, ...],
     seed: int,
 ) -> None:
     """Uneven and empty batches, accumulation, clipping, decay of some parameters, one without a gradient."""
     events = [Step(number, one) for number, one in enumerate([*synchronize, True, True])]
     batches = batches_of(ranks, range(len(events)), samples)
     layout = layout_of(ranks, updates=updates, clip=clip, deferred=updates is not Updates.OUTSIDE)
-    sharded = replace(layout, layer_norms=name in ("lars", "lamb"))
+    sharded = replace(layout, layer_norms=name in ("lars", "lamb"), halves=halves)
     nets, _ = train(Sharded(overlap=overlap), sharded, batches, events, name, seed)
     for net in nets[1:]:
         close(net, nets[0], 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from unisono.plan.order import sequence
+from unisono.plan.order import sequence, sequence_of_halves
 from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket, Layout
@@ -40,6 +40,8 @@ class Setting(NamedTuple):
     """Order in which the buckets are sent, by number; empty means as they are planned."""
     outstanding: int = OUTSTANDING[0]
     """Largest number of collectives at once, where the overlap has several."""
+    halves: tuple[int, ...] = ()
+    """Order of the halves of all exchanges, by key, for a sharded rule (`Layout.halves`)."""
 
 
 class Candidate(NamedTuple):
@@ -108,12 +110,19 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
     """
     computing, buckets = inputs.computing, inputs.buckets(size)
     own_order = inputs.deferred and overlap == "chain"
-    order = sequence(computing, buckets, inputs.cost) if own_order else ()
+    order, halves = tuple[int, ...](), tuple[int, ...]()
+    if own_order and inputs.rule.sharded:
+        by_number = sequence_of_halves(computing, buckets, inputs.cost, 1 / inputs.ranks)
+        order = tuple(dict.fromkeys(by_number))
+        keys = {number: key for key, number in enumerate(order, 1)}
+        halves = tuple(keys[number] for number in by_number)
+    elif own_order:
+        order = sequence(computing, buckets, inputs.cost)
     sent = [buckets[number] for number in order] or buckets
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
-    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms)
+    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
-    setting = Setting(overlap, size, order, outstanding)
+    setting = Setting(overlap, size, order, outstanding, halves)
     return Candidate(setting, predict(rule, Costs(layout, computing, inputs.cost)))
 
 

@@ -7,6 +7,11 @@ same order, so it is planned, once, from measurements:
     exchanged     fc8 fc7 fc6a fc6b           conv2  conv1 fc6c fc6d ...
     next forward                                           conv1 conv2 ... fc6 fc7 fc8
 
+A sharded rule exchanges each bucket in two halves (r reduce-scatter, g all-gather), which go by the same rule: what
+the link would do later goes where it would be idle:
+
+    exchanged     r8 r7 r6a r6b g6a g7 g8      r2 g2  r1 g1 g6b ...
+
 The bound assumes that gradients can be cut anywhere and that an exchange can be interrupted at no cost. Then "needed
 first goes first" is the earliest due date rule: the worst delay is the smallest of all orders (Jackson 1955, with
 release times Horn 1974).
@@ -24,21 +29,46 @@ from unisono.step.layout import Bucket
 def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple[int, ...]:
     """Return the order of exchange of these buckets, by number. Whenever an exchange ends, the ready bucket that is
     needed first goes next."""
-    there = [max(computing.ready[parameter] for parameter in load.parameters) for load in loads]
+    return _serve(computing, loads, [cost.seconds(load.nbytes) for load in loads])
+
+
+def sequence_of_halves(
+    computing: Computing, loads: Sequence[Bucket], cost: Cost, updated_share: float
+) -> tuple[int, ...]:
+    """Return the order of exchange of these buckets in halves: each number twice, the first time for its
+    reduce-scatter, the second for its all-gather.
+
+    An all-gather is ready when `updated_share` of its bucket has been updated. So the link gathers the weights of large
+    last layers while earlier gradients are still computed, and has nothing of them left after the first layers'.
+    """
+    taken = [cost.seconds(load.nbytes / 2) for load in loads]
+    return _serve(computing, loads, taken, [load.nbytes * computing.update * updated_share for load in loads])
+
+
+def _serve(
+    computing: Computing, loads: Sequence[Bucket], taken: Sequence[float], between: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """Return the order in which a link serves buckets for `taken` seconds each: the earliest due date first.
+
+    With `between` it serves each twice, with at least these seconds from the end of the first time to the second.
+    """
     due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
-    coming = sorted(range(len(loads)), key=lambda number: (there[number], number))
-    waiting: list[tuple[float, int]] = []
+    coming = [(max(computing.ready[one] for one in load.parameters), 0, at) for at, load in enumerate(loads)]
+    heapq.heapify(coming)
+    waiting: list[tuple[float, int, int]] = []
     order: list[int] = []
-    now, seen = 0.0, 0
-    while len(order) < len(loads):
+    now = 0.0
+    while coming or waiting:
         if not waiting:
-            now = max(now, there[coming[seen]])
-        while seen < len(coming) and there[coming[seen]] <= now:
-            heapq.heappush(waiting, (due[coming[seen]], coming[seen]))
-            seen += 1
-        _, chosen = heapq.heappop(waiting)
-        order.append(chosen)
-        now += cost.seconds(loads[chosen].nbytes)
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            _, turn, number = heapq.heappop(coming)
+            heapq.heappush(waiting, (due[number], turn, number))
+        _, turn, number = heapq.heappop(waiting)
+        order.append(number)
+        now += taken[number]
+        if between is not None and not turn:
+            heapq.heappush(coming, (now + between[number], 1, number))
     return tuple(order)
 
 

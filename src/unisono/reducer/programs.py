@@ -45,6 +45,7 @@ class Programs:
         """Number of the step with which the first period begins."""
         self._buckets: tuple[Bucket, ...] = ()
         self._filled: tuple[int, ...] = ()
+        self._halves: tuple[int, ...] = ()
         self.layer_norms = False
         """True where the optimizer's step needs norms of whole layers."""
         self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
@@ -78,6 +79,7 @@ class Programs:
         keys = {number: key for key, number in enumerate(sequence, 1)}
         self._buckets = tuple(memory.bucket_of(buckets[number]) for number in sequence)
         self._filled = tuple(keys[number] for number in range(len(buckets)))
+        self._halves = setting.halves
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
         self._made.clear()
         self._prepared.clear()
@@ -108,7 +110,7 @@ class Programs:
         """Return the layout of the buckets that were adopted last."""
         count = len(self._memory.parameters)
         made = Layout(self._collectives.size, count, self._buckets, self._filled, buffers=self._has_buffers)
-        return replace(made, layer_norms=self.layer_norms)
+        return replace(made, layer_norms=self.layer_norms, halves=self._halves)
 
     def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
         layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)

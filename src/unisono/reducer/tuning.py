@@ -124,8 +124,11 @@ class Tuning:
         buckets = self._memory.plan(state["order"], bucket_bytes)
         if sequence and sorted(sequence) != list(range(len(buckets))):
             return False
+        halves = tuple(more[1]) if len(more) > 1 else ()
+        if halves and sorted(halves) != sorted(2 * [*range(1, len(buckets) + 1)]):
+            return False
         self.order = list(state["order"])
-        self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding)
+        self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding, halves)
         self._finished = True
         return True
 

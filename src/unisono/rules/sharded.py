@@ -61,14 +61,29 @@ class Sharded(BaseRule):
         sends = self.collectives(layout)
         gate = build.ENDED if overlap.after else build.BEGUN
         follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
-        for key in layout.keys:
+        scattered = set[int]()
+        for key in self._halves(layout):
+            if key in scattered:
+                follow.append((key, self._gather(layout, sends, key)))
+                continue
+            scattered.add(key)
             follow.append((key, self._scatter(layout, sends, key)))
             if layout.buffers and key == layout.filled[-1]:
                 follow.append((key, build.buffers(sends)))
+            if len(scattered) == len(layout.buckets):
+                follow.append((key, self._wait_for_all(layout, sends)))
         if overlap.after:
             follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
-        stepping = [*self._wait_for_all(layout, sends), *self._gather(layout, sends)]
-        return (*build.forward(layout), *build.merge(passing, follow), *stepping, *build.wait_for_own(layout))
+        return (*build.forward(layout), *build.merge(passing, follow), *build.wait_for_own(layout))
+
+    def _halves(self, layout: Layout) -> tuple[int, ...]:
+        """Return the keys in the order of their exchanges, each twice: where updates need nothing but their own bucket
+        as the layout has them, else all gathers at the end, those first that the next forward pass reads first."""
+        if layout.halves and self._updates_at_once(layout):
+            return layout.halves
+        place = {number: at for at, number in enumerate(layout.order)}
+        due = {key: min(place[number] for number in layout.bucket(key).parameters) for key in layout.keys}
+        return (*layout.keys, *sorted(layout.keys, key=due.__getitem__))
 
     def _scatter(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
         """Return the tasks that sum the shards of a bucket, and update this rank's where nothing else is needed."""
@@ -92,18 +107,14 @@ class Sharded(BaseRule):
             tasks += sends.place(SUM_NORMS, 0, (), (*every, *states, STEPPED, build.NORM))
         return tasks
 
-    def _gather(self, layout: Layout, sends: build.CollectiveTasks) -> list[Task]:
-        """Return the tasks that update the shards, unless that is done, and gather the weights: those first that the
-        next forward pass reads first."""
-        place = {number: at for at, number in enumerate(layout.order)}
-        tasks: list[Task] = []
-        for key in sorted(layout.keys, key=lambda key: min(place[number] for number in layout.bucket(key).parameters)):
-            if not self._updates_at_once(layout):
-                tasks.append(_update(layout, key))
-            tasks += sends.place(all_gather(self.exchange.algorithm), key, (), (bucket(key),))
-            written = tuple(map(weights, layout.bucket(key).parameters))
-            tasks.append(Task(UNPACK, key, UPDATE, (), (bucket(key), *written)))
-        return tasks
+    def _gather(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
+        """Return the tasks that update this rank's shard of a bucket, unless that is done, and gather the weights."""
+        written = tuple(map(weights, layout.bucket(key).parameters))
+        return [
+            *([] if self._updates_at_once(layout) else [_update(layout, key)]),
+            *sends.place(all_gather(self.exchange.algorithm), key, (), (bucket(key),)),
+            Task(UNPACK, key, UPDATE, (), (bucket(key), *written)),
+        ]
 
     def _clip(self, layout: Layout) -> float | None:
         return self.clip if layout.clip is None else layout.clip

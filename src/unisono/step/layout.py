@@ -51,6 +51,9 @@ class Layout:
     """True where rank 0's buffers (running means of batch norms) are sent with the gradients."""
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers (LARS, LAMB)."""
+    halves: tuple[int, ...] = ()
+    """Order in which a sharded rule exchanges the halves of buckets: each key twice, its reduce-scatter first. Empty:
+    all reduce-scatters, then the all-gathers."""
     order: tuple[int, ...] = field(init=False)
     """Parameters in the order in which forward passes read them."""
 
