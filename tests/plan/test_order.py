@@ -118,6 +118,7 @@ def test_all_gathers_go_where_the_link_would_be_idle() -> None:
 def test_the_half_that_is_ready_and_needed_first_is_next(
     network: tuple[Computing, list[int]], largest: int, latency: float, update: float
 ) -> None:
+    """The link waits only for an all-gather that is more urgent, and comes while another half would be under way."""
     computing, cost = replace(network[0], update=update), Cost(latency, 1.0)
     loads = filled(*network, largest)
     order = sequence_of_halves(computing, loads, cost, 0.5)
@@ -128,11 +129,27 @@ def test_the_half_that_is_ready_and_needed_first_is_next(
     for number in order:
         half = 0 if (number, 0) in there else 1
         now = max(now, min(there.values()))
-        assert there.pop((number, half)) <= now
+        if there[number, half] > now:
+            assert half == 1
+            earlier = [key for key, ready in there.items() if ready <= now]
+            _, _, instead = min((due[one], turn, one) for one, turn in earlier)
+            assert due[number] < due[instead]
+            assert there[number, half] < now + cost.seconds(loads[instead].nbytes) / 2
+            now = there[number, half]
         assert all(due[number] <= due[one] for (one, _), ready in there.items() if ready <= now)
-        now += cost.seconds(loads[number].nbytes / 2)
+        del there[number, half]
+        now += cost.seconds(loads[number].nbytes) / 2
         if not half:
             there[number, 1] = now + 0.5 * update * loads[number].nbytes
+
+
+def test_the_link_waits_for_an_update_of_a_first_layer() -> None:
+    """Its all-gather follows at once; the one of a large last layer, which is there already, would be in its way."""
+    computing = Computing(needed=(0, 2), ready=(6, 1), whole=6, update=0.1)
+    loads = [Bucket(8, (1,)), Bucket(2, (0,))]
+    assert sequence_of_halves(computing, loads, BYTES, 0.5) == (0, 0, 1, 1)
+    loads = [Bucket(8, (1,)), Bucket(4, (1,)), Bucket(2, (0,))]
+    assert sequence_of_halves(computing, loads, BYTES, 0.5) == (0, 1, 2, 2, 0, 1)
 
 
 def test_the_exchange_of_the_first_layer_is_never_hidden() -> None:

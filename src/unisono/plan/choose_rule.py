@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 from unisono.plan.choose import TIE_RATIO, Candidate, PredictionInputs, candidates
 from unisono.rules import BaseRule
+from unisono.step.costs import Cost
+
+COLLECTIVES_OF_A_SHARD = 3
+"""Collectives for a bucket under a sharded rule: its reduce-scatter, flags and all-gather."""
 
 
 class RuleCandidate(NamedTuple):
@@ -28,9 +32,19 @@ def rank_rules(
     sizes: Iterable[int],
     outstandings: Iterable[int],
 ) -> list[RuleCandidate]:
-    """Return the rules with their best settings, the fastest first. The rule of `inputs` is not used."""
+    """Return the rules with their best settings, the fastest first. The rule of `inputs` is not used.
+
+    The cost is that of allreduces. Each collective of a sharded rule is taken to have the latency of one.
+    """
     space = tuple(overlaps), tuple(sizes), tuple(outstandings)
-    found = [RuleCandidate(rule, candidates(inputs._replace(rule=rule), *space)[0]) for rule in rules]
+    latency, per_byte = inputs.cost
+    sharded = Cost(COLLECTIVES_OF_A_SHARD * latency, per_byte)
+    found = [
+        RuleCandidate(
+            rule, candidates(inputs._replace(rule=rule, cost=sharded if rule.sharded else inputs.cost), *space)[0]
+        )
+        for rule in rules
+    ]
     best = min(one.best.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.best.prediction.step, best * TIE_RATIO))
 

@@ -41,7 +41,7 @@ def sequence_of_halves(
     An all-gather is ready when `updated_share` of its bucket has been updated. So the link gathers the weights of large
     last layers while earlier gradients are still computed, and has nothing of them left after the first layers'.
     """
-    taken = [cost.seconds(load.nbytes / 2) for load in loads]
+    taken = [cost.seconds(load.nbytes) / 2 for load in loads]
     return _serve(computing, loads, taken, [load.nbytes * computing.update * updated_share for load in loads])
 
 
@@ -50,7 +50,8 @@ def _serve(
 ) -> tuple[int, ...]:
     """Return the order in which a link serves buckets for `taken` seconds each: the earliest due date first.
 
-    With `between` it serves each twice, with at least these seconds from the end of the first time to the second.
+    With `between` it serves each twice, with at least these seconds from the end of the first time to the second. For
+    the second it waits if that is more urgent than what is there, and comes before the end of what is there.
     """
     due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
     coming = [(max(computing.ready[one] for one in load.parameters), 0, at) for at, load in enumerate(loads)]
@@ -64,6 +65,11 @@ def _serve(
         while coming and coming[0][0] <= now:
             _, turn, number = heapq.heappop(coming)
             heapq.heappush(waiting, (due[number], turn, number))
+        first, _, number = waiting[0]
+        ends = now + taken[number]
+        if urgent := [there for there, turn, other in coming if turn and due[other] < first and there < ends]:
+            now = min(urgent)
+            continue
         _, turn, number = heapq.heappop(waiting)
         order.append(number)
         now += taken[number]
