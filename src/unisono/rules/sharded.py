@@ -1,8 +1,8 @@
 """Sharded: each rank sums, updates and sends its own p-th of the weights. PCL-DNN's distributed SGD (section 3.4).
 
-         main │f0· b0········· b2·····                        f0·   b0········· b2·····
-communication │                w0·    r1··· r2···    g2··· g1···                w0·    r1··· r2···    g2··· g1···
-       update │                    p1  p2   u1    u2       U2    U1                 p1  p2   u1    u2       U2    U1
+         main │f0· b0········· b2·····                  f0· b0········· b2·····
+communication │                w0·    r1· r2·    g2· g1·                w0·    r1· r2·    g2· g1·
+       update │                    p1  p2 u1  u2     U2  U1                 p1  p2 u1  u2     U2  U1
 
 f forward  b backward  w agree  p pack  r reduce_scatter  u update  g all_gather  U unpack
 
