@@ -26,10 +26,10 @@ from unisono.world import World
 
 FEATURES = 4096
 LIMITS = {
-    "waited for": SliceLimits(most=1),
-    "2 slices": SliceLimits(1, 1, 2),
-    "4 slices": SliceLimits(1, 1, 4),
-    "8 slices": SliceLimits(1, 1, 8),
+    "waited for": SliceLimits(1, 1, 1, 1),
+    "2 slices": SliceLimits(1, 1, 2, 2),
+    "4 slices": SliceLimits(1, 1, 4, 4),
+    "8 slices": SliceLimits(1, 1, 8, 8),
 }
 ROUNDS = 5
 

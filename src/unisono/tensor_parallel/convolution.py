@@ -4,8 +4,9 @@
                                        rank 1   x ─▶ channels 4-7 ┴ all-gather along channels
 
 4 ranks, 16 ─▶ 32 channels of 3 x 3, B images of 8 x 8: weight (8, 16, 3, 3) on each. The output, 2,048 B elements, is
-gathered: 3/4 of it is sent. In the backward pass the input's gradient, 1,024 B elements, is summed: 3/2 of it. Large
-activations are exchanged in slices, beside the products (`overlap/`), unless the layer has an algorithm of its own.
+gathered: 3/4 of it is sent. In the backward pass the input's gradient, 1,024 B elements, is summed: 3/2 of it. Across
+nodes, large activations are exchanged in slices, beside the products (`overlap/`), unless the layer has an algorithm of
+its own.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ColumnParallelConvolution(ParallelLayer):
         samples, limits = len(x), replace(self.limits, least_rows=1)  # a sample has many rows of a product
         channels = self.weight.shape[0] * self.split.ranks
         outputs = samples * channels * products.positions(tuple(x.shape[2:]), self.kernel_size) * x.element_size()
-        return plan_passes(flows_of(self.split), samples, x.nbytes, outputs, limits)
+        return plan_passes(flows_of(self.split), samples, x.nbytes, outputs, self.group.nodes, limits)
 
 
 class ColumnParallelConv1d(ColumnParallelConvolution, nn.Conv1d):

@@ -9,8 +9,8 @@
              y = x0 W0' + x1 W1'                  sum of y: 12 B n x 3/2;   backward: gather x's gradient, 8 B n x 3/4
 
 A column that gives its part and a row that takes it are a pair: one allreduce of the row's output in the forward pass,
-one of the column's input gradient in the backward pass, nothing between. Large activations are exchanged in slices,
-beside the products (`overlap/`); small ones are waited for.
+one of the column's input gradient in the backward pass, nothing between. Across nodes, large activations are
+exchanged in slices, beside the products (`overlap/`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _passes(layer: ColumnParallelLinear | RowParallelLinear, x: Tensor) -> Layer
     """Return the passes of a layer for an input (..., in) or this rank's part of it."""
     rows = x.numel() // max(1, x.shape[-1])
     inputs, outputs = (rows * features * x.element_size() for features in (layer.in_features, layer.out_features))
-    return plan_passes(flows_of(layer.split), rows, inputs, outputs, layer.limits)
+    return plan_passes(flows_of(layer.split), rows, inputs, outputs, layer.group.nodes, layer.limits)
 
 
 class ColumnParallelLinear(ParallelLayer, nn.Linear):

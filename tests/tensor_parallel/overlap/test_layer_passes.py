@@ -26,7 +26,7 @@ INPUTS, OUTPUTS = 30, 50
     ],
 )
 def test_slices_follow_the_bytes_that_a_pass_exchanges(words: str, forward: int, backward: int) -> None:
-    passes = plan_passes(flows_of(split_of(words, "fc")), 100, INPUTS, OUTPUTS, SliceLimits(10, 1, 9))
+    passes = plan_passes(flows_of(split_of(words, "fc")), 100, INPUTS, OUTPUTS, 2, SliceLimits(10, 1, 9))
     assert (passes.forward_slices, passes.backward_slices) == (forward, backward)
     assert passes.sliced
-    assert not plan_passes(passes.flows, 100, INPUTS, OUTPUTS, SliceLimits(10, 1, 1)).sliced
+    assert not plan_passes(passes.flows, 100, INPUTS, OUTPUTS, 2, SliceLimits(10, 1, 1)).sliced

@@ -10,7 +10,7 @@ import pytest
 
 from unisono.engine.engine import Engine
 from unisono.errors import OperationError
-from unisono.tensor_parallel.overlap.player import COMMUNICATION, Actions, exchange_engine, play
+from unisono.tensor_parallel.overlap.player import ACTIVATIONS, Actions, exchange_engine, play
 from unisono.tensor_parallel.overlap.schedule import SliceTask, TaskKind, schedule_pass
 
 SECONDS = 60
@@ -100,4 +100,4 @@ def test_a_failed_product_leaves_nothing_under_way(engine: Engine) -> None:
 
 
 def test_an_engine_of_a_group_has_one_thread(engine: Engine) -> None:
-    assert [(kind, pool._size) for kind, pool in engine._pools.items()] == [(COMMUNICATION, 1)]
+    assert [(kind, pool._size) for kind, pool in engine._pools.items()] == [(ACTIVATIONS, 1)]

@@ -52,12 +52,14 @@ class LayerPasses:
         return max(self.forward_slices, self.backward_slices) > 1
 
 
-def plan_passes(flows: Flows, rows: int, input_bytes: int, output_bytes: int, limits: SliceLimits) -> LayerPasses:
-    """Return the passes of a layer whose whole input and output have so many rows and bytes."""
+def plan_passes(
+    flows: Flows, rows: int, input_bytes: int, output_bytes: int, nodes: int, limits: SliceLimits
+) -> LayerPasses:
+    """Return the passes of a layer over `nodes` nodes, whose whole input and output have so many rows and bytes."""
 
     def slices(flow: Flow, taken: int, given: int) -> int:
         exchanged = max(0 if flow.take is None else taken, 0 if flow.give is None else given)
-        return number_of_slices(rows, exchanged, limits)
+        return number_of_slices(rows, exchanged, nodes, limits)
 
     return LayerPasses(
         flows, slices(flows.forward, input_bytes, output_bytes), slices(flows.backward, output_bytes, input_bytes)

@@ -22,7 +22,8 @@ from unisono.errors import OperationError
 from unisono.tensor_parallel.overlap.schedule import PassSchedule, SliceTask, TaskKind
 from unisono.world import World
 
-COMMUNICATION = "communication"
+ACTIVATIONS = "activations"
+"""Kind of the exchanges, by which their thread is named."""
 
 Actions = Mapping[TaskKind, Callable[[int], object]]
 """Functions that carry out a task, by its kind, for the number of a slice."""
@@ -42,7 +43,7 @@ class PassTimes:
 
 def exchange_engine(_: World) -> Engine:
     """Return an engine with one thread for the exchanges of a group: a resource of its world."""
-    return Engine({COMMUNICATION: 1})
+    return Engine({ACTIVATIONS: 1})
 
 
 def play(schedule: PassSchedule, actions: Actions, engine: Engine) -> PassTimes:
@@ -61,7 +62,7 @@ def play(schedule: PassSchedule, actions: Actions, engine: Engine) -> PassTimes:
             action = partial(actions[task.kind], task.number)
             name = f"{task.kind.value} of slice {task.number}"
             begun[task] = engine.push(
-                action, (), (order,), COMMUNICATION, name, observe=lambda span: taken.append(span.end - span.begin)
+                action, (), (order,), ACTIVATIONS, name, observe=lambda span: taken.append(span.end - span.begin)
             )
 
     try:

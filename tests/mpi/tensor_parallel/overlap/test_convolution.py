@@ -34,7 +34,7 @@ WAITED_FOR: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 def split(whole: nn.Module, group: World, most: int) -> nn.Module:
     found = split_model(nn.Sequential(copy.deepcopy(whole)), group, {"0": "column"})
     if group.size > 1:
-        found[0].limits = SliceLimits(1, 1, most)
+        found[0].limits = SliceLimits(1, 1, most, most)
     return found
 
 
@@ -85,9 +85,11 @@ def test_positions_are_those_of_the_output(group: World, monkeypatch: pytest.Mon
     planned: list[tuple[int, int]] = []
     plan = layer_passes.plan_passes
 
-    def observed(flows: object, rows: int, input_bytes: int, output_bytes: int, limits: SliceLimits) -> object:
+    def observed(
+        flows: object, rows: int, input_bytes: int, output_bytes: int, nodes: int, limits: SliceLimits
+    ) -> object:
         planned.append((input_bytes, output_bytes))
-        return plan(flows, rows, input_bytes, output_bytes, limits)
+        return plan(flows, rows, input_bytes, output_bytes, nodes, limits)
 
     monkeypatch.setattr("unisono.tensor_parallel.convolution.plan_passes", observed)
     for make, shape in SLICED:
@@ -98,7 +100,7 @@ def test_positions_are_those_of_the_output(group: World, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("plan", CASES["convnet"].plans)
 def test_losses_are_those_of_the_whole_network(group: World, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ParallelLayer, "limits", SliceLimits(1, 1, 3))
+    monkeypatch.setattr(ParallelLayer, "limits", SliceLimits(1, 1, 3, 3))
     case = CASES["convnet"]
     expected, _ = alone(case, group, 20)
     for size in (size for size in (2, 3, 4) if group.size % size == 0):

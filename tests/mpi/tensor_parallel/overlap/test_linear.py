@@ -44,7 +44,7 @@ INPUTS: dict[str, tuple[tuple[int, ...], Change]] = {
 
 
 def slices(most: int) -> SliceLimits:
-    return SliceLimits(1, 1, most)
+    return SliceLimits(1, 1, most, most)
 
 
 def network(bias: bool = True) -> nn.Sequential:
