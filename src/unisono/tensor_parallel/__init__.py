@@ -3,7 +3,8 @@
     unisono.parallel(model, world, plan={"fc1": "column 2 gives part", "fc2": "row 2 takes part"})
 
 plan and groups are pure functions on data (`plan.py`, `check.py`, `groups.py`, `part.py`); layers follow them
-(`linear.py`, `convolution.py`, `embeddings.py`, `dropout.py`), with collectives on activations (`activations.py`).
+(`linear.py`, `convolution.py`, `embeddings.py`, `dropout.py`), with collectives on activations (`activations.py`),
+beside products where they are large (`overlap/`).
 """
 
 from typing import TYPE_CHECKING

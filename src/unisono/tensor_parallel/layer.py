@@ -14,6 +14,8 @@ from typing import Any, ClassVar, NoReturn
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
+from unisono.tensor_parallel.overlap.passes import Observe
+from unisono.tensor_parallel.overlap.slices import SliceLimits
 from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import Split
 from unisono.world import World
@@ -39,6 +41,10 @@ class ParallelLayer(nn.Module):
     link: GroupLink
     parts: dict[str, WeightPart]
     """Parts that this rank holds, by the names of parameters."""
+    limits: SliceLimits = SliceLimits()
+    """Limits of the slices in which its activations are exchanged."""
+    observe: Observe | None = None
+    """Function that is called with the seconds of each pass that is cut into slices."""
     by: ClassVar[str]
     """Split that the class carries out: "column" or "row"."""
 

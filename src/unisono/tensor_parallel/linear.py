@@ -9,7 +9,8 @@
              y = x0 W0' + x1 W1'                  sum of y: 12 B n x 3/2;   backward: gather x's gradient, 8 B n x 3/4
 
 A column that gives its part and a row that takes it are a pair: one allreduce of the row's output in the forward pass,
-one of the column's input gradient in the backward pass, nothing between.
+one of the column's input gradient in the backward pass, nothing between. Across nodes, large activations are
+exchanged in slices, beside the products (`overlap/`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from unisono.tensor_parallel.activations import (
 )
 from unisono.tensor_parallel.divide import uneven
 from unisono.tensor_parallel.layer import ParallelLayer
+from unisono.tensor_parallel.overlap.flows import flows_of
+from unisono.tensor_parallel.overlap.layer_passes import LayerPasses, apply_sliced, plan_passes
+from unisono.tensor_parallel.overlap.linear import LinearProducts
 from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
+
+
+def _passes(layer: ColumnParallelLinear | RowParallelLinear, x: Tensor) -> LayerPasses:
+    """Return the passes of a layer for an input (..., in) or this rank's part of it."""
+    rows = x.numel() // max(1, x.shape[-1])
+    inputs, outputs = (rows * features * x.element_size() for features in (layer.in_features, layer.out_features))
+    return plan_passes(flows_of(layer.split), rows, inputs, outputs, layer.group.nodes, layer.limits)
 
 
 class ColumnParallelLinear(ParallelLayer, nn.Linear):
@@ -51,6 +62,8 @@ class ColumnParallelLinear(ParallelLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (..., out) or this rank's part of it, for (..., in) or this rank's part."""
+        if (passes := _passes(self, input)).sliced:
+            return apply_sliced(LinearProducts(), input, self.weight, self.bias, passes, self.group, self.observe)
         x = gather_to_group(input, self.group) if self.split.takes == PART else copy_to_group(input, self.group)
         y = functional.linear(x, self.weight, self.bias)
         return y if self.split.gives == PART else gather_parts(y, self.group)
@@ -74,7 +87,10 @@ class RowParallelLinear(ParallelLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (..., out) or this rank's part of it, for (..., in) or this rank's part."""
-        x = input if self.split.takes == PART else cut_own_part(input, self.group)
-        partial = functional.linear(x, self.weight)
-        y = scatter_sum(partial, self.group) if self.split.gives == PART else sum_over_group(partial, self.group)
+        if (passes := _passes(self, input)).sliced:
+            y = apply_sliced(LinearProducts(), input, self.weight, None, passes, self.group, self.observe)
+        else:
+            x = input if self.split.takes == PART else cut_own_part(input, self.group)
+            partial = functional.linear(x, self.weight)
+            y = scatter_sum(partial, self.group) if self.split.gives == PART else sum_over_group(partial, self.group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
