@@ -1,17 +1,14 @@
-"""Choice of the layers to split over model groups, and of the groups' size, by prediction.
+"""Prediction of a step whose layers are split over model groups, by part.
 
-    layers        fc1 ─ relu ─ fc2 ─ loss               seconds, bytes of weights and activations of each
-    groups of     1 (data parallel)     2        4       each with the splits that are predicted to be fastest
-    step          40 ms                 31 ms    35 ms   the shortest is taken; within 1%, the smallest groups
+    groups of p     rest ─ fc1 ── fc2 ─ rest      rest: computed on the samples of the whole group, p times as long
+                           └ sent ┘               fc1, fc2: p times the samples, a p-th of the outputs: as long
 
     step        = computing + gradients + activations
     computing   = seconds of split layers + p times the seconds of all others
     gradients   = what computing does not hide of their exchange: the largest bubble of `overlap.py` (PCL-DNN 3.1)
     activations = their exchange, which is waited for
 
-Ranks of a group of p compute what is not split on the samples of the whole group: p times as long. A split layer has
-p times the samples and a p-th of the outputs: as long as before. In groups of p on N ranks a rank sends, for n bytes of
-an activation of the group's samples and w bytes of weights,
+In groups of p on N ranks a rank sends, for n bytes of an activation of the group's samples and w bytes of weights,
 
     column     n_y (p - 1) / p forward,   2 n_x (p - 1) / p backward       weights   2 (w / p) (N / p - 1) / (N / p)
     row      2 n_y (p - 1) / p forward,     n_x (p - 1) / p backward       weights of all others   2 w (N - 1) / N
@@ -23,11 +20,10 @@ groups of 2. A rank sends 50.3 MB of gradients in data parallelism; in groups of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from unisono.plan.choose import TIE_RATIO
-from unisono.plan.model_parallel import LayerShape, best_groups, prefers_model_parallelism
+from unisono.plan.model_parallel import LayerShape
 from unisono.plan.overlap import Layer, Machine, bubbles
 from unisono.step.costs import Cost
 
@@ -124,66 +120,32 @@ class SplitCandidate(NamedTuple):
         return ((name, words.split()) for name, words in self.splits.items())
 
 
-def rank_splits(inputs: SplitInputs) -> list[SplitCandidate]:
-    """Return the best splits for each size of groups, the fastest first; size 1 is data parallelism.
-
-    Within 1% of the fastest the smaller groups are first.
-    """
-    sizes = [size for size in range(2, inputs.ranks + 1) if inputs.ranks % size == 0]
-    found = [candidate(inputs, 1, {}), *(best_of_size(inputs, size) for size in sizes)]
-    best = min(one.prediction.step for one in found if one.splits or one.size == 1)
-    # a group that splits nothing only computes more
-    return sorted(
-        (one for one in found if one.splits or one.size == 1),
-        key=lambda one: max(one.prediction.step, best * TIE_RATIO),
-    )
-
-
-def best_of_size(inputs: SplitInputs, size: int) -> SplitCandidate:
-    """Return the fastest splits found in groups of `size`: options are added and left out while a step gets shorter."""
-    options = options_of(inputs.layers, size)
-    everything: dict[str, str] = {}
-    for option in options:
-        everything = {**option, **everything} if everything.keys().isdisjoint(option) else everything
-    found = [_improved(candidate(inputs, size, start), inputs, options) for start in ({}, everything)]
-    return min(found, key=lambda one: one.prediction.step)
-
-
-def options_of(layers: Sequence[LayerFacts], size: int) -> list[dict[str, str]]:
-    """Return what can be split in groups of `size`, each by itself: pairs, then single layers."""
-    rows = {layer.name for layer in layers if size in layer.sizes.get(ROW, ())}
-    pairs = [
-        {layer.name: PAIR[0], layer.partner: PAIR[1]}
-        for layer in layers
-        if size in layer.sizes.get(COLUMN, ()) and layer.partner in rows
-    ]
-    return pairs + [{layer.name: how} for layer in layers for how, sizes in layer.sizes.items() if size in sizes]
-
-
 def candidate(inputs: SplitInputs, size: int, splits: Mapping[str, str]) -> SplitCandidate:
     """Return the splits, in groups of `size`, with their prediction."""
-    samples = inputs.samples * size / inputs.ranks
-    computing, exchange = list[Layer](), list[float]()
-    calls, activation_bytes = 0, 0.0
-    for layer in inputs.layers:
-        words = splits.get(layer.name)
-        sent = gradient_bytes(layer.weights, inputs.ranks, 1 if words is None else size)
-        held = layer.weights / (1 if words is None else size)
-        seconds = sent * inputs.cost.per_byte + inputs.cost.latency * held / BUCKET_BYTES if sent else 0.0
-        computing.append(Layer(layer.seconds * (size if words is None else 1), seconds))
-        exchange.append(sent)
-        if words is not None:
-            one, sent = activations_of(layer, words, size, samples)
-            calls, activation_bytes = calls + one, activation_bytes + sent
+    found = [layer_seconds(inputs, layer, splits.get(layer.name), size) for layer in inputs.layers]
+    hidden = [Layer(one.computing, one.gradients) for one in found]
     prediction = SplitPrediction(
-        sum(layer.computing for layer in computing),
-        max(0.0, *bubbles(computing, Machine(1.0, 1.0))) if computing else 0.0,
-        calls * inputs.cost.latency + activation_bytes * inputs.cost.per_byte,
-        sum(exchange),
-        activation_bytes,
+        sum(one.computing for one in found),
+        max(0.0, *bubbles(hidden, Machine(1.0, 1.0))) if hidden else 0.0,
+        sum(one.activations for one in found),
+        sum(one.gradient_bytes for one in found),
+        sum(one.activation_bytes for one in found),
     )
     ordered = {layer.name: splits[layer.name] for layer in inputs.layers if layer.name in splits}
     return SplitCandidate(size, ordered, prediction)
+
+
+def layer_seconds(inputs: SplitInputs, layer: LayerFacts, words: str | None, size: int) -> SplitPrediction:
+    """Return the seconds of one layer, with all of its gradients, in groups of `size`; `words` None: it is whole."""
+    ranks, cost = inputs.ranks, inputs.cost
+    parts = 1 if words is None else size
+    sent = gradient_bytes(layer.weights, ranks, parts)
+    gradients = sent * cost.per_byte + cost.latency * layer.weights / parts / BUCKET_BYTES if sent else 0.0
+    calls, exchanged = 0, 0.0
+    if words is not None:
+        calls, exchanged = activations_of(layer, words, size, inputs.samples * size / ranks)
+    activations = calls * cost.latency + exchanged * cost.per_byte
+    return SplitPrediction(layer.seconds * size / parts, gradients, activations, sent, exchanged)
 
 
 def gradient_bytes(weights: float, ranks: int, size: int) -> float:
@@ -198,59 +160,3 @@ def activations_of(layer: LayerFacts, words: str, size: int, samples: float) -> 
     backward = form.backward if layer.backward else 0
     nbytes = (form.forward * layer.outputs + backward * layer.inputs) * samples * (size - 1) / size
     return bool(form.forward) + bool(backward), nbytes
-
-
-def describe_split(ranked: Sequence[SplitCandidate], inputs: SplitInputs) -> list[str]:
-    """Return lines about the choice, for the log: the plan, the predictions by part, PCL-DNN's criterion."""
-    chosen = ranked[0]
-    plan = ", ".join(f"{name}: {words}" for name, words in chosen.words.items())
-    steps = [f"{_name(one)} {_parts(one.prediction)}" for one in ranked]
-    shaped = [(layer.name, layer.shape) for layer in inputs.layers if layer.shape is not None and layer.sizes]
-    groups = {name: best_groups(shape, inputs.samples, inputs.ranks) for name, shape in shaped}
-    wide = [
-        f"{name} ({groups[name]} of {inputs.ranks // groups[name]} ranks)"
-        for name, shape in shaped
-        if prefers_model_parallelism(shape, inputs.samples)
-    ]
-    return [
-        f"layers split by prediction: {plan or 'none, data parallelism'}",
-        f"a step is predicted to take, {'; '.join(steps)}",
-        f"PCL-DNN's criterion, at {inputs.samples:g} samples a step, prefers groups for: {', '.join(wide) or 'none'}",
-    ]
-
-
-def _improved(start: SplitCandidate, inputs: SplitInputs, options: Sequence[Mapping[str, str]]) -> SplitCandidate:
-    """Return splits that no single option makes faster, neither added nor left out."""
-    best, before = start, None
-    while best is not before:
-        before = best
-        for option in options:
-            splits = _without(best.splits, option, options)
-            for changed in ({**splits, **option}, splits):
-                if changed != best.splits:
-                    other = candidate(inputs, best.size, changed)
-                    best = other if other.prediction.step < best.prediction.step else best
-    return best
-
-
-def _without(
-    splits: Mapping[str, str], option: Mapping[str, str], options: Sequence[Mapping[str, str]]
-) -> dict[str, str]:
-    """Return the splits without those of an option's layers. The other layer of a pair goes with its partner."""
-    gone = set(option)
-    for pair in options:
-        if len(pair) > 1 and not gone.isdisjoint(pair) and pair.items() <= splits.items():
-            gone |= pair.keys()
-    return {name: words for name, words in splits.items() if name not in gone}
-
-
-def _name(one: SplitCandidate) -> str:
-    return "data parallelism" if one.size == 1 else f"in groups of {one.size}"
-
-
-def _parts(prediction: SplitPrediction) -> str:
-    return (
-        f"{prediction.step * 1e3:.1f} ms (computing {prediction.computing * 1e3:.1f}, gradients "
-        f"{prediction.gradients * 1e3:.1f}, activations {prediction.activations * 1e3:.1f}; a rank sends "
-        f"{(prediction.gradient_bytes + prediction.activation_bytes) / 1e6:.1f} MB)"
-    )
