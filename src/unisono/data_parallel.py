@@ -18,9 +18,9 @@ from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.model_comparison import compare_models
 from unisono.rules import BSP, BaseRule
-from unisono.tensor_parallel.choose_plan import choose_plan, no_split
+from unisono.tensor_parallel.choose_plan import choose_plan, whole_layers
 from unisono.tensor_parallel.model import data_world, named_parts, parameter_parts, split_model, split_of
-from unisono.tensor_parallel.norms import NEEDS_WHOLE, check_split_optimizer
+from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.tensor_parallel.trace import Example
 from unisono.weak import weakly
@@ -136,20 +136,15 @@ def _plan_by_prediction(
     optimizer: torch.optim.Optimizer | None,
     example: Example,
 ) -> ParallelPlan | None:
-    """Return the chosen plan; None for a rule that takes none, an empty one where the optimizer needs whole weights."""
+    """Return the chosen plan, the same on all ranks, and log it; None for a rule that takes none."""
     prepare(model)
     compare_models(model, world)
-    whole = [type(one).__name__ for one in (optimizer,) if type(one).__name__ in NEEDS_WHOLE]
-    if not rule.takes_split_layers:
-        choice = no_split(f"{type(rule).__name__} does not take split layers")
-    elif whole:
-        choice = no_split(f"{whole[0]} needs whole weights")
-    else:
-        choice = choose_plan(model, world, example)
+    name = "" if optimizer is None else type(optimizer).__name__
+    choice = whole_layers(rule, name) or choose_plan(model, world, example)
     if world.rank == 0:
         for line in choice.lines:
             logging.getLogger("unisono").info(line)
-    return choice.plan if rule.takes_split_layers else None
+    return choice.plan
 
 
 def prepare(model: torch.nn.Module) -> None:

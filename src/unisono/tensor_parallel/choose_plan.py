@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from unisono.plan.choose_split import describe_split, rank_splits
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.split import LayerFacts, SplitInputs, gradient_bytes
+from unisono.rules import BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.tensor_parallel.check import KINDS
+from unisono.tensor_parallel.norms import NEEDS_WHOLE
 from unisono.tensor_parallel.pairs import pairs_of
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 from unisono.tensor_parallel.trace import Example, ModuleTrace, samples_of, trace_forward
@@ -36,11 +38,15 @@ SMALL_BYTES, LARGE_BYTES = 1 << 16, 8 << 20
 REPETITIONS = 5
 """Times that each is timed, after one that is not."""
 
+NONE = "layers split by prediction: none"
+"""Beginning of a line about a plan that is empty."""
+
 
 class PlanChoice(NamedTuple):
     """Plan that was chosen, and lines about it for the log."""
 
-    plan: ParallelPlan
+    plan: ParallelPlan | None
+    """Plan, empty where nothing is split; None where the rule takes none."""
     lines: list[str]
 
 
@@ -58,7 +64,7 @@ def choose_plan(
     model computes. The model stays as it is. The plan is empty where no split is predicted to be faster.
     """
     if world.size == 1:
-        return no_split("there is one rank")
+        return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
     traces = trace_forward(model, example, within)
     mine = torch.tensor([trace.median for trace in traces.values()], dtype=torch.float64)
     slowest = world.allreduce(mine, op="maximum").tolist()
@@ -74,9 +80,13 @@ def choose_plan(
     return world.call_on_root(choose)
 
 
-def no_split(reason: str) -> PlanChoice:
-    """Return the empty plan, where a rule or an optimizer takes no split layers."""
-    return PlanChoice(ParallelPlan(), [f"layers split by prediction: none, {reason}"])
+def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
+    """Return the choice to split nothing where a rule, or an optimizer by its name, needs whole weights; else None."""
+    if not rule.takes_split_layers:
+        return PlanChoice(None, [f"{NONE}, {type(rule).__name__} does not take split layers"])
+    if optimizer.upper() in {name.upper() for name in NEEDS_WHOLE}:
+        return PlanChoice(ParallelPlan(), [f"{NONE}, {optimizer} needs whole weights"])
+    return None
 
 
 def measure_link(world: World) -> Cost:

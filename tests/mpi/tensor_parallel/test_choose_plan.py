@@ -39,6 +39,7 @@ def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, n
     for cost in (SLOW, FAST):
         model = model_of(CASES[name])
         found = choose_plan(model, group, example_of(name, group), cost)
+        assert found.plan is not None
         assert len(set(group.all_gather_object(str(found.plan)))) == 1
         if cost is FAST or group.size == 1:
             assert not found.plan.layers
