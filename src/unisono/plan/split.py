@@ -140,7 +140,7 @@ def layer_seconds(inputs: SplitInputs, layer: LayerFacts, words: str | None, siz
     ranks, cost = inputs.ranks, inputs.cost
     parts = 1 if words is None else size
     sent = gradient_bytes(layer.weights, ranks, parts)
-    gradients = sent * cost.per_byte + cost.latency * layer.weights / parts / BUCKET_BYTES if sent else 0.0
+    gradients = gradient_seconds(layer.weights, ranks, parts, cost)
     calls, exchanged = 0, 0.0
     if words is not None:
         calls, exchanged = activations_of(layer, words, size, inputs.samples * size / ranks)
@@ -152,6 +152,12 @@ def gradient_bytes(weights: float, ranks: int, size: int) -> float:
     """Return the bytes that a rank sends to average the gradients of a layer split over `size` of the ranks."""
     holders = ranks // size
     return 2 * (weights / size) * (holders - 1) / holders
+
+
+def gradient_seconds(weights: float, ranks: int, size: int, cost: Cost) -> float:
+    """Return the seconds of that exchange, with the layer's share of the latency of a bucket."""
+    sent = gradient_bytes(weights, ranks, size)
+    return sent * cost.per_byte + cost.latency * weights / size / BUCKET_BYTES if sent else 0.0
 
 
 def activations_of(layer: LayerFacts, words: str, size: int, samples: float) -> tuple[int, float]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unisono.errors import UsageError
 from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import Split
+from unisono.tensor_parallel.times import ExchangeTimes, LayerTimes, time_passes
 from unisono.world import World
 
 
@@ -39,6 +40,8 @@ class ParallelLayer(nn.Module):
     link: GroupLink
     parts: dict[str, WeightPart]
     """Parts that this rank holds, by the names of parameters."""
+    times: LayerTimes
+    """Times of its calls in training."""
     by: ClassVar[str]
     """Split that the class carries out: "column" or "row"."""
 
@@ -88,7 +91,9 @@ def become(
             parameter.data = part.cut(parameter.data)
             cut.add(id(parameter))
     layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
-    layer.register_forward_pre_hook(_no_fast_path)
+    layer.times = LayerTimes(link.world.resource(ExchangeTimes))
+    # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
+    time_passes(layer, layer.get_parameter("weight"))
 
 
 def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
@@ -98,7 +103,3 @@ def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: obje
         value, own = state.get(prefix + name), layer.get_parameter(name)
         if value is not None and value.shape == part.whole_shape(own.shape):
             state[prefix + name] = part.cut(value)
-
-
-def _no_fast_path(_: nn.Module, __: object) -> None:
-    """Do nothing. A module with hooks is called: PyTorch's fused transformer layer would read its weight instead."""
