@@ -56,7 +56,7 @@ def test_the_lines_name_the_plan_the_parts_and_the_criterion() -> None:
     assert "in groups of 4" in lines[1]
     assert "data parallelism" in lines[1]
     assert "256 samples" in lines[2]
-    assert "1 (G = 1)" in lines[2]
+    assert lines[2].endswith("prefers groups for: " + ", ".join(f"{at} (G = 1)" for at in range(7)))
     none = inputs(cd_dnn(256), 256, FAST)
     assert describe_split(rank_splits(none), none)[0] == "layers split by prediction: none, data parallelism"
 

@@ -103,3 +103,10 @@ def test_gradients_hide_behind_computing_and_activations_do_not() -> None:
     assert turned.gradients == 0.0
     split = candidate(inputs(layers, 64, SLOW), 2, {"up": "column"}).prediction
     assert split.activations == pytest.approx(2 * SLOW.latency + split.activation_bytes * SLOW.per_byte)
+
+
+def test_gradients_hide_behind_the_backward_pass_alone_where_it_waits_for_them() -> None:
+    layers = LayerFacts("first", 3.0), LayerFacts("last", 3.0, weights=100)
+    found = inputs(layers, 64, Cost(0.0, 6.0 / 150))  # 6 s of gradients
+    assert candidate(found, 1, {}).prediction.gradients == pytest.approx(6 - 3 - 1)
+    assert candidate(found._replace(deferred=False), 1, {}).prediction.gradients == pytest.approx(6 - 2 - 2 / 3)

@@ -100,9 +100,8 @@ def describe_split(ranked: Sequence[SplitCandidate], inputs: SplitInputs) -> lis
     steps = [f"{_name(one)} {_parts(one.prediction)}" for one in ranked]
     shaped = [(layer.name, layer.shape) for layer in inputs.layers if layer.shape is not None and layer.sizes]
     groups = {name: best_groups(shape, inputs.samples, inputs.ranks) for name, shape in shaped}
-    wide = [
-        f"{name} (G = {groups[name]})" for name, shape in shaped if prefers_model_parallelism(shape, inputs.samples)
-    ]
+    preferred = (name for name, shape in shaped if prefers_model_parallelism(shape, inputs.samples))
+    wide = ", ".join(f"{name} (G = {groups[name]})" for name in preferred)
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
         f"a step is predicted to take, {'; '.join(steps)}",

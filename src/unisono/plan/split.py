@@ -34,6 +34,9 @@ PAIR = "column gives part", "row takes part"
 BUCKET_BYTES = 8 << 20
 """Bytes of gradients that share the latency of a collective."""
 
+BACKWARD_SHARE = 2 / 3
+"""Share of computing that is the backward pass: two of three products."""
+
 
 class SentForm(NamedTuple):
     """Exchange of a split: 2 for an allreduce, 1 for half of it (all-gather, reduce-scatter), 0 for none."""
@@ -84,6 +87,8 @@ class SplitInputs(NamedTuple):
     """Samples of a step, on all ranks."""
     cost: Cost
     """Cost of a collective, by the bytes that a rank sends."""
+    deferred: bool = True
+    """True where gradients are waited for when weights are read; False: at the end of the backward pass."""
 
 
 class SplitPrediction(NamedTuple):
@@ -123,7 +128,8 @@ class SplitCandidate(NamedTuple):
 def candidate(inputs: SplitInputs, size: int, splits: Mapping[str, str]) -> SplitCandidate:
     """Return the splits, in groups of `size`, with their prediction."""
     found = [layer_seconds(inputs, layer, splits.get(layer.name), size) for layer in inputs.layers]
-    hidden = [Layer(one.computing, one.gradients) for one in found]
+    hides = 1.0 if inputs.deferred else BACKWARD_SHARE
+    hidden = [Layer(one.computing * hides, one.gradients) for one in found]
     prediction = SplitPrediction(
         sum(one.computing for one in found),
         max(0.0, *bubbles(hidden, Machine(1.0, 1.0))) if hidden else 0.0,

@@ -56,12 +56,14 @@ def choose_plan(
     example: Example,
     cost: Cost | None = None,
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    deferred: bool = False,
 ) -> PlanChoice:
     """Return the plan that is predicted to be fastest, the same on all ranks, which call this together.
 
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
     that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
-    model computes. The model stays as it is. The plan is empty where no split is predicted to be faster.
+    model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
+    end of the backward pass. The model stays as it is. The plan is empty where no split is predicted to be faster.
     """
     if world.size == 1:
         return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
@@ -73,7 +75,7 @@ def choose_plan(
 
     def choose() -> PlanChoice:
         facts = facts_of(model, traces, slowest, samples_of(example), world.size)
-        inputs = SplitInputs(facts, world.size, samples, link)
+        inputs = SplitInputs(facts, world.size, samples, link, deferred)
         ranked = rank_splits(inputs)
         return PlanChoice(make_plan(ranked[0].words), describe_split(ranked, inputs))
 

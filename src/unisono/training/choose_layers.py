@@ -25,4 +25,4 @@ def choose_layers(recipe: Recipe, world: World, feed: Feed, rule: BaseRule) -> P
     model = make_model(recipe, feed).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = feed.blank(last - first).to(DTYPES[recipe.model.dtype])
-    return choose_plan(model, world, example, within=context_of(recipe))
+    return choose_plan(model, world, example, within=context_of(recipe), deferred=True)
