@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from unisono.world import World
 
-KEPT = 100
-"""Calls whose times are kept."""
+MAX_CALLS_KEPT = 100
+"""Largest number of calls whose times are kept."""
 
 
 class ExchangeTimes:
@@ -69,8 +69,8 @@ class LayerTimes:
     """Times of a split layer's newest calls."""
 
     exchange: ExchangeTimes
-    forward: deque[PassTimes] = field(default_factory=lambda: deque(maxlen=KEPT))
-    backward: deque[PassTimes] = field(default_factory=lambda: deque(maxlen=KEPT))
+    forward: deque[PassTimes] = field(default_factory=lambda: deque(maxlen=MAX_CALLS_KEPT))
+    backward: deque[PassTimes] = field(default_factory=lambda: deque(maxlen=MAX_CALLS_KEPT))
     inputs: Tensor | None = None
     """Input of the last call, on the meta device."""
     needs_gradient: bool = False
