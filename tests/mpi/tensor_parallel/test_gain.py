@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from tests.mpi.tensor_parallel.networks import CASES, model_of, train, with_sizes
-from tests.mpi.tensor_parallel.test_runs import split
-from tests.mpi.training.test_run import recipe_of
 
 import unisono
 from unisono.plan.split import gradient_seconds
@@ -16,7 +12,6 @@ from unisono.step.costs import Cost
 from unisono.tensor_parallel import gain, measure_gain
 from unisono.tensor_parallel.gain import time_whole, whole_layer
 from unisono.tensor_parallel.layer import ParallelLayer
-from unisono.training.run import train as run
 from unisono.world import World
 
 COST = Cost(1e-3, 1e-6)
@@ -80,18 +75,3 @@ def test_a_layer_too_large_counts_as_long_as_the_split_one(group: World, monkeyp
 def test_a_model_without_split_layers_has_none(group: World) -> None:
     model = unisono.parallel(model_of(CASES["mlp"]), group)
     assert measure_gain(model) == []
-
-
-def test_a_run_prints_the_table_at_its_end(
-    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = group.call_on_root(lambda: tmp_path)
-    run(split(recipe_of(packs), 0), group, home / "split", None)
-    said = group.call_on_root(lambda: capsys.readouterr().out).splitlines()
-    rows = [line.split() for line in said]
-    if group.size > 1:
-        at = rows.index(["layer", "part", "split", "ms", "unsplit", "ms", "ratio"])
-        assert [row[0] for row in rows[at + 1 : at + 16 : 5]] == ["features.5", "classifier.1", "classifier.3"]
-        assert rows[at + 5][0] == "together"
-    else:
-        assert not any(row[:2] == ["layer", "part"] for row in rows)
