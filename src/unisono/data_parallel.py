@@ -8,6 +8,7 @@ for inputs, labels in batches:
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,9 +18,11 @@ from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.model_comparison import compare_models
 from unisono.rules import BSP, BaseRule
+from unisono.tensor_parallel.choose_plan import choose_plan, whole_layers
 from unisono.tensor_parallel.model import data_world, named_parts, parameter_parts, split_model, split_of
 from unisono.tensor_parallel.norms import check_split_optimizer
-from unisono.tensor_parallel.plan import PlanLike
+from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
+from unisono.tensor_parallel.trace import Example
 from unisono.weak import weakly
 from unisono.world import World
 
@@ -30,6 +33,7 @@ def parallel(
     rule: BaseRule | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     plan: PlanLike | str | None = None,
+    example: Example | None = None,
 ) -> torch.nn.Module:
     """Make `model` train in parallel, and return it: the same module, its state_dict unchanged.
 
@@ -46,6 +50,8 @@ def parallel(
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
     (`tensor_parallel/plan.py`). Ranks of a group then take the same samples, and each holds a part of those weights:
     make the optimizer's state after this call. Raises UsageError for a plan that does not fit the model or the ranks.
+    `plan="auto"` chooses it by prediction, from a few forward passes of `example`: inputs as this rank would get them
+    in data parallelism. The plan is empty where no split is predicted to be faster; rank 0 logs the reasons.
     """
     chosen = rule or BSP()
     if (chosen.differs or chosen.sharded) and optimizer is None:
@@ -62,6 +68,10 @@ def parallel(
         raise UsageError(
             f"{type(chosen).__name__} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)"
         )
+    if (example is not None) != (plan == AUTO):
+        raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
+    if example is not None:
+        plan = _plan_by_prediction(model, world, chosen, optimizer, example)
     reducer = attach(model, world, chosen, plan)
     if optimizer is not None:
         check_split_optimizer(model, optimizer)
@@ -117,6 +127,24 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     if plan is not None:
         split_model(model, world, plan)
     return Reducer(model, world, rule, parameter_parts(model))
+
+
+def _plan_by_prediction(
+    model: torch.nn.Module,
+    world: World,
+    rule: BaseRule,
+    optimizer: torch.optim.Optimizer | None,
+    example: Example,
+) -> ParallelPlan | None:
+    """Return the chosen plan, the same on all ranks, and log it; None for a rule that takes none."""
+    prepare(model)
+    compare_models(model, world)
+    name = "" if optimizer is None else type(optimizer).__name__
+    choice = whole_layers(rule, name) or choose_plan(model, world, example)
+    if world.rank == 0:
+        for line in choice.lines:
+            logging.getLogger("unisono").info(line)
+    return choice.plan
 
 
 def prepare(model: torch.nn.Module) -> None:

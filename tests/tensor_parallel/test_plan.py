@@ -63,8 +63,8 @@ def test_values_that_are_no_split_are_refused() -> None:
         Split("depth", 2)
     with pytest.raises(UsageError, match="takes and gives are 'whole' or 'part'"):
         make_plan({"fc1": "column 2 gives half"})
-    with pytest.raises(UsageError, match="plan = 'auto' is not there yet: name the layers"):
-        make_plan("auto")
+    with pytest.raises(UsageError, match=r"plan = 'hybrid' is no plan: name layers, as in .*, or use \"auto\""):
+        make_plan("hybrid")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from unisono.training.recipe import (
     check_run,
     differences,
     parse_recipe,
+    plan_of,
     read_recipe,
     to_dict,
 )
@@ -273,5 +274,20 @@ def test_layers_that_are_split(tmp_path: Path) -> None:
             check_run(read_recipe(tmp_path / "split.toml", changes), ranks)
     with pytest.raises(RecipeError, match=r"parallel.layers.a = 2 is not a string"):
         read_recipe(tmp_path / "split.toml", ["parallel.layers.a=2"])
-    with pytest.raises(RecipeError, match=r"parallel.layers is a table of keys, not the value 2"):
+    with pytest.raises(RecipeError, match=r'parallel.layers is a table of keys or "auto", not the value 2'):
         read_recipe(tmp_path / "split.toml", ["parallel.layers=2"])
+
+
+def test_layers_that_are_left_to_a_prediction(tmp_path: Path) -> None:
+    (tmp_path / "auto.toml").write_text('[parallel]\nlayers = "auto"\n')
+    recipe = read_recipe(tmp_path / "auto.toml")
+    assert recipe.parallel.layers == "auto"
+    assert plan_of(recipe, 4) is None
+    assert plan_of(Recipe(), 4) is None
+    (tmp_path / "copy.toml").write_text(tomli_w.dumps(to_dict(recipe)))
+    assert read_recipe(tmp_path / "copy.toml") == recipe
+    assert differences(recipe, Recipe()) == ["parallel.layers"]
+    for rule in ("bsp", "local_sgd"):
+        check_run(read_recipe(tmp_path / "auto.toml", [f"rule.name={rule}"]), 3)
+    with pytest.raises(RecipeError, match=r'parallel.layers is a table of keys or "auto", not the value \'hybrid\''):
+        read_recipe(tmp_path / "auto.toml", ["parallel.layers=hybrid"])

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.tensor_parallel.times import ExchangeTimes
 from unisono.world import World
 
 Change = Callable[[Tensor, World, int], Tensor]
@@ -61,12 +62,14 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: World, dim: int, forward: Change, backward: Change) -> Tensor:
         ctx.group, ctx.dim, ctx.change = group, dim, backward
-        return forward(x, group, dim)
+        with group.resource(ExchangeTimes).count():
+            return forward(x, group, dim)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.change(gradient, ctx.group, ctx.dim), None, None, None, None
+        with ctx.group.resource(ExchangeTimes).count():
+            return ctx.change(gradient, ctx.group, ctx.dim), None, None, None, None
 
 
 def _apply(x: Tensor, group: World, dim: int, forward: Change, backward: Change) -> Tensor:

@@ -62,7 +62,7 @@ class ColumnParallelConvolution(ParallelLayer):
         if products is not None and input.ndim > len(self.kernel_size) + 1:
             passes = self._passes(products, input)
             if passes.sliced:
-                return apply_sliced(products, input, self.weight, self.bias, passes, self.group, self.observe)
+                return apply_sliced(products, input, self.weight, self.bias, passes, self.group)
         y: Tensor = self._conv_forward(copy_to_group(input, self.group), self.weight, self.bias)  # type: ignore[operator]
         return y if self.split.gives == PART else gather_parts(y, self.group, channels)
 

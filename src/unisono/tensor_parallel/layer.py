@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NoReturn
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.overlap.passes import Observe
 from unisono.tensor_parallel.overlap.slices import SliceLimits
 from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import Split
+from unisono.tensor_parallel.times import ExchangeTimes, LayerTimes, time_passes
 from unisono.world import World
 
 
@@ -43,8 +43,8 @@ class ParallelLayer(nn.Module):
     """Parts that this rank holds, by the names of parameters."""
     limits: SliceLimits = SliceLimits()
     """Limits of the slices in which its activations are exchanged."""
-    observe: Observe | None = None
-    """Function that is called with the seconds of each pass that is cut into slices."""
+    times: LayerTimes
+    """Times of its calls in training."""
     by: ClassVar[str]
     """Split that the class carries out: "column" or "row"."""
 
@@ -94,7 +94,9 @@ def become(
             parameter.data = part.cut(parameter.data)
             cut.add(id(parameter))
     layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
-    layer.register_forward_pre_hook(_no_fast_path)
+    layer.times = LayerTimes(link.world.resource(ExchangeTimes))
+    # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
+    time_passes(layer, layer.get_parameter("weight"))
 
 
 def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
@@ -104,7 +106,3 @@ def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: obje
         value, own = state.get(prefix + name), layer.get_parameter(name)
         if value is not None and value.shape == part.whole_shape(own.shape):
             state[prefix + name] = part.cut(value)
-
-
-def _no_fast_path(_: nn.Module, __: object) -> None:
-    """Do nothing. A module with hooks is called: PyTorch's fused transformer layer would read its weight instead."""

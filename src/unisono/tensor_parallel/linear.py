@@ -63,7 +63,7 @@ class ColumnParallelLinear(ParallelLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (..., out) or this rank's part of it, for (..., in) or this rank's part."""
         if (passes := _passes(self, input)).sliced:
-            return apply_sliced(LinearProducts(), input, self.weight, self.bias, passes, self.group, self.observe)
+            return apply_sliced(LinearProducts(), input, self.weight, self.bias, passes, self.group)
         x = gather_to_group(input, self.group) if self.split.takes == PART else copy_to_group(input, self.group)
         y = functional.linear(x, self.weight, self.bias)
         return y if self.split.gives == PART else gather_parts(y, self.group)
@@ -88,7 +88,7 @@ class RowParallelLinear(ParallelLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (..., out) or this rank's part of it, for (..., in) or this rank's part."""
         if (passes := _passes(self, input)).sliced:
-            y = apply_sliced(LinearProducts(), input, self.weight, None, passes, self.group, self.observe)
+            y = apply_sliced(LinearProducts(), input, self.weight, None, passes, self.group)
         else:
             x = input if self.split.takes == PART else cut_own_part(input, self.group)
             partial = functional.linear(x, self.weight)

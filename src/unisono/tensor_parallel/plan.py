@@ -25,6 +25,9 @@ COLUMN, ROW, DROPOUT = "column", "row", "dropout"
 HOWS = (COLUMN, ROW, DROPOUT)
 WHOLE, PART = "whole", "part"
 
+AUTO = "auto"
+"""Plan that is chosen by prediction (`choose_plan.py`)."""
+
 FORM = '"column 2 gives part": column or row, the size of the group, "takes part" and "gives part"'
 
 
@@ -91,7 +94,7 @@ def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
     if isinstance(content, ParallelPlan):
         layers = content.layers
     elif isinstance(content, str):
-        raise UsageError(f'plan = {content!r} is not there yet: name the layers, as in {{"fc1": "column 2"}}')
+        raise UsageError(f'plan = {content!r} is no plan: name layers, as in {{"fc1": "column 2"}}, or use "{AUTO}"')
     else:
         layers = tuple((name, split_of(value, name)) for name, value in content.items())
     return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in layers))

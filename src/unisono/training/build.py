@@ -26,9 +26,10 @@ from unisono.optimizers.build import make_optimizer
 from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import data_world, data_world_of, split_model
+from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.loss import classification_loss
 from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, Recipe, own_rule, plan_of
+from unisono.training.recipe import OWN, Recipe, own_rule
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.warmup import warm_up
@@ -65,12 +66,14 @@ def describe_precision(recipe: Recipe, world: World) -> str:
     return f"products in {name}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}"
 
 
-def make_feed(recipe: Recipe, world: World, share: CoreShare, whole_test: bool = False) -> Feed:
+def make_feed(
+    recipe: Recipe, world: World, share: CoreShare, layers: ParallelPlan | None = None, whole_test: bool = False
+) -> Feed:
     """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves.
 
-    Ranks that hold parts of one model get the same samples.
+    Ranks that hold parts of one model, whose plan is `layers`, get the same samples.
     """
-    data, sharing = recipe.data, data_world_of(plan_of(recipe, world.size), world)
+    data, sharing = recipe.data, world if layers is None else data_world_of(layers, world)
     if not data.pack:
         return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed)
     check_installed()
@@ -83,22 +86,38 @@ def make_feed(recipe: Recipe, world: World, share: CoreShare, whole_test: bool =
     return PackedFeed(options, world, recipe.training.seed, sharing)
 
 
+def make_model(recipe: Recipe, feed: Feed) -> torch.nn.Module:
+    """Return the recipe's network, with weights from the seed. Raises RecipeError where it does not take the data."""
+    torch.manual_seed(recipe.training.seed)
+    network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
+    model = network.to(DTYPES[recipe.model.dtype])
+    check_fit(model, recipe.model.name, feed.blank(1).to(DTYPES[recipe.model.dtype]), context_of(recipe))
+    return model
+
+
+def context_of(recipe: Recipe) -> StepContext:
+    """Return the function that gives the context in which the network computes: autocast to its number format."""
+    return partial(autocast_to, product_dtype(recipe), DTYPES[recipe.model.dtype], "cpu")
+
+
 def make_trainer(
-    recipe: Recipe, world: World, feed: Feed, rule: BaseRule, timeline: Timeline | None, plan: ConvolutionPlan
+    recipe: Recipe,
+    world: World,
+    feed: Feed,
+    rule: BaseRule,
+    layers: ParallelPlan | None,
+    timeline: Timeline | None,
+    plan: ConvolutionPlan,
 ) -> Trainer:
-    """Return the trainer of the recipe's network by a rule, with weights from the seed.
+    """Return the trainer of the recipe's network by a rule, split by the plan `layers`.
 
     With `convolutions = "autotune"` a warm-up step completes `plan`. Raises RecipeError where the network does not take
     the data.
     """
-    torch.manual_seed(recipe.training.seed)
+    model, options, within = make_model(recipe, feed), recipe.optimizer, context_of(recipe)
     dtype = DTYPES[recipe.model.dtype]
-    network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
-    model, options = network.to(dtype), recipe.optimizer
-    within = partial(autocast_to, product_dtype(recipe), dtype, "cpu")
-    check_fit(model, recipe.model.name, feed.blank(1).to(dtype), within)
-    if recipe.parallel.layers:
-        split_model(model, world, plan_of(recipe, world.size))
+    if layers is not None:
+        split_model(model, world, layers)
     if recipe.compute.convolutions == "autotune":
         prepare(model, plan)
         data = data_world(model, world)

@@ -22,6 +22,7 @@ from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.schedules.pieces import bounds
+from unisono.tensor_parallel.gain import describe_gain, measure_gain
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
@@ -77,6 +78,8 @@ class TrainingLoop:
             ("time", f"{seconds:.2f} s"),
         ]
         self.display.end(rows, self._seconds_by_kind())
+        for line in describe_gain(measure_gain(self.trainer.model, self.trainer.within)):
+            self.display.log(line)
         self.display.log(f"run: {self.folder}")
         self.display.log(f"test accuracy: {accuracy.top1:.1%}")
         return 0

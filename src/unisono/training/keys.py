@@ -42,12 +42,12 @@ def choice(default: str, *names: str) -> Any:
     return field(default=default, metadata={"one_of": names})
 
 
-def texts() -> Any:
-    """Return a dataclass field of type `Mapping[str, str]`: a table of keys of any name. Dots may be in them.
+def texts_or(word: str) -> Any:
+    """Return a dataclass field of type `Mapping[str, str] | str`: a table of keys of any name, or a word in its place.
 
-    The hash of the dataclass leaves it out: a mapping has none.
+    Dots may be in the keys. The hash of the dataclass leaves it out: a mapping has none.
     """
-    return field(default_factory=dict, hash=False, metadata={"texts": True})
+    return field(default_factory=dict, hash=False, metadata={"texts_or": word})
 
 
 def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: str = "") -> Value:
@@ -65,8 +65,8 @@ def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: st
             if not isinstance(value, Mapping):
                 raise RecipeError(f"{source}: {prefix}{key} is a table of keys, not the value {value!r}")
             values[key] = parse(hints[key], value, source, f"{prefix}{key}.")
-        elif fields[key].metadata.get("texts"):
-            values[key] = _texts(value, f"{source}: {prefix}{key}")
+        elif (word := fields[key].metadata.get("texts_or")) is not None:
+            values[key] = word if value == word else _texts(value, word, f"{source}: {prefix}{key}")
         else:
             values[key] = _value(value, hints[key], fields[key].metadata, f"{source}: {prefix}{key}")
     return kind(**values)
@@ -96,9 +96,9 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _texts(value: Any, where: str) -> dict[str, str]:
+def _texts(value: Any, word: str, where: str) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise RecipeError(f"{where} is a table of keys, not the value {value!r}")
+        raise RecipeError(f'{where} is a table of keys or "{word}", not the value {value!r}')
     found = flat(value)
     for key, text in found.items():
         if not isinstance(text, str):

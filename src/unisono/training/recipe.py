@@ -20,7 +20,7 @@ from unisono.rules import RULES, Exchange
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
-from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse, texts
+from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse, texts_or
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import FOLDER
 from unisono.user_function import UserFunction, is_user_function
@@ -187,8 +187,9 @@ class ParallelRecipe:
 
     ranks: int = number(0, at_least=0)
     """Ranks in a group of the layers whose words have no size of their own; 0: all ranks."""
-    layers: Mapping[str, str] = texts()
-    """Split of each layer, by its name, in words: "column", "row 4", "column 2 gives part", "row 2 takes part"."""
+    layers: Mapping[str, str] | str = texts_or("auto")
+    """Split of each layer, by its name, in words: "column", "row 4", "column 2 gives part", "row 2 takes part"; "auto":
+    chosen by prediction from a measurement before the first step."""
 
 
 @dataclass(frozen=True)
@@ -312,16 +313,22 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             rule.seats(ranks)
 
 
-def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan:
-    """Return the plan of the layers that are split. Raises UsageError for words that are no split."""
-    return make_plan(recipe.parallel.layers, recipe.parallel.ranks or ranks)
+def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:
+    """Return the plan of the layers that are split; None where the recipe names none, or leaves them to a prediction.
+
+    Raises UsageError for words that are no split.
+    """
+    layers = recipe.parallel.layers
+    return make_plan(layers, recipe.parallel.ranks or ranks) if layers and not isinstance(layers, str) else None
 
 
 def check_parallel(recipe: Recipe, ranks: int) -> int:
     """Return the number of ranks that train on the same samples. Raises RecipeError where groups do not divide the
     ranks, or the rule does not take split layers."""
     plan = plan_of(recipe, ranks)
-    if plan.layers and recipe.rule.name in RULES and recipe.rule.name != "bsp":
+    if plan is None:
+        return 1
+    if recipe.rule.name in RULES and recipe.rule.name != "bsp":
         raise RecipeError(f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp")
     if ranks % plan.sharing:
         raise RecipeError(

@@ -13,6 +13,7 @@ from unisono.data.feed import Feed
 from unisono.errors import UsageError
 from unisono.models.user_network import user_network
 from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.tensor_parallel.plan import AUTO
 from unisono.training import run_directory
 from unisono.training.build import (
     bind_cores,
@@ -24,10 +25,11 @@ from unisono.training.build import (
     save_plan,
 )
 from unisono.training.checkpoint import check_state
+from unisono.training.choose_layers import choose_layers
 from unisono.training.epochs import TrainingLoop
 from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import Recipe, check_run, own_rule
+from unisono.training.recipe import Recipe, check_run, own_rule, plan_of
 from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
 from unisono.training.run_lock import RunLock
 from unisono.training.signals import SignalHandlers
@@ -79,11 +81,20 @@ def _train(
     share, lines = bind_cores(world)
     lines += [describe_precision(recipe, world), *describe_unused(recipe.rule)]
     workers = rule if isinstance(rule, BaseAsynchronousRule) else None
-    feed = make_feed(recipe, world, share) if workers is None else make_worker_feed(recipe, workers, world, share)
+    layers = plan_of(recipe, world.size)
+    feed = (
+        make_feed(recipe, world, share, layers) if workers is None else make_worker_feed(recipe, workers, world, share)
+    )
+    if recipe.parallel.layers == AUTO:
+        layers, chosen = choose_layers(recipe, world, feed, rule)
+        lines += chosen
+        if layers is not None and layers.sharing > 1:
+            feed.close()
+            feed = make_feed(recipe, world, share, layers)
     timeline = None if trace is None else Timeline(world)
     source = resume or replay
     plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
-    trainer = make_trainer(recipe, world, feed, rule, timeline, plan)
+    trainer = make_trainer(recipe, world, feed, rule, layers, timeline, plan)
     check_state(trainer.model, trainer.optimizer)
     kept = replace(recipe, ranks=world.size)
     home = resume or world.call_on_root(lambda: run_directory.create_run(kept, folder, lock))

@@ -282,7 +282,7 @@ def refusals(group: World) -> Mapping[str, Any]:
         "LocalSGD does not take split layers: use BSP, or no plan": lambda: unisono.parallel(
             (model := model_of(CASES["mlp"])), group, unisono.LocalSGD(), sgd(model), plan={"0": "column"}
         ),
-        "plan = 'auto' is not there yet": lambda: unisono.parallel(model_of(CASES["mlp"]), group, plan="auto"),
+        "plan = 'hybrid' is no plan": lambda: unisono.parallel(model_of(CASES["mlp"]), group, plan="hybrid"),
     }
 
 

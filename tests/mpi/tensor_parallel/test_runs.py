@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from tests.mpi.training.test_run import assert_alike, recipe_of, stopped
 
+from unisono.step.costs import Cost
+from unisono.tensor_parallel import choose_plan
 from unisono.training.checkpoint import load_newest
 from unisono.training.recipe import ParallelRecipe, Recipe
 from unisono.training.run import train
@@ -85,3 +89,59 @@ def test_checkpoints_are_the_same_whatever_the_split(group: World, packs: Path, 
                 torch.testing.assert_close(other.optimizer["state"][number][key], value, rtol=1e-8, atol=1e-10)
 
     group.call_on_root(compare)
+
+
+@pytest.mark.parametrize("cost", [Cost(0.0, 1.0), Cost(0.0, 0.0)], ids=["slow link", "fast link"])
+def test_a_run_with_layers_by_prediction_follows_the_path_of_whole_ones(
+    group: World,
+    packs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cost: Cost,
+) -> None:
+    monkeypatch.setattr(choose_plan, "measure_link", lambda _: cost)
+    home = group.call_on_root(lambda: tmp_path)
+    recipe = split(recipe_of(packs), 0, {})
+    alone = group.split(group.rank)
+    group.call_on_root(lambda: train(recipe, alone, home / "serial", None))
+    capsys.readouterr()
+    train(replace(recipe, parallel=ParallelRecipe(layers="auto")), group, home / "auto", None)
+    said = group.call_on_root(lambda: capsys.readouterr().out)
+    slow = cost.per_byte > 0 and group.size > 1
+    assert ("layers split by prediction: none" in said) == (not slow)
+    assert bool(re.search(r"split by prediction: .*classifier\.\d: (column|row) \d", said)) == slow
+    group.call_on_root(lambda: assert_alike(home / "auto", home / "serial"))
+    assert group.call_on_root(lambda: 'layers = "auto"' in (home / "auto" / "recipe.toml").read_text())
+    alone.free()
+
+
+def test_a_rule_and_an_optimizer_that_need_whole_weights_split_nothing(
+    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = group.call_on_root(lambda: tmp_path)
+    recipe = replace(recipe_of(packs), parallel=ParallelRecipe(layers="auto"))
+    recipe = replace(recipe, training=replace(recipe.training, epochs=1))
+    for name, changed in (
+        ("local", replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=2))),
+        ("lamb", replace(recipe, optimizer=replace(recipe.optimizer, name="lamb"))),
+    ):
+        train(changed, group, home / name, None)
+    said = group.call_on_root(lambda: capsys.readouterr().out)
+    assert "layers split by prediction: none, LocalSGD does not take split layers" in said
+    assert "layers split by prediction: none, lamb needs whole weights" in said
+
+
+def test_a_run_prints_the_table_at_its_end(
+    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = group.call_on_root(lambda: tmp_path)
+    train(split(recipe_of(packs), 0), group, home / "split", None)
+    said = group.call_on_root(lambda: capsys.readouterr().out).splitlines()
+    rows = [line.split() for line in said]
+    if group.size > 1:
+        at = rows.index(["layer", "part", "split", "ms", "unsplit", "ms", "ratio"])
+        assert [row[0] for row in rows[at + 1 : at + 16 : 5]] == ["features.5", "classifier.1", "classifier.3"]
+        assert rows[at + 5][0] == "together"
+    else:
+        assert not any(row[:2] == ["layer", "part"] for row in rows)

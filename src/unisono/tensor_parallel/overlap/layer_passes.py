@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unisono.tensor_parallel.overlap.flows import Flow, Flows
-from unisono.tensor_parallel.overlap.passes import Observe, play_pass
+from unisono.tensor_parallel.overlap.passes import play_pass
 from unisono.tensor_parallel.overlap.slices import SliceLimits, number_of_slices
 from unisono.world import World
 
@@ -73,7 +73,6 @@ def apply_sliced(
     bias: Tensor | None,
     passes: LayerPasses,
     group: World,
-    observe: Observe | None,
 ) -> Tensor:
     """Return the layer's output for an input: each whole, or this rank's part, as the flows say.
 
@@ -81,7 +80,7 @@ def apply_sliced(
     gradients are refused by autograd. Called by all ranks of the group together.
     """
     bias = None if bias is None else _autocasted(bias)
-    y: Tensor = _SlicedLayer.apply(_autocasted(x), _autocasted(weight), bias, products, passes, group, observe)  # type: ignore[no-untyped-call]
+    y: Tensor = _SlicedLayer.apply(_autocasted(x), _autocasted(weight), bias, products, passes, group)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -102,10 +101,9 @@ class _SlicedLayer(torch.autograd.Function):
         products: Products,
         passes: LayerPasses,
         group: World,
-        observe: Observe | None,
     ) -> Tensor:
         ctx.shapes, ctx.products, ctx.passes = (x.shape, weight.shape), products, passes
-        ctx.group, ctx.observe = group, observe
+        ctx.group = group
         done = play_pass(
             passes.flows.forward,
             _rows(x, products),
@@ -114,8 +112,6 @@ class _SlicedLayer(torch.autograd.Function):
             lambda rows: products.outputs(rows, weight, bias),
             dim=-products.row_dims,
         )
-        if observe is not None:
-            observe("forward", done.times)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(done.taken if needs_weight else None, weight if needs_x else None)
         assert done.given is not None
@@ -150,10 +146,8 @@ class _SlicedLayer(torch.autograd.Function):
             whole if needs_weight or needs_bias else None,
             dim=-products.row_dims,
         )
-        if ctx.observe is not None:
-            ctx.observe("backward", done.times)
         given = None if done.given is None else done.given.view(shape)
-        return given, found.get("weight"), found.get("bias"), None, None, None, None
+        return given, found.get("weight"), found.get("bias"), None, None, None
 
 
 def _rows(x: Tensor, products: Products) -> Tensor:

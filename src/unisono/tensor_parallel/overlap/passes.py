@@ -14,12 +14,10 @@ from torch import Tensor
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.activations import own_part
 from unisono.tensor_parallel.overlap.flows import Flow
-from unisono.tensor_parallel.overlap.player import PassTimes, exchange_engine, play
+from unisono.tensor_parallel.overlap.player import exchange_engine, play
 from unisono.tensor_parallel.overlap.schedule import TaskKind, schedule_pass
+from unisono.tensor_parallel.times import ExchangeTimes
 from unisono.world import World
-
-Observe = Callable[[str, PassTimes], None]
-"""Function ("forward" or "backward", seconds of the pass) -> None."""
 
 
 class Slices:
@@ -49,7 +47,6 @@ class PassResult(NamedTuple):
     """Activation that the products took: whole, or this rank's part."""
     given: Tensor | None
     """Activation that the pass gives; None where no product was asked for."""
-    times: PassTimes
 
 
 def play_pass(
@@ -64,7 +61,8 @@ def play_pass(
     """Return what a pass takes and gives for the activation `x` (rows, ...), whose parts are along `dim`.
 
     `product` is called with what a slice takes, and returns memory of its own; `whole` once, with all that was taken;
-    None where its result is not needed. Called by all ranks of the group together, outside autograd.
+    None where its result is not needed. Called by all ranks of the group together, outside autograd. What exchanges
+    were waited for is added to the group's ExchangeTimes.
     """
     own, take, give = Slices(len(x), slices), flow.take, flow.give
     own.whole = own_part(x.detach(), group, dim) if flow.cut else x.detach()
@@ -97,6 +95,6 @@ def play_pass(
         TaskKind.GIVE: give_slice,
         TaskKind.WHOLE: make_whole,
     }
-    times = play(tasks, actions, group.resource(exchange_engine))
+    group.resource(ExchangeTimes).add(play(tasks, actions, group.resource(exchange_engine)))
     assert taken.whole is not None
-    return PassResult(taken.whole, given.whole, times)
+    return PassResult(taken.whole, given.whole)

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from unisono.engine.dependencies import Variable
@@ -29,41 +28,27 @@ Actions = Mapping[TaskKind, Callable[[int], object]]
 """Functions that carry out a task, by its kind, for the number of a slice."""
 
 
-@dataclass(frozen=True)
-class PassTimes:
-    """Seconds of one pass of a layer."""
-
-    products: float
-    """Seconds of products on the calling thread."""
-    waited: float
-    """Seconds that the calling thread waited for exchanges."""
-    exchanges: float
-    """Seconds that exchanges took on their thread, beside products or not."""
-
-
 def exchange_engine(_: World) -> Engine:
     """Return an engine with one thread for the exchanges of a group: a resource of its world."""
     return Engine({ACTIVATIONS: 1})
 
 
-def play(schedule: PassSchedule, actions: Actions, engine: Engine) -> PassTimes:
-    """Carry a schedule out, and return once all of it is over, also where it fails.
+def play(schedule: PassSchedule, actions: Actions, engine: Engine) -> float:
+    """Carry a schedule out; return the seconds that the calling thread waited for exchanges. All of it is over then,
+    also where it fails.
 
     Raises what a product raises, and OperationError where an exchange has failed; later exchanges are left out then.
     """
     order = Variable("exchanges of a pass")  # an exchange that fails spoils it for those that follow
     left, over, begun = deque(schedule.exchanges), set[SliceTask](), dict[SliceTask, Handle]()
-    products = waited = 0.0
-    taken: list[float] = []
+    waited = 0.0
 
     def begin_exchanges() -> None:
         while left and over.issuperset(schedule.needs.get(left[0], ())):
             task = left.popleft()
             action = partial(actions[task.kind], task.number)
             name = f"{task.kind.value} of slice {task.number}"
-            begun[task] = engine.push(
-                action, (), (order,), ACTIVATIONS, name, observe=lambda span: taken.append(span.end - span.begin)
-            )
+            begun[task] = engine.push(action, (), (order,), ACTIVATIONS, name)
 
     try:
         for task in schedule.products:
@@ -71,10 +56,9 @@ def play(schedule: PassSchedule, actions: Actions, engine: Engine) -> PassTimes:
             began = time.perf_counter()
             for need in schedule.needs.get(task, ()):
                 begun[need].wait()
-            ready = time.perf_counter()
+            waited += time.perf_counter() - began
             actions[task.kind](task.number)
             over.add(task)
-            waited, products = waited + ready - began, products + time.perf_counter() - ready
         begin_exchanges()
         began = time.perf_counter()
         for handle in begun.values():
@@ -85,4 +69,4 @@ def play(schedule: PassSchedule, actions: Actions, engine: Engine) -> PassTimes:
             with suppress(OperationError):
                 handle.wait()
         raise
-    return PassTimes(products, waited, sum(taken))
+    return waited

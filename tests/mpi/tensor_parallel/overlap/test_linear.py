@@ -16,7 +16,6 @@ import unisono
 from unisono.errors import OperationError
 from unisono.tensor_parallel.layer import ParallelLayer
 from unisono.tensor_parallel.model import split_model
-from unisono.tensor_parallel.overlap.player import PassTimes
 from unisono.tensor_parallel.overlap.slices import SliceLimits
 from unisono.world import World
 
@@ -199,13 +198,18 @@ def test_ranks_with_different_rows_get_an_error(group: World, differing: None) -
     assert "allreduce" in str(caught.value)
 
 
-def test_the_seconds_of_each_pass_are_told(group: World) -> None:
-    found, told = split(network(), group, PLANS["pair"], 3), list[tuple[str, PassTimes]]()
-    for layer in found:
-        layer.observe = lambda name, times: told.append((name, times))
+def test_waits_of_sliced_passes_are_times_of_activations(group: World) -> None:
+    found = split(network(), group, PLANS["pair"], 3)
     run(found, torch.randn(7, 12, dtype=torch.float64, requires_grad=True), lambda x: x)
-    assert [name for name, _ in told] == (["forward", "forward", "backward", "backward"] if group.size > 1 else [])
-    assert all(times.products > 0 for _, times in told)
+    layers = [layer for layer in found if isinstance(layer, ParallelLayer)]
+    assert len(layers) == 2 * (group.size > 1)
+    if layers:
+        times = [one for layer in layers for one in layer.times.medians() or ()]
+        assert len(times) == 4
+        assert all(one.products > 0 for one in times)
+        waited = sum(one.activations for one in times)
+        assert waited == pytest.approx(layers[0].times.exchange.seconds)
+        assert waited > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
+
+    forward passes of an example ─▶ seconds, bytes of each layer ┐
+    two lengths of allreduce     ─▶ latency, seconds a byte      ┴▶ plan/choose_split.py ─▶ rank 0's plan, on all ranks
+
+Each rank traces its own example, the ranks at the same time; a layer counts as long as on the slowest. A backward pass
+counts twice as long as the forward pass, and once where the input needs no gradient (PCL-DNN section 3.1: three
+products of one size).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unisono.plan.choose_split import describe_split, rank_splits
+from unisono.plan.model_parallel import LayerShape
+from unisono.plan.split import LayerFacts, SplitInputs, gradient_bytes
+from unisono.rules import BaseRule
+from unisono.step.costs import Cost, fit
+from unisono.tensor_parallel.check import KINDS
+from unisono.tensor_parallel.norms import NEEDS_WHOLE
+from unisono.tensor_parallel.pairs import pairs_of
+from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
+from unisono.tensor_parallel.trace import Example, ModuleTrace, samples_of, trace_forward
+from unisono.world import World
+
+SMALL_BYTES, LARGE_BYTES = 1 << 16, 8 << 20
+"""Bytes of the two allreduces that are timed."""
+
+REPETITIONS = 5
+"""Times that each is timed, after one that is not."""
+
+NONE = "layers split by prediction: none"
+"""Beginning of a line about a plan that is empty."""
+
+
+class PlanChoice(NamedTuple):
+    """Plan that was chosen, and lines about it for the log."""
+
+    plan: ParallelPlan | None
+    """Plan, empty where nothing is split; None where the rule takes none."""
+    lines: list[str]
+
+
+def choose_plan(
+    model: nn.Module,
+    world: World,
+    example: Example,
+    cost: Cost | None = None,
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    deferred: bool = False,
+) -> PlanChoice:
+    """Return the plan that is predicted to be fastest, the same on all ranks, which call this together.
+
+    `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
+    that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
+    model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
+    end of the backward pass. The model stays as it is. The plan is empty where no split is predicted to be faster.
+    """
+    if world.size == 1:
+        return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
+    traces = trace_forward(model, example, within)
+    mine = torch.tensor([trace.median for trace in traces.values()], dtype=torch.float64)
+    slowest = world.allreduce(mine, op="maximum").tolist()
+    samples = float(world.allreduce(torch.tensor(float(samples_of(example)), dtype=torch.float64)))
+    link = measure_link(world) if cost is None else cost
+
+    def choose() -> PlanChoice:
+        facts = facts_of(model, traces, slowest, samples_of(example), world.size)
+        inputs = SplitInputs(facts, world.size, samples, link, deferred)
+        ranked = rank_splits(inputs)
+        return PlanChoice(make_plan(ranked[0].words), describe_split(ranked, inputs))
+
+    return world.call_on_root(choose)
+
+
+def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
+    """Return the choice to split nothing where a rule, or an optimizer by its name, needs whole weights; else None."""
+    if not rule.takes_split_layers:
+        return PlanChoice(None, [f"{NONE}, {type(rule).__name__} does not take split layers"])
+    if optimizer.upper() in {name.upper() for name in NEEDS_WHOLE}:
+        return PlanChoice(ParallelPlan(), [f"{NONE}, {optimizer} needs whole weights"])
+    return None
+
+
+def measure_link(world: World) -> Cost:
+    """Return the cost of a collective by the bytes that a rank sends, from allreduces of two lengths.
+
+    Each counts as its median on the slowest rank.
+    """
+    sent, seconds = list[float](), list[float]()
+    for nbytes in (SMALL_BYTES, LARGE_BYTES):
+        payload, took = torch.zeros(nbytes // 4), list[float]()
+        for _ in range(1 + REPETITIONS):
+            world.barrier()
+            begun = time.perf_counter()
+            world.allreduce(payload)
+            took.append(time.perf_counter() - begun)
+        slowest = world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")
+        sent.append(gradient_bytes(nbytes, world.size, 1))
+        seconds.append(float(slowest))
+    return fit(sent, seconds)
+
+
+def facts_of(
+    model: nn.Module, traces: dict[str, ModuleTrace], seconds: list[float], samples: int, ranks: int
+) -> tuple[LayerFacts, ...]:
+    """Return the facts of the modules that were called, from their seconds in a forward pass of `samples` samples."""
+    modules = dict(model.named_modules())
+    pairs = pairs_of(model, {name: trace.calls for name, trace in traces.items()})
+    uses = _uses(model)
+    counted, found = set[int](), list[LayerFacts]()
+    for (name, trace), took in zip(traces.items(), seconds, strict=True):
+        own = [one for one in modules[name].parameters(recurse=False) if one.requires_grad and id(one) not in counted]
+        counted |= {id(one) for one in own}
+        weights = sum(one.nbytes for one in own)
+        whole = all(uses[id(one)] == 1 for one in modules[name].parameters(recurse=False))
+        sizes = _sizes(modules[name], ranks) if name and trace.calls == 1 and whole else {}
+        if trace.inputs is None or trace.outputs is None:
+            found.append(LayerFacts(name, (3 if weights else 2) * took, weights))
+            continue
+        passes = 3 if weights and trace.backward else 2
+        inputs, outputs = trace.inputs.nbytes / samples, trace.outputs.nbytes / samples
+        shape = shape_of(modules[name], trace.inputs, samples) if sizes else None
+        found.append(
+            LayerFacts(name, passes * took, weights, inputs, outputs, trace.backward, sizes, pairs.get(name, ""), shape)
+        )
+    return tuple(found)
+
+
+def shape_of(layer: nn.Module, inputs: Tensor, samples: int) -> LayerShape | None:
+    """Return the sizes of a layer in PCL-DNN's terms; None for one that has none. A position of a sequence is one of
+    the input's area."""
+    if isinstance(layer, nn.Linear):
+        return LayerShape(layer.in_features, layer.out_features, 1, inputs.numel() // (layer.in_features * samples))
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        area = inputs.numel() // (layer.in_channels * samples)
+        return LayerShape(layer.in_channels, layer.out_channels, prod(layer.kernel_size), area)
+    return None
+
+
+def _uses(model: nn.Module) -> dict[int, int]:
+    """Return the number of modules that have each parameter, by its id: tied ones have several."""
+    found: dict[int, int] = {}
+    for module in model.modules():
+        for one in module.parameters(recurse=False):
+            found[id(one)] = found.get(id(one), 0) + 1
+    return found
+
+
+def _sizes(layer: nn.Module, ranks: int) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of groups that can split a layer, by "column" and "row"; {} where its weight is computed."""
+    if "weight" not in dict(layer.named_parameters(recurse=False)):
+        return {}
+    divisors = [size for size in range(2, ranks + 1) if ranks % size == 0]
+    return {
+        how: tuple(size for size in divisors if kind.refusal(layer, Split(how, size)) is None)
+        for (of, how), kind in KINDS.items()
+        if of is type(layer)
+    }

@@ -1,0 +1,100 @@
+"""A plan by prediction is the same on all ranks, and training with it is data parallelism's."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, alone, batch, model_of, train
+from torch import nn
+
+import unisono
+from unisono.errors import UsageError
+from unisono.optimizers import LARS
+from unisono.reducer import reducer_of
+from unisono.schedules.pieces import bounds
+from unisono.step.costs import Cost
+from unisono.tensor_parallel.choose_plan import choose_plan, measure_link
+from unisono.tensor_parallel.model import split_of
+from unisono.world import World
+
+SLOW, FAST = Cost(0.0, 1.0), Cost(0.0, 0.0)
+"""A byte a second, and any number of them in none."""
+
+
+def example_of(name: str, group: World) -> torch.Tensor:
+    first, last = bounds(SAMPLES, group.size, group.rank)
+    return batch(CASES[name], 0)[0][first:last]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, name: str) -> None:
+    """On a slow link layers are split, on a fast one none; all ranks have the same plan, and the losses are equal."""
+    expected, _ = alone(CASES[name], group, 12)
+    for cost in (SLOW, FAST):
+        model = model_of(CASES[name])
+        found = choose_plan(model, group, example_of(name, group), cost)
+        assert found.plan is not None
+        assert len(set(group.all_gather_object(str(found.plan)))) == 1
+        if cost is FAST or group.size == 1:
+            assert not found.plan.layers
+        elif name == "mlp":  # more weights than activations of 12 samples
+            assert found.plan.layers
+        model = unisono.parallel(model, group, plan=found.plan)
+        assert train(model, sgd(model), CASES[name], group, range(12)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_pairs_are_chosen_where_they_can_be(group: World) -> None:
+    plan = choose_plan(model_of(CASES["mlp"]), group, example_of("mlp", group), SLOW).plan
+    if group.size > 1:
+        words = [str(split) for _, split in plan.layers]
+        assert any("gives part" in one for one in words)
+        assert any("takes part" in one for one in words)
+
+
+def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "unisono")
+    expected, _ = alone(CASES["mlp"], group, 4)
+    model = unisono.parallel(model_of(CASES["mlp"]), group, plan="auto", example=example_of("mlp", group))
+    assert split_of(model) is not None
+    assert train(model, sgd(model), CASES["mlp"], group, range(4)) == pytest.approx(expected, rel=1e-9)
+    lines = [one for one in caplog.messages if "split by prediction" in one]
+    assert len(lines) == (group.rank == 0)
+
+
+def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
+    if group.size > 1:
+        found = measure_link(group)
+        assert found.per_byte > 0
+        assert set(group.all_gather_object(found)) == {found}
+
+
+def test_rules_and_optimizers_that_need_whole_weights_split_nothing(
+    group: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "unisono")
+    model, example = model_of(CASES["mlp"]), example_of("mlp", group)
+    unisono.parallel(model, group, None, LARS(model.parameters(), 0.1), plan="auto", example=example)
+    assert split_of(model).plan.layers == ()
+    local = model_of(CASES["mlp"])
+    unisono.parallel(local, group, unisono.LocalSGD(), sgd(local), plan="auto", example=example)
+    assert split_of(local) is None
+    assert reducer_of(local) is not None
+    if group.rank == 0:
+        said = " ".join(caplog.messages)
+        assert "none, LARS needs whole weights" in said
+        assert "none, LocalSGD does not take split layers" in said
+
+
+def test_an_example_is_needed_and_for_nothing_else(group: World) -> None:
+    model = model_of(CASES["mlp"])
+    with pytest.raises(UsageError, match='plan="auto" needs example=inputs'):
+        unisono.parallel(model, group, plan="auto")
+    with pytest.raises(UsageError, match="no other plan takes one"):
+        unisono.parallel(model, group, plan={"0": "column"}, example=example_of("mlp", group))
+    assert reducer_of(model) is None

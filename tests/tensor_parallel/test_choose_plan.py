@@ -1,0 +1,60 @@
+"""Facts of a model's layers for the prediction: sizes, shapes, and layers that are left whole."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from unisono.plan.model_parallel import LayerShape
+from unisono.plan.split import LayerFacts
+from unisono.tensor_parallel.choose_plan import facts_of
+from unisono.tensor_parallel.trace import trace_forward
+
+
+def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
+    traces = trace_forward(model, example, nullcontext)
+    found = facts_of(model, traces, [1.0] * len(traces), len(example), ranks)
+    return {one.name: one for one in found}
+
+
+def test_layers_have_bytes_a_sample_shapes_and_sizes() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 12, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 6)
+    )
+    found = facts(model, torch.zeros(5, 2, 4, 4))
+    conv, first, last = found["0"], found["3"], found["5"]
+    assert (conv.weights, conv.inputs, conv.outputs) == (4 * (12 * 2 * 9 + 12), 4 * 32, 4 * 192)
+    assert (conv.shape, conv.sizes, conv.backward) == (LayerShape(2, 12, 9, 16), {"column": (2, 4)}, False)
+    assert (first.shape, first.sizes) == (LayerShape(192, 8), {"column": (2, 4), "row": (2, 4)})
+    assert (last.sizes, last.partner, first.partner) == ({"column": (2,), "row": (2, 4)}, "", "5")
+    assert [one.seconds for one in found.values()] == [2, 2, 2, 2, 3, 2, 3]  # three products where x has a gradient
+    assert found["1"].sizes == {}
+    assert sum(one.weights for one in found.values()) == sum(one.nbytes for one in model.parameters())
+
+
+def test_positions_of_a_sequence_count_as_area() -> None:
+    found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
+    assert found["1"].shape == LayerShape(8, 8, 1, 7)
+    assert (found["0"].sizes, found["0"].shape, found["0"].backward) == ({"row": (2, 4)}, None, False)
+
+
+def test_tied_repeated_and_computed_weights_stay_whole() -> None:
+    tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    tied[1].weight = tied[0].weight
+    found = facts(tied, torch.zeros(2, 8))
+    assert not any(one.sizes for one in found.values())
+    assert sum(one.weights for one in found.values()) == 4 * (64 + 16)
+    again = nn.Linear(8, 8)
+    assert not any(one.sizes for one in facts(nn.Sequential(again, again), torch.zeros(2, 8)).values())
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
+    assert not any(one.sizes for one in facts(normed, torch.zeros(2, 8)).values())
+    assert not any(one.sizes for one in facts(nn.Linear(8, 8), torch.zeros(2, 8)).values())  # it has no name
+
+
+def test_frozen_weights_are_not_exchanged() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].requires_grad_(False)
+    found = facts(model, torch.zeros(2, 8))
+    assert (found["0"].weights, found["1"].weights) == (0, 4 * 72)
