@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,8 @@ from unisono.step.program import (
     bucket,
     order,
 )
-from unisono.step.verify import verify
+from unisono.step.symbolic_state import Contribution, SymbolicState, Versions
+from unisono.step.verify import check_guarantees, verify
 
 STEPS = [Step(0), Step(1), Step(2, synchronize=False), Step(3)]
 
@@ -159,6 +161,14 @@ def stale(_: int, program: StepProgram) -> Iterable[Task]:
     ]
 
 
+def before_grad_input(_: int, program: StepProgram) -> Iterable[Task]:
+    """The weights of bucket 2 are updated before its input gradient is computed."""
+    late = next(t for t in program if str(t) == "grad_input 2")
+    rest = [t for t in program if t is not late]
+    place = next(n for n, t in enumerate(rest) if str(t) == "update 2") + 1
+    return [*rest[:place], late, *rest[place:]]
+
+
 def two_lanes(_: int, program: StepProgram) -> Iterable[Task]:
     """Bucket 2 is sent by the main thread, beside bucket 1 on its own."""
     return [t._replace(lane=MAIN, writes=(bucket(2), order(1))) if str(t) == "allreduce 2" else t for t in program]
@@ -184,7 +194,22 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a forward that reads nothing": (changed("forward", 1, reads=()), "forward 1 reads no weights"),
     "a collective that is missing on one rank": (without("allreduce", 3, of_rank=1), "on rank 1|allreduce 3"),
     "other orders on two ranks": (other_order, "is allreduce 1 on rank 0, and allreduce 2 on rank 1"),
-    "a sum of stale gradients": (stale, "stale: it was made with other weights"),
+    "a forward that reads other weights": (
+        stale,
+        "the weights of parameter 1, which the backward pass may still read|1 that are not those of the forward",
+    ),
+    "an update before the input gradient": (
+        before_grad_input,
+        "update 2 changes the weights of parameter 2, which the backward pass may still read",
+    ),
+    "an update beside the input gradient": (
+        changed("grad_input", 2, reads=()),
+        "update 2 changes the weights of parameter 2, which the backward pass may still read",
+    ),
+    "an input gradient that is missing": (
+        without("grad_input", 2),
+        "update 2 changes the weights of parameter 2, which the backward pass may still read",
+    ),
     "an update that is missing": (without("update", 2), "parameter 2 is updated 0 times in 2 steps"),
     "an update before gradients are set": (without("set_grads", 2), "applies bucket 2 before its gradients are set"),
     "a bucket in which nothing was packed": (without("pack", 2), "allreduce 2 sends a bucket in which nothing was"),
@@ -211,6 +236,18 @@ def test_a_broken_program_is_refused_naming_the_wrong_task(name: str) -> None:
     with pytest.raises(StepError, match=words):
         for seed in range(20):
             verify(Broken(change=change), layout, [Step(0), Step(1)], seed)
+
+
+def test_a_sum_of_stale_gradients_is_refused() -> None:
+    layout, versions = even_layout(2, 1), Versions()
+    states = [SymbolicState(rank, layout, versions) for rank in range(2)]
+    first = states[0].weights[0][1]
+    for batch, made_with in ((0, first), (1, first)):  # the second with weights that the first has replaced
+        total = Counter({Contribution(rank, batch, made_with): 1 for rank in range(2)})
+        for one in states:
+            one.apply(0, 1, total)
+    with pytest.raises(StepError, match=r"gradient of batch 1 is stale: it was made with other weights"):
+        check_guarantees(BSP(), [Step(0), Step(1)], states)
 
 
 def test_a_deadlock_is_refused() -> None:

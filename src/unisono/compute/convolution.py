@@ -8,6 +8,7 @@ Layers that a plan cannot compute (other padding than zeros, inputs without a ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +17,15 @@ from torch.autograd.function import once_differentiable
 
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
+from unisono.reducer.weight_first.convolution import ConvolutionProduct, operations_of
+from unisono.reducer.weight_first.decision import call_of, pays
+from unisono.reducer.weight_first.product import compute
+from unisono.reducer.weight_first.readings import ReadingLayer
 from unisono.tensor_parallel.convolution import ColumnParallelConv2d, ColumnParallelConvolution
 
 
-class PlannedConvolution(nn.Conv2d):
-    """Convolution whose passes follow a plan."""
+class PlannedConvolution(ReadingLayer, nn.Conv2d):
+    """Convolution whose passes follow a plan, the gradient of the weight first where that pays."""
 
     plan: ConvolutionPlan
 
@@ -34,8 +39,14 @@ class PlannedConvolution(nn.Conv2d):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight = inputs.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        geometry = geometry_of(self, inputs)
-        outputs: Tensor = _Convolve.apply(inputs, weight, bias, geometry, self.plan)  # type: ignore[no-untyped-call]
+        assert not isinstance(self.padding, str), "computed by PyTorch"
+        options = self.stride, self.padding, self.dilation, self.groups
+        product = PlannedProduct(*options, geometry_of(self, inputs), self.plan)
+        # layers whose channels are split keep the order of PyTorch
+        reading = self.readings.of(weight) if type(self) is PlannedConvolution else None
+        if reading is not None and pays(call_of(reading, inputs, weight, operations_of(self, inputs))):
+            return compute(product, inputs, weight, bias, reading)
+        outputs: Tensor = _Convolve.apply(inputs, weight, bias, product)  # type: ignore[no-untyped-call]
         return outputs
 
 
@@ -58,31 +69,56 @@ def plannable(layer: nn.Conv2d, inputs: Sequence[int]) -> bool:
     return zeros and len(inputs) == 4 and inputs[0] > 0
 
 
+@dataclass(frozen=True)
+class PlannedProduct(ConvolutionProduct):
+    """Product of a layer by a plan. Gradients that are differentiated again are PyTorch's."""
+
+    geometry: Geometry
+    plan: ConvolutionPlan
+
+    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the outputs, (samples, out, height, width)."""
+        # an algorithm may return a view, and a view made here must not be changed in place by the next layer (relu)
+        outputs = self.plan.compute(Pass.FORWARD, self.geometry, inputs, weight).detach()
+        return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
+
+    def grad_input(self, gradient: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the inputs."""
+        if torch.is_grad_enabled():
+            return super().grad_input(gradient, inputs, weight)
+        return self.plan.compute(Pass.GRAD_INPUT, self.geometry, gradient, weight)
+
+    def grad_weight(
+        self, gradient: Tensor, inputs: Tensor, weight: Tensor, biased: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of the weight and of the bias."""
+        if torch.is_grad_enabled():
+            return super().grad_weight(gradient, inputs, weight, biased)
+        own = self.plan.compute(Pass.GRAD_WEIGHT, self.geometry, inputs, gradient)
+        return own, gradient.sum((0, 2, 3)) if biased else None
+
+
 class _Convolve(torch.autograd.Function):
-    """The products of a layer and their gradients."""
+    """Product of a layer and its gradients, in one node of the graph."""
 
     @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, plan: ConvolutionPlan
-    ) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, product: PlannedProduct) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.geometry, ctx.plan = geometry, plan
-        # an algorithm may return a view, and a view made here must not be changed in place by the next layer (relu)
-        outputs = plan.compute(Pass.FORWARD, geometry, inputs, weight).detach()
-        return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
+        ctx.product = product
+        return product.outputs(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        geometry, plan, needed = ctx.geometry, ctx.plan, ctx.needs_input_grad
-        return (
-            plan.compute(Pass.GRAD_INPUT, geometry, gradient, weight) if needed[0] else None,
-            plan.compute(Pass.GRAD_WEIGHT, geometry, inputs, gradient) if needed[1] else None,
-            gradient.sum((0, 2, 3)) if needed[2] else None,
-            None,
-            None,
-        )
+        product, needed = ctx.product, ctx.needs_input_grad
+        found = product.grad_input(gradient, inputs, weight) if needed[0] else None
+        own, bias = None, None
+        if needed[1]:
+            own, bias = product.grad_weight(gradient, inputs, weight, needed[2])
+        elif needed[2]:
+            bias = gradient.sum((0, 2, 3))
+        return found, own, bias, None
 
 
 def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:

@@ -51,6 +51,7 @@ from unisono.reducer.sharded_pass import ShardedPass
 from unisono.reducer.step_times import StepTimes
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import Tuning
+from unisono.reducer.weight_first import Readings, restore, take
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import operations as op
@@ -102,15 +103,15 @@ class Reducer:
         weakref.finalize(self, self._tuning.close).atexit = False
         self._pass: BackwardPass | None = None
         self._cursor: Cursor | None = None  # of the last pass, also when it has ended
-        self._deferred = False  # whether the running backward pass does not wait for its exchanges
         self._optimizer: OptimizerStep | ShardedStep | None = None
         self._updates = Updates.OUTSIDE
         self.clip: float | None = None
         """Largest norm of all gradients together, where the optimizer's updates are in the program."""
         self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
         self._sync, self._accumulated = True, False  # whether the next pass averages; some gradients are not averaged
-        # whether the setting of the coming backward pass has been asked for; the user's optimizer makes its step
-        self._prepared = self._stepping = False
+        # whether the running backward pass does not wait for its exchanges; the setting of the coming backward pass has
+        # been asked for; the user's optimizer makes its step
+        self._deferred = self._prepared = self._stepping = False
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.sharded_optimizer: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
@@ -124,6 +125,7 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(_hook(weakref.ref(self), number))  # type: ignore[no-untyped-call]
             for number, parameter in enumerate(self.parameters)
         ]
+        self._readings = take(model, self.parameters, world.size, weakly(self._on_reading_ended))
         attach(model, self)
 
     # Called by the program
@@ -134,6 +136,7 @@ class Reducer:
 
     def on_forward(self, first: torch.Tensor | None) -> None:
         """Record a forward pass. The first dimension of its first input is compared where no samples are given."""
+        self._readings.clear()  # of a pass that needed gradients of weights alone
         if self._first_dimension is None:
             self.times.begin()
         self._first_dimension = first.shape[0] if first is not None and first.dim() else 1
@@ -330,8 +333,10 @@ class Reducer:
             self.sharded_optimizer.release()
         self._hooks.clear()
         model = self._model()
-        if model is not None and reducer_of(model) is self:
-            detach(model)
+        if model is not None:
+            restore(model, self._readings)
+            if reducer_of(model) is self:
+                detach(model)
 
     # While a backward pass runs
 
@@ -479,6 +484,7 @@ class Reducer:
         if begun is None or begun is self._pass:
             self._pass = self._last_pass = self.samples = self._first_dimension = self._cursor = None
             self._postponed.clear()
+            self._readings.clear()
         if begun is not None:
             begun.discard()
             self._requests |= begun.control_message.requests
@@ -509,6 +515,11 @@ class Reducer:
         begun.add(number, gradient if begun.control_message.contributes or self.rule.differs else None)
         self._on_progress()
 
+    def _on_reading_ended(self) -> None:
+        """Advance the program: an update may wait for the input gradient, which has read the weights."""
+        if self._pass is not None and not self._pass.ended:
+            self._on_progress()
+
     def _on_progress(self) -> None:
         """Advance the program. The main thread does so where it has to run collectives itself."""
         if self._arrivals is not None:
@@ -523,7 +534,7 @@ class Reducer:
         """End each finished task of the outside program, which starts the tasks that follow it."""
         begun, cursor = self._pass, self._cursor
         assert begun is not None and cursor is not None, "a pass has begun"
-        while (task := cursor.outside) is not None and _has_ended(task, begun):
+        while (task := cursor.outside) is not None and _has_ended(task, begun, self._readings):
             cursor.end(begun.mark_submitted)
 
     def finalize(self) -> None:
@@ -535,6 +546,7 @@ class Reducer:
             if number not in begun.gradients:
                 self._add(number, there=False)
         begun.ended = True
+        self._readings.clear()
         self._on_progress()
         self._tuning.record_order(begun.order)
         self.times.begin()
@@ -661,10 +673,12 @@ class Reducer:
             log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
 
-def _has_ended(task: Task, begun: BackwardPass) -> bool:
+def _has_ended(task: Task, begun: BackwardPass, readings: Readings) -> bool:
     """Return True where a task of the outside program has ended in a pass that has begun."""
     if task.operation is op.BACKWARD:
         return begun.is_full(task.key)  # key 0: a pass begins with its first gradient
+    if task.operation is op.GRAD_INPUT:
+        return readings.are_over(task.parameters)
     if task.operation is op.END:
         return begun.ended
     return task.operation in (op.BEGIN, op.FORWARD)

@@ -1,6 +1,7 @@
 """Building blocks of the step programs of rules.
 
-begin ─ forward 0 ─ forward 1 ─ ... ─ backward 0 ─ backward 1 ─ backward 2 ─ ... ─ end ─ wait
+begin ─ forward 0 ─ forward 1 ─ ... ─ backward 0 ─ backward 1 ─ grad_input 1 ─ backward 2 ─ ... ─ end ─ wait
+                                          │             │           └ weights of bucket 1 were read for the last time
                                           │             └ gradients of bucket 1: full
                                           └ the first gradient is there
 """
@@ -59,15 +60,18 @@ def forward(layout: Layout) -> list[Task]:
 
 
 def backward(layout: Layout, lane: str) -> list[Task]:
-    """Return the tasks of a backward pass: until the first gradient, until each bucket is full, and to its end."""
+    """Return the tasks of a backward pass: until the first gradient, until each bucket is full and its weights were
+    read for the last time, and to its end."""
     own = thread(lane)
-    first = Task(op.BACKWARD, 0, lane, tuple(map(seen, layout.order)), (BEGUN, own))
-    full = [
-        Task(op.BACKWARD, key, lane, tuple(map(seen, fresh)), (*map(gradient, fresh), own), parameters=fresh)
-        for key in layout.filled
-        for fresh in [layout.ready[key]]
-    ]
-    return [first, *full, Task(op.END, 0, lane, (), (ENDED, own))]
+    tasks = [Task(op.BACKWARD, 0, lane, tuple(map(seen, layout.order)), (BEGUN, own))]
+    for key in layout.filled:
+        fresh, last = layout.ready[key], layout.last[key]
+        made = (*map(gradient, fresh), own)
+        tasks.append(Task(op.BACKWARD, key, lane, tuple(map(seen, fresh)), made, parameters=fresh))
+        if last:  # behind all parts of a gradient, so that none of them waits
+            read = (*map(seen, last), *map(weights, last))
+            tasks.append(Task(op.GRAD_INPUT, key, lane, read, (own,), parameters=last))
+    return [*tasks, Task(op.END, 0, lane, (), (ENDED, own))]
 
 
 AT_THE_END = -1
@@ -75,14 +79,26 @@ AT_THE_END = -1
 
 
 def merge(backward_tasks: Iterable[Task], followers: Iterable[tuple[int, Iterable[Task]]]) -> Iterator[Task]:
-    """Yield the tasks of a backward pass and those that follow; each (key, tasks) is placed once its bucket is full."""
+    """Yield the tasks of a backward pass and those that follow; each (key, tasks) is placed once its bucket is full,
+    and a task that writes weights once the backward pass has read them for the last time."""
     left, full = deque(backward_tasks), set[int]()
+    unread = {value for task in left if task.operation is op.GRAD_INPUT for value in task.reads}
+
+    def end_next() -> Task:
+        task = left.popleft()
+        if task.operation is op.GRAD_INPUT:
+            unread.difference_update(task.reads)
+        else:
+            full.add(AT_THE_END if task.operation is op.END else task.key)
+        return task
+
     for key, tasks in followers:
         while key not in full:
-            task = left.popleft()
-            full.add(AT_THE_END if task.operation is op.END else task.key)
+            yield end_next()
+        for task in tasks:
+            while not unread.isdisjoint(task.writes):
+                yield end_next()
             yield task
-        yield from tasks
     yield from left
 
 

@@ -108,6 +108,16 @@ class Layout:
             seen.update(fresh)
         return tuple(map(tuple, found))
 
+    @cached_property
+    def last(self) -> tuple[tuple[int, ...], ...]:
+        """Parameters whose gradient comes last in a bucket, as the buckets fill, by key from 0 on."""
+        found: list[tuple[int, ...]] = [()] * (len(self.buckets) + 1)
+        later: set[int] = set()
+        for key in reversed(self.filled):
+            found[key] = tuple(number for number in self.bucket(key).parameters if number not in later)
+            later.update(found[key])
+        return tuple(found)
+
 
 def even_layout(ranks: int, buckets: int, nbytes: int = 1 << 20) -> Layout:
     """Return the layout of `buckets` parameters of one size, each a bucket of its own: for drawings and tests."""

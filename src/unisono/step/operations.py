@@ -1,6 +1,6 @@
 """Operations that rules share. A rule may add others: an `Operation` has everything that readers need.
 
-outside     begin, forward, backward, end, wait: what the program outside does with its batch
+outside     begin, forward, backward, grad_input, end, wait: what the program outside does with its batch
 gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own
 weights     pack_weights, unpack_weights
 others      barrier, broadcast_buffers, send, receive, receive_any
@@ -45,11 +45,21 @@ def _symbolic_backward(ranks: Sequence[SymbolicState], task: Task) -> None:
             raise StepError(
                 f"rank {one.rank}: {task} makes a gradient of parameter {number}, whose weights no forward has read"
             )
-        seen, parts = one.seen.pop(number), one.gradients.setdefault(number, {})
+        seen, parts = one.seen[number], one.gradients.setdefault(number, {})
         for key in one.parts_of(number):
             contribution = Contribution(one.rank, one.batch, seen[key])
             mine = Counter() if one.batch in one.absent else Counter({contribution: 1})
             parts[key] = sum_contributions((parts.get(key, Counter()), mine))
+
+
+def _symbolic_grad_input(ranks: Sequence[SymbolicState], task: Task) -> None:
+    (one,) = ranks
+    for number in task.parameters:
+        if one.seen.pop(number, None) != one.weights[number]:
+            raise StepError(
+                f"rank {one.rank}: {task} reads weights of parameter {number} that are not those of the forward pass: "
+                "update them after it"
+            )
 
 
 def _symbolic_wait(ranks: Sequence[SymbolicState], task: Task) -> None:
@@ -66,6 +76,10 @@ FORWARD = Operation("forward", None, _symbolic_forward, lambda task, costs: Dura
 
 BACKWARD = Operation("backward", None, _symbolic_backward, lambda task, costs: Duration(costs.backward[task.key]))
 """Computing until bucket `key` is full; for key 0, until the first gradient is ready."""
+
+GRAD_INPUT = Operation("grad_input", None, _symbolic_grad_input, lambda _, __: Duration(0.0))
+"""Last reading of weights by the backward pass: input gradients that are computed after the gradients of bucket `key`.
+Measured times have their seconds in those until the next bucket is full."""
 
 END = Operation("end", None, change_nothing, lambda _, costs: Duration(costs.backward[-1]))
 """End of the backward pass."""
@@ -144,8 +158,17 @@ def _symbolic_clip_local(ranks: Sequence[SymbolicState], task: Task) -> None:
 
 def _apply(one: SymbolicState, task: Task) -> None:
     for number in task.parameters:
+        _check_read(one, task, number)
         for key in one.parts_of(number):
             one.apply(number, key, one.take(number, key, task))
+
+
+def _check_read(one: SymbolicState, task: Task, number: int) -> None:
+    if number in one.seen:
+        raise StepError(
+            f"rank {one.rank}: {task} changes the weights of parameter {number}, which the backward pass may still "
+            "read: update them after its input gradient"
+        )
 
 
 def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
@@ -156,6 +179,7 @@ def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
 def _symbolic_update_local(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     for number in task.parameters:
+        _check_read(one, task, number)
         parts = one.gradients.pop(number, None)
         if parts is None:
             raise StepError(f"rank {one.rank}: {task} applies the gradient of parameter {number}, which is not there")

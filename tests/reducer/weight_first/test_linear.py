@@ -1,0 +1,38 @@
+"""Linear layers with the weight gradient first have PyTorch's bits."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.reducer.weight_first.alike import assert_alike, however_small, taken
+from torch import nn
+
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 9), st.booleans(), DTYPES)
+@settings(max_examples=60)
+def test_outputs_and_gradients_are_those_of_pytorch(
+    shape: list[int], ins: int, outs: int, bias: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    assert_alike(nn.Linear(ins, outs, bias=bias, dtype=dtype), torch.randn(*shape, ins, dtype=dtype))
+
+
+def test_a_frozen_bias_has_no_gradient() -> None:
+    layer = nn.Linear(3, 4)
+    layer.bias.requires_grad_(False)
+    assert_alike(layer, torch.randn(2, 3))
+    assert layer.bias.grad is None
+
+
+def test_where_it_does_not_pay_the_graph_is_that_of_pytorch() -> None:
+    layer, inputs = nn.Linear(3, 4), torch.randn(2, 3, requires_grad=True)
+    taken(layer)
+    assert layer(inputs).grad_fn.name() == "AddmmBackward0"  # too small
+    with however_small():
+        assert layer(inputs.detach()).grad_fn.name() == "AddmmBackward0"  # the first layer's input
+        assert layer(inputs[0]).grad_fn.name() == nn.Linear(3, 4)(inputs[0]).grad_fn.name()  # without samples
+        layer.weight = nn.Parameter(torch.ones(4, 3))
+        assert layer(inputs).grad_fn.name() == "AddmmBackward0"  # a weight that the reducer does not have
