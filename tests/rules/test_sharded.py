@@ -89,6 +89,10 @@ class Broken(Sharded):
             Broken(missing="unpack"),
             "overwrites updated weights that were not unpacked|a value orders them|were not unpacked",
         ),
+        (
+            Broken(missing="grad_input"),
+            "unpack 1 changes the weights of parameter 0, which the backward pass may still",
+        ),
         (Broken(missing="reduce_scatter"), "applies bucket 1 before its gradients are set"),
         (Broken(missing="pack"), "sends a bucket in which nothing was packed"),
         (Broken(instead=("update 1", "reduce_scatter 1")), "applies bucket 1 before its gradients are set"),

@@ -158,17 +158,9 @@ def _symbolic_clip_local(ranks: Sequence[SymbolicState], task: Task) -> None:
 
 def _apply(one: SymbolicState, task: Task) -> None:
     for number in task.parameters:
-        _check_read(one, task, number)
+        one.check_read(number, task)
         for key in one.parts_of(number):
             one.apply(number, key, one.take(number, key, task))
-
-
-def _check_read(one: SymbolicState, task: Task, number: int) -> None:
-    if number in one.seen:
-        raise StepError(
-            f"rank {one.rank}: {task} changes the weights of parameter {number}, which the backward pass may still "
-            "read: update them after its input gradient"
-        )
 
 
 def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
@@ -179,7 +171,7 @@ def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
 def _symbolic_update_local(ranks: Sequence[SymbolicState], task: Task) -> None:
     (one,) = ranks
     for number in task.parameters:
-        _check_read(one, task, number)
+        one.check_read(number, task)
         parts = one.gradients.pop(number, None)
         if parts is None:
             raise StepError(f"rank {one.rank}: {task} applies the gradient of parameter {number}, which is not there")

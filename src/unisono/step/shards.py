@@ -96,6 +96,7 @@ def _symbolic_unpack(ranks: Sequence[SymbolicState], task: Task) -> None:
     if task.key not in one.gathered:
         raise StepError(f"rank {one.rank}: {task} unpacks a bucket that was not gathered")
     for number, version in one.gathered.pop(task.key).items():
+        one.check_read(number, task)
         one.weights[number][task.key] = version
     del one.shards[task.key]
 

@@ -130,6 +130,14 @@ class SymbolicState:
         self.applied.setdefault((number, key), []).append(AppliedUpdate(contributions, made_with))
         return self.versions.of("update", before, frozenset(contributions.items()))
 
+    def check_read(self, number: int, task: Task) -> None:
+        """Raise StepError where the backward pass may still read a parameter's weights, which `task` changes."""
+        if number in self.seen:
+            raise StepError(
+                f"rank {self.rank}: {task} changes the weights of parameter {number}, which the backward pass may "
+                "still read: update them after its input gradient"
+            )
+
     def take(self, number: int, key: int, who: object, shard: bool = False) -> Sum:
         """Remove a bucket's sum for a parameter, and return it to be applied. Raises StepError where it is missing, not
         ready, or not there as a whole; with `shard`, where it is there as a whole."""

@@ -28,7 +28,8 @@ MAX_CALLS_KEPT = 100
 
 
 class ExchangeTimes:
-    """Seconds since the start that exchanges of activations in a model group's world were waited for. A resource of it."""
+    """Seconds since the start that exchanges of activations were waited for in a model group's world, which it is a
+    resource of."""
 
     def __init__(self, _: World) -> None:
         self.seconds = 0.0
