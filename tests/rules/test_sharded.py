@@ -91,7 +91,7 @@ class Broken(Sharded):
         ),
         (
             Broken(missing="grad_input"),
-            "unpack 1 changes the weights of parameter 0, which the backward pass may still",
+            "unpack 1 changes the weights of parameter 0, which the backward pass may",
         ),
         (Broken(missing="reduce_scatter"), "applies bucket 1 before its gradients are set"),
         (Broken(missing="pack"), "sends a bucket in which nothing was packed"),
