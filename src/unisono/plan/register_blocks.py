@@ -23,8 +23,8 @@ Worked example: OverFeat-FAST's C5 with 1 row of 12 columns, SW = 8, 3x3: 432 / 
                 = 12             = 10             = 14             = 11
 
 Over the P = 144 outputs of C5 a 3x3 kernel alone (R = 9) is 0.80 efficient, a row of 4 channels (R = 12) 0.91. The
-section gives these four blocks. For a 3x3 kernel alone it gives 75% without an equation; over one row of 12 outputs ours
-gives 0.68.
+section gives these four blocks. For a 3x3 kernel alone it gives 75% without an equation; over one row of 12 outputs
+ours gives 0.68.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def grad_weight_efficiency(sums: int, outputs: int, core: CoreIssue = E5_V3) -> 
 
 
 def grad_weight_channels(kernel_columns: int, core: CoreIssue = E5_V3) -> int:
-    """Return the input channels whose kernel rows share a register block: the fewest that hide the latency, if they fit.
+    """Return the input channels whose kernel rows share a register block: the fewest that hide the latency, or as many
+    as fit.
 
     >>> [grad_weight_channels(columns) for columns in (3, 5, 7, 11)]
     [4, 2, 2, 1]
