@@ -75,10 +75,10 @@ def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
     Raises UsageError, naming the layer, for a model that cannot be traced.
     """
     shadow = _without_memory(model)
-    recorder = _Recorder(shadow)
+    counter = _OperatorCounter(shadow)
     given = [torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad) for tensor in inputs]
     try:
-        with torch.device("meta"), torch.enable_grad(), recorder.recording():
+        with torch.device("meta"), torch.enable_grad(), counter.counting():
             outputs = shadow(*given)
             gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
             if gradients:
@@ -86,11 +86,11 @@ def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
         raise UsageError(
-            f"{recorder.place()} cannot be traced with inputs of shape {shapes}: {error}; "
-            "a traced model computes shapes alone, and may not depend on values"
+            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {error}; "
+            "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
         ) from error
-    _count_parameters(shadow, recorder.layers)
-    return list(recorder.layers.values())
+    _count_parameters(shadow, counter.layers)
+    return list(counter.layers.values())
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -135,7 +135,7 @@ def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
             )
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
+class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
     """Counter of the operators of a pass, by layer."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -149,7 +149,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         self._owned: set[Any] = set()
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         """Count what runs inside."""
         hooks = [
             hook
