@@ -7,9 +7,6 @@ from functools import cache
 import torch
 
 from unisono.models.registry import MODELS
-from unisono.plan.machines import MachineFacts
-from unisono.plan.model_parallel import LayerShape
-from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import TracedLayer, trace
 
 INPUTS = {"overfeat_fast": (3, 231, 231), "cd_dnn": (440,)}
@@ -24,11 +21,11 @@ TRACED_SAMPLES = 2
 
 @cache
 def layers_of(name: str) -> tuple[TracedLayer, ...]:
-    """Return the layers of a network that make products, for TRACED_SAMPLES samples."""
+    """Return the layers of a network for TRACED_SAMPLES samples."""
     shape = INPUTS.get(name, (3, 224, 224))
     with torch.device("meta"):
         model = MODELS[name](SENONES if name == "cd_dnn" else 1000, shape[0])
-    return tuple(layer for layer in trace(model, torch.empty(TRACED_SAMPLES, *shape)) if layer.forward_flops)
+    return tuple(trace(model, torch.empty(TRACED_SAMPLES, *shape)))
 
 
 def flops_of(layer: TracedLayer, training: bool = True) -> float:
@@ -41,29 +38,6 @@ def convolutions_of(name: str) -> list[TracedLayer]:
     return [layer for layer in layers_of(name) if layer.kind.startswith("Conv")]
 
 
-def seconds_of(layer: TracedLayer, machine: MachineFacts, training: bool = True) -> float:
-    """Return the seconds of a layer for one sample on a node of this machine."""
-    share = machine.efficiency.linear if layer.kind == "Linear" else machine.efficiency.convolution
-    return flops_of(layer, training) / (machine.node.flops * share)
-
-
-def scaled_layers(name: str, machine: MachineFacts) -> list[ScaledLayer]:
-    """Return the layers of a network on this machine. Fully connected ones can be split over groups of nodes."""
-    return [
-        ScaledLayer(
-            seconds_of(layer, machine),
-            layer.parameters,
-            LayerShape(layer.input_shapes[0][-1], layer.activations // TRACED_SAMPLES)
-            if layer.kind == "Linear"
-            else None,
-        )
-        for layer in layers_of(name)
-    ]
-
-
 def parameters_of(name: str) -> int:
     """Return the number of parameters of a network."""
-    shape = INPUTS.get(name, (3, 224, 224))
-    with torch.device("meta"):
-        model = MODELS[name](SENONES if name == "cd_dnn" else 1000, shape[0])
-    return sum(one.numel() for one in model.parameters())
+    return sum(layer.parameters for layer in layers_of(name))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.seeds.figure import SeedFigure
-from benchmarks.seeds.networks import convolutions_of, flops_of, layers_of, scaled_layers, seconds_of
+from benchmarks.seeds.networks import TRACED_SAMPLES, convolutions_of, flops_of, layers_of
 
 from unisono.plan.cache_blocks import CacheLimits, search
 from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 from unisono.plan.data_parallelism import exchanged_bytes
 from unisono.plan.hybrid import hybrid_volume, whole_groups
+from unisono.plan.layer_costs import product_seconds, scaled_layers
 from unisono.plan.machines import MachineFacts, find_machine
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.overlap import Layer, Machine, least_samples, max_nodes
@@ -58,7 +59,7 @@ def _one_node() -> list[SeedFigure]:
             "B/F of C5 in blocks of 128 KB, at most",
             0.04,
             block.bytes_per_flop(1),
-            reason="an upper bound for most layers: C5 is below it",
+            upper_bound=True,
         ),
         figure("2.4", "efficiency of C5's register block", 0.88, forward_efficiency(12, (3, 3))),
         figure(
@@ -114,7 +115,7 @@ def _table_1() -> list[SeedFigure]:
 
 def _groups() -> list[SeedFigure]:
     wide = LayerShape(4096, 4096)
-    reason = "sqrt(64 * 256 / 4096) = 2; two groups send as much as one (256), three send 277; see docs/planning.md"
+    reason = "sqrt(64 * 256 / 4096) = 2; two groups send as much as one (256), three send 277 (plan/model_parallel.py)"
     volume = sum(hybrid_volume(wide, 256, 64, 3)) / (8 * 4096)
     return [
         figure(
@@ -126,7 +127,7 @@ def _groups() -> list[SeedFigure]:
 
 def images_per_second(name: str, machine: MachineFacts, training: bool = True) -> float:
     """Return the samples per second of one node: its products at the efficiency of their kind, nothing else."""
-    return 1 / sum(seconds_of(layer, machine, training) for layer in layers_of(name))
+    return 1 / sum(product_seconds(layer, flops_of(layer, training), machine) for layer in layers_of(name))
 
 
 def _throughput() -> list[SeedFigure]:
@@ -161,7 +162,7 @@ def _throughput() -> list[SeedFigure]:
 def scaled(name: str, machine: MachineFacts, minibatch: int, nodes: int) -> ScaledStep:
     """Return the step of a network on nodes of this machine."""
     link = LinkSpeed(machine.link.total_bandwidth, machine.link.latency)
-    return strong_scaling(scaled_layers(name, machine), link, minibatch, nodes)
+    return strong_scaling(scaled_layers(layers_of(name), machine, TRACED_SAMPLES), link, minibatch, nodes)
 
 
 def _cori() -> list[SeedFigure]:
@@ -188,11 +189,11 @@ def _cori() -> list[SeedFigure]:
         figure("figure 4", "images/s, VGG-A, 128 nodes", 2510, 512 / step, assumed, f"{LATER}; {STRONG}"),
         figure(
             "5.2",
-            "minutes of an epoch, VGG-A, 128 nodes, below",
+            "minutes of an epoch, VGG-A, 128 nodes, at most",
             10,
             epoch_seconds(IMAGENET, 512, step) / 60,
             assumed,
-            f"an upper bound; {LATER}",
+            upper_bound=True,
         ),
     ]
 
@@ -211,7 +212,8 @@ def _cloud() -> list[SeedFigure]:
 def _speech() -> list[SeedFigure]:
     endeavor, assumed = find_machine("endeavor"), (EFFICIENCY, ENDEAVOR, SPEECH)
     steps = {nodes: scaled("cd_dnn", endeavor, 5120, nodes) for nodes in (1, 4, 16)}
-    reason = "the minibatch decides: see the assumption"
+    smaller = scaled("cd_dnn", endeavor, 1024, 16).speedup
+    reason = f"the minibatch decides, and the figure does not name it: with 1,024 the speedup is {smaller:.1f}"
     return [
         *(
             figure("figure 7", f"frames/s, CD-DNN, {nodes} nodes", theirs, 5120 / steps[nodes].seconds, assumed, reason)

@@ -50,11 +50,16 @@ def test_a_table_of_one_figure_of_each_kind() -> None:
         SeedFigure("A", "1", "close", 10, 11.0, ("assumed",)),
         SeedFigure("A", "2", "far", 10, 2000.0, ("assumed",), "why"),
         SeedFigure("A", "3", "none", 10, None, (), "why"),
+        SeedFigure("A", "4", "at most", 10, 1.0, upper_bound=True),
+        SeedFigure("A", "5", "its own", 10, 10.0, predicted=False),
     ]
     lines = as_markdown(found).splitlines()
-    assert lines[2:5] == [
+    assert lines[2:7] == [
         "| A | 1 | close | 10 | 11 | +10% | 1 |",
         "| A | 2 | far | 10 | 2,000 | +19900% | 1, 2 |",
         "| A | 3 | none | 10 | none |  | 2 |",
+        "| A | 4 | at most | 10 | 1 | below |  |",
+        "| A | 5 | its own | 10 | 10 | +0% |  |",
     ]
-    assert lines[-4:] == ["1 of 3 figures are within 15%. Notes:", "", "1. assumed", "2. why"]
+    assert lines[-4] == "2 of 4 predicted figures are within 15% or below the paper's bound. Notes:"
+    assert lines[-2:] == ["1. assumed", "2. why"]
