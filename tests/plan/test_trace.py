@@ -121,6 +121,28 @@ def test_parameters_that_a_module_uses_without_a_call_are_its_own() -> None:
     assert [(layer.name, layer.parameters) for layer in layers] == [("", 4 * 8 * 8 + 4 * 8)]
 
 
+def test_a_module_that_changes_its_input_has_its_own_backward_pass() -> None:
+    linear, relu = trace(nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True)), torch.empty(2, 5))
+    assert (linear.kind, relu.kind) == ("Linear", "ReLU")
+    assert relu.backward_bytes == 3 * 2 * 5 * 4
+
+
+def test_parameters_that_nothing_uses_are_the_models() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)  # type: ignore[no-any-return]
+
+    layers = trace(Unused(), torch.empty(2, 3))
+    assert [(layer.name, layer.kind, layer.parameters) for layer in layers] == [
+        ("used", "Linear", 12),
+        ("", "Unused", 16),
+    ]
+
+
 def test_a_module_that_is_called_twice_is_one_layer() -> None:
     shared = nn.Linear(5, 5)
     layers = trace(nn.Sequential(shared, nn.Tanh(), shared), torch.empty(2, 5))

@@ -85,8 +85,9 @@ def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
                 torch.autograd.backward(gradients, [torch.empty_like(tensor) for tensor in gradients])
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        words = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {error}; "
+            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {words}; "
             "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
         ) from error
     _count_parameters(shadow, counter.layers)
@@ -145,6 +146,8 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         """Modules in the order in which they ran their first operator."""
         self._called: dict[str, TracedLayer] = {}
         self._running: list[str] = []
+        self._before: list[set[Any]] = []
+        """Autograd nodes of the inputs of the modules that run; a module may change an input, and so its node."""
         self._backward_of: str | None = None
         self._owned: set[Any] = set()
 
@@ -156,7 +159,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
             for module in self._names
             for hook in (
                 module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
-                module.register_forward_hook(self._leave, with_kwargs=True),
+                module.register_forward_hook(self._leave),
             )
         ]
         try:
@@ -191,14 +194,14 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in((args, kwargs)))
         self._called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
         self._running.append(name)
+        self._before.append({tensor.grad_fn for tensor in tensors_in((args, kwargs))})
 
-    def _leave(self, _: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+    def _leave(self, _: nn.Module, __: Any, outputs: Any) -> None:
         layer = self._called[self._running.pop()]
         for tensor in tensors_in(outputs):
             layer.activations += tensor.numel()
             layer.activation_bytes += tensor.nbytes
-        before = {tensor.grad_fn for tensor in tensors_in((args, kwargs))}
-        self._own(layer.name, (tensor.grad_fn for tensor in tensors_in(outputs)), before)
+        self._own(layer.name, (tensor.grad_fn for tensor in tensors_in(outputs)), self._before.pop())
 
     def _own(self, name: str, nodes: Iterable[Any], before: set[Any]) -> None:
         """Make the autograd nodes up to `before` this layer's, as far as no submodule has them."""
