@@ -57,7 +57,8 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,), (sdist,) = (tmp_path / "dist").glob("*.whl"), (tmp_path / "dist").glob("*.tar.gz")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"unisono/recipes/digits.toml", "unisono/data/digits.csv.gz", "unisono/py.typed"} <= set(names)
+    assert {"unisono/recipes/digits.toml", "unisono/machines/taihulight.toml", "unisono/py.typed"} <= set(names)
+    assert "unisono/data/digits.csv.gz" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert wheel.stat().st_size < 1_000_000
     with tarfile.open(sdist) as archive:

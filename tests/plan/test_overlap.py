@@ -4,7 +4,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from unisono.plan.overlap import Layer, Machine, bubbles, efficiency, max_nodes
+from unisono.plan.overlap import (
+    Layer,
+    Machine,
+    bubbles,
+    least_samples,
+    max_nodes,
+    summed_bubbles_efficiency,
+    worst_bubble_efficiency,
+)
 
 UNIT = Machine(1, 1)
 
@@ -15,7 +23,7 @@ machines = st.builds(Machine, st.integers(1, 50), st.integers(1, 50))
 def test_the_worked_example() -> None:
     example = [Layer(3, 1), Layer(3, 1), Layer(3, 1), Layer(3, 4)]
     assert bubbles(example, UNIT) == [0, -2, -4, -3]
-    assert efficiency(example, UNIT) == 1
+    assert worst_bubble_efficiency(example, UNIT) == 1
     assert max_nodes(example, UNIT, 14) == pytest.approx(14 * 10 / 7)
 
 
@@ -26,10 +34,11 @@ def test_the_first_layer_has_a_third_of_its_own_computing_to_hide_behind() -> No
 
 
 def test_the_worst_bubble_is_what_counts() -> None:
-    """Bubbles 3, 1, -1, -3: 12 of computing in 15."""
+    """Bubbles 3, 1, -1, -3: 12 of computing in 15, and in 16 where the two are added."""
     example = [Layer(3, 4), Layer(3, 1), Layer(3, 1), Layer(3, 1)]
     assert bubbles(example, UNIT) == [3, 1, -1, -3]
-    assert efficiency(example, UNIT) == 12 / 15
+    assert worst_bubble_efficiency(example, UNIT) == 12 / 15
+    assert summed_bubbles_efficiency(example, UNIT) == 12 / 16
 
 
 @given(layers, machines)
@@ -44,15 +53,16 @@ def test_bubbles_are_those_of_the_formula(network: list[Layer], machine: Machine
 
 @given(layers, machines)
 def test_efficiency_is_1_without_a_positive_bubble(network: list[Layer], machine: Machine) -> None:
-    found = efficiency(network, machine)
+    found = worst_bubble_efficiency(network, machine)
     assert 0 < found <= 1
+    assert summed_bubbles_efficiency(network, machine) <= found
     assert (found == 1) == (max(bubbles(network, machine)) <= 1e-12 * found)
 
 
 @given(layers, machines)
 def test_a_faster_network_is_never_less_efficient(network: list[Layer], machine: Machine) -> None:
     twice = machine._replace(communication=2 * machine.communication)
-    assert efficiency(network, twice) >= efficiency(network, machine)
+    assert worst_bubble_efficiency(network, twice) >= worst_bubble_efficiency(network, machine)
 
 
 @given(layers, machines, st.integers(1, 10_000))
@@ -64,3 +74,13 @@ def test_the_last_layer_is_hidden_up_to_max_nodes(network: list[Layer], machine:
 
     most = max_nodes(network, machine, batch)
     assert last(most * (1 - 1e-6)) < 0 < last(most * (1 + 1e-6))
+
+
+@given(layers, machines, st.integers(1, 10_000))
+def test_least_samples_are_those_of_a_node_among_the_most(network: list[Layer], machine: Machine, batch: int) -> None:
+    assume(sum(layer.communication for layer in network))
+    assert least_samples(network, machine) == pytest.approx(batch / max_nodes(network, machine, batch))
+
+
+def test_the_rounding_of_table_1() -> None:
+    assert least_samples([Layer(3 * 208, 1)], Machine(336, 1)) == pytest.approx(336 / 208)

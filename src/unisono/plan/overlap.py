@@ -13,6 +13,10 @@ computes the gradient of the weights first, so the layer's own last third still 
 
 For 4 layers of comp 3, 3, 3, 3 at 1 a second and comms 1, 1, 1, 4 at 1 a second: ocomp 1, 4, 7, 10, ocomms 1, 2, 3, 7,
 bubbles 0, -2, -4, -3: everything hides, layer 0 by its own third alone.
+
+With comms 4, 1, 1, 1 the bubbles are 3, 1, -1, -3. The section adds up what is positive, 12 / (12 + 3 + 1) = 0.75. But
+ocomms_i has all exchanges before it, so layer 1's second of delay is one of layer 0's three: the step takes as long as
+its latest weights, 12 / (12 + 3) = 0.8. The sum is the more careful figure, the worst bubble the one that is played.
 """
 
 from __future__ import annotations
@@ -50,10 +54,16 @@ def bubbles(layers: Sequence[Layer], machine: Machine) -> list[float]:
     ]
 
 
-def efficiency(layers: Sequence[Layer], machine: Machine) -> float:
+def worst_bubble_efficiency(layers: Sequence[Layer], machine: Machine) -> float:
     """Return the computing time divided by the step time, which is computing plus the worst bubble."""
     computing = sum(layer.computing for layer in layers) / machine.computing
     return computing / (computing + max(0.0, *bubbles(layers, machine)))
+
+
+def summed_bubbles_efficiency(layers: Sequence[Layer], machine: Machine) -> float:
+    """Return the computing time divided by computing plus all bubbles, as the section does."""
+    computing = sum(layer.computing for layer in layers) / machine.computing
+    return computing / (computing + sum(max(0.0, bubble) for bubble in bubbles(layers, machine)))
 
 
 def max_nodes(layers: Sequence[Layer], machine: Machine, batch: int) -> float:
@@ -64,3 +74,11 @@ def max_nodes(layers: Sequence[Layer], machine: Machine, batch: int) -> float:
     ocomp = sum(layer.computing for layer in layers[:-1]) + layers[-1].computing / 3
     ocomms = sum(layer.communication for layer in layers)
     return batch * (machine.communication / machine.computing) * (ocomp / ocomms)
+
+
+def least_samples(layers: Sequence[Layer], machine: Machine) -> float:
+    """Return the samples of a node from which on the last layer has no bubble; `layers` cost one sample.
+
+    PCL-DNN's table 1 rounds it up: 336 FLOPs per byte and layers of 208 FLOPs per byte need 336 / 208 = 1.6, so 2.
+    """
+    return 1 / max_nodes(layers, machine, batch=1)

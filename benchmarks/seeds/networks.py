@@ -1,0 +1,43 @@
+"""Layers of the papers' networks, traced for one sample without memory."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from unisono.models.registry import MODELS
+from unisono.plan.trace import TracedLayer, trace
+
+INPUTS = {"overfeat_fast": (3, 231, 231), "cd_dnn": (440,)}
+"""Shapes of a sample; of all others, 3 channels of 224 x 224."""
+
+SENONES = 9304
+"""Outputs of CD-DNN in Seide et al. 2011."""
+
+TRACED_SAMPLES = 2
+"""Samples of a trace: batch norm needs more than one."""
+
+
+@cache
+def layers_of(name: str) -> tuple[TracedLayer, ...]:
+    """Return the layers of a network for TRACED_SAMPLES samples."""
+    shape = INPUTS.get(name, (3, 224, 224))
+    with torch.device("meta"):
+        model = MODELS[name](SENONES if name == "cd_dnn" else 1000, shape[0])
+    return tuple(trace(model, torch.empty(TRACED_SAMPLES, *shape)))
+
+
+def flops_of(layer: TracedLayer, training: bool = True) -> float:
+    """Return the FLOPs of a layer for one sample."""
+    return (layer.flops if training else layer.forward_flops) / TRACED_SAMPLES
+
+
+def convolutions_of(name: str) -> list[TracedLayer]:
+    """Return the convolutions of a network."""
+    return [layer for layer in layers_of(name) if layer.kind.startswith("Conv")]
+
+
+def parameters_of(name: str) -> int:
+    """Return the number of parameters of a network."""
+    return sum(layer.parameters for layer in layers_of(name))

@@ -1,0 +1,50 @@
+"""Seconds of traced layers on a machine, and their sizes for groups of nodes.
+
+    seconds = FLOPs / (peak FLOPs per second * efficiency of the kind of product)
+
+    Linear          efficiency.linear, and a shape: it can be split over a group of nodes (`hybrid.py`)
+    all others      efficiency.convolution; data parallel
+
+Only products take time: layers that read and write alone are free here, so a prediction is a lower bound.
+
+Worked example: Linear(1000, 1000) for 8 samples makes 16 MFLOP forward and 32 backward, 6 MFLOP a sample. A node of 1
+TFLOP/s, 60% efficient at it, takes 10 us a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from unisono.plan.machines import MachineFacts
+from unisono.plan.model_parallel import LayerShape
+from unisono.plan.scaling import ScaledLayer
+from unisono.plan.trace import TracedLayer
+
+LINEAR = "Linear"
+"""Kind of layers that groups of nodes can split."""
+
+
+def product_seconds(layer: TracedLayer, flops: float, machine: MachineFacts) -> float:
+    """Return the seconds of FLOPs of this layer on one node."""
+    share = machine.efficiency.linear if layer.kind == LINEAR else machine.efficiency.convolution
+    return flops / (machine.node.flops * share)
+
+
+def linear_shape(layer: TracedLayer, samples: int) -> LayerShape:
+    """Return the sizes of a fully connected layer that was traced for `samples` samples, each with one or more rows."""
+    *rows, in_features = layer.input_shapes[0]
+    return LayerShape(in_features, layer.activations // prod(rows), area=prod(rows) // samples)
+
+
+def scaled_layers(layers: Sequence[TracedLayer], machine: MachineFacts, samples: int) -> list[ScaledLayer]:
+    """Return the layers with parameters or products, traced for `samples` samples, as `strong_scaling` needs them."""
+    return [
+        ScaledLayer(
+            product_seconds(layer, layer.flops / samples, machine),
+            layer.parameters,
+            linear_shape(layer, samples) if layer.kind == LINEAR else None,
+        )
+        for layer in layers
+        if layer.flops or layer.parameters
+    ]

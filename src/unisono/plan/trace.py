@@ -1,0 +1,220 @@
+"""Layers of any torch.nn.Module: FLOPs, parameters and activations of each, in the order of the forward pass.
+
+A copy of the model on the meta device, which has shapes but no memory, makes one forward and one backward pass. Each
+operator that PyTorch dispatches is counted for the module that called it:
+
+    model ─ copy without memory ─▶ forward: the innermost module that runs       operators ─▶ FLOPs, bytes
+                                   backward: the module that made the node
+
+    layer         a module that ran operators itself: most have no submodules; a block may add, or attend
+    FLOPs         of matrix products and convolutions, 2 for each multiply-add; nothing for element-wise operators
+    bytes         that its operators read and write, views not counted
+    parameters    its own, once for all layers that share them, and those of submodules that it uses without calling
+                  them, as torch.nn.MultiheadAttention does with its output projection
+
+Worked example: Linear(3, 5), ReLU, Linear(5, 2) for 4 samples in float32.
+
+    layer   FLOPs forward       backward                    parameters   outputs
+    0       2 * 4 * 3 * 5 = 120 120: inputs need no gradient  20           20 numbers, 80 bytes
+    1       0                   0                           0            20
+    2       2 * 4 * 5 * 2 = 80  160                         12           8
+
+Known limits: models that read values while they run (`if x.sum() > 0`, `.item()`, nonzero) cannot be traced. LSTMs and
+GRUs are traced one time step after another, as slow in number of operators as they are long.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unisono.errors import UsageError
+from unisono.plan.operator_flops import operator_flops
+
+
+@dataclass
+class TracedLayer:
+    """Cost of a layer in a step on the traced inputs."""
+
+    name: str
+    """Name of the module in the model; empty: the model itself."""
+    kind: str
+    """Name of the module's class."""
+    forward_flops: int = 0
+    backward_flops: int = 0
+    forward_bytes: int = 0
+    """Bytes that the operators of the forward pass read and write."""
+    backward_bytes: int = 0
+    parameters: int = 0
+    parameter_bytes: int = 0
+    activations: int = 0
+    """Numbers of its outputs, summed over its calls."""
+    activation_bytes: int = 0
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the tensors of its first call."""
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of a step."""
+        return self.forward_flops + self.backward_flops
+
+
+def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
+    """Return the layers of `model` for a training step on inputs of these shapes and dtypes; their values do not count.
+
+    The model is not changed, and no memory is taken for weights or activations. Inputs that require a gradient get one.
+
+    Raises UsageError, naming the layer, for a model that cannot be traced.
+    """
+    shadow = _without_memory(model)
+    counter = _OperatorCounter(shadow)
+    given = [torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad) for tensor in inputs]
+    try:
+        with torch.device("meta"), torch.enable_grad(), counter.counting():
+            outputs = shadow(*given)
+            gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+            if gradients:
+                torch.autograd.backward(gradients, [torch.empty_like(tensor) for tensor in gradients])
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {words}; "
+            "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
+        ) from error
+    _count_parameters(shadow, counter.layers)
+    return list(counter.layers.values())
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a value: a tensor, or tuples, lists and mappings of such."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def _without_memory(model: nn.Module) -> nn.Module:
+    """Return a copy of the model in training mode whose tensors have no memory; shared ones stay shared."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        attributes = [one for one in vars(module).values() if isinstance(one, Tensor)]
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *attributes):
+            empty = torch.empty_like(tensor, device="meta")
+            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    try:
+        return copy.deepcopy(model, memo).train()
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{type(model).__name__} cannot be copied, and so not traced: {error}") from error
+
+
+def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
+    """Add each parameter to the layer that has it, or to the nearest around that; to the model, as a last layer, if
+    none of these ran an operator."""
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = name.rpartition(".")[0]
+        while owner and owner not in layers:
+            owner = owner.rpartition(".")[0]
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            layer = layers.setdefault(owner, TracedLayer(owner, type(model).__name__))
+            layer.parameters, layer.parameter_bytes = (
+                layer.parameters + parameter.numel(),
+                layer.parameter_bytes + parameter.nbytes,
+            )
+
+
+class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
+    """Counter of the operators of a pass, by layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        self._names = {module: name for name, module in model.named_modules()}
+        self.layers: dict[str, TracedLayer] = {}
+        """Modules in the order in which they ran their first operator."""
+        self._called: dict[str, TracedLayer] = {}
+        self._running: list[str] = []
+        self._before: list[set[Any]] = []
+        """Autograd nodes of the inputs of the modules that run; a module may change an input, and so its node."""
+        self._backward_of: str | None = None
+        self._owned: set[Any] = set()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what runs inside."""
+        hooks = [
+            hook
+            for module in self._names
+            for hook in (
+                module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
+                module.register_forward_hook(self._leave),
+            )
+        ]
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def place(self) -> str:
+        """Return words for the layer that runs."""
+        name = self._running[-1] if self._running else self._backward_of
+        return f"layer {name!r}, {self._called[name].kind}," if name else "the model"
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and count it."""
+        outputs = operator(*args, **(kwargs or {}))
+        name = self._running[-1] if self._running else self._backward_of
+        if name not in self._called or operator.is_view:
+            return outputs
+        layer = self.layers.setdefault(name, self._called[name])
+        flops = operator_flops(operator, args, outputs)
+        nbytes = sum(tensor.nbytes for tensor in tensors_in((args, outputs)))
+        if self._running:
+            layer.forward_flops, layer.forward_bytes = layer.forward_flops + flops, layer.forward_bytes + nbytes
+        else:
+            layer.backward_flops, layer.backward_bytes = layer.backward_flops + flops, layer.backward_bytes + nbytes
+        return outputs
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        name = self._names[module]
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in((args, kwargs)))
+        self._called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
+        self._running.append(name)
+        self._before.append({tensor.grad_fn for tensor in tensors_in((args, kwargs))})
+
+    def _leave(self, _: nn.Module, __: Any, outputs: Any) -> None:
+        layer = self._called[self._running.pop()]
+        for tensor in tensors_in(outputs):
+            layer.activations += tensor.numel()
+            layer.activation_bytes += tensor.nbytes
+        self._own(layer.name, (tensor.grad_fn for tensor in tensors_in(outputs)), self._before.pop())
+
+    def _own(self, name: str, nodes: Iterable[Any], before: set[Any]) -> None:
+        """Make the autograd nodes up to `before` this layer's, as far as no submodule has them."""
+        waiting, seen = [node for node in nodes if node is not None], set(before)
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node not in self._owned:
+                self._owned.add(node)
+                node.register_prehook(partial(self._begin_backward, name))
+            waiting += [following for following, _ in node.next_functions if following is not None]
+
+    def _begin_backward(self, name: str, _: Any) -> None:
+        self._backward_of = name

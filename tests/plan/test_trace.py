@@ -1,0 +1,231 @@
+"""Layers of modules: by hand, against PyTorch's own counter, and against the networks' known sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from unisono.errors import UsageError
+from unisono.models.registry import MODELS
+from unisono.plan.trace import tensors_in, trace
+
+
+class Block(nn.Module):
+    """Transformer block with attention by operators, and weights of the embedding used twice."""
+
+    def __init__(self, words: int = 50, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding = nn.Embedding(words, width)
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + torch.arange(tokens.shape[1])[None, :, None]
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).movedim(2, 0).transpose(2, 3)
+        attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+TOKENS = torch.zeros(2, 6, dtype=torch.long)
+
+MODULES = {
+    "conv1d with padding": (nn.Conv1d(4, 8, 3, padding=1), torch.empty(2, 4, 9)),
+    "conv2d with a stride": (nn.Conv2d(3, 6, (3, 5), stride=2), torch.empty(2, 3, 11, 13)),
+    "conv3d": (nn.Conv3d(2, 4, 3), torch.empty(1, 2, 5, 6, 7)),
+    "transposed convolution": (nn.ConvTranspose2d(4, 6, 3, stride=2), torch.empty(2, 4, 5, 5)),
+    "linear over 3 dimensions": (nn.Linear(5, 7), torch.empty(2, 3, 5)),
+    "lstm": (nn.LSTM(5, 7, num_layers=2, bidirectional=True), torch.empty(3, 2, 5)),
+    "gru": (nn.GRU(5, 7, batch_first=True), torch.empty(2, 3, 5)),
+    "attention": (nn.MultiheadAttention(8, 2, batch_first=True), *[torch.empty(2, 3, 8)] * 3),
+    "encoder": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.empty(2, 3, 8)),
+    "own block": (Block(), TOKENS),
+}
+
+
+def peer_flops(model: nn.Module, *inputs: Tensor) -> tuple[int, int]:
+    """FLOPs forward and backward by torch.utils.flop_counter, on the meta device too."""
+    shadow, given = model.to("meta"), [one.to("meta") for one in inputs]
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        outputs = shadow(*given)
+        forward = counter.get_total_flops()
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        outputs.sum().backward()
+    return forward, counter.get_total_flops() - forward
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_flops_are_those_of_pytorchs_counter(name: str) -> None:
+    model, *inputs = MODULES[name]
+    layers = trace(model, *inputs)
+    found = sum(layer.forward_flops for layer in layers), sum(layer.backward_flops for layer in layers)
+    parameters = sum(one.numel() for one in model.parameters())
+    assert sum(layer.parameters for layer in layers) == parameters
+    assert found == peer_flops(model, *inputs)
+    assert found[0] > 0
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d])
+def test_groups_of_a_convolution_are_convolutions_of_their_own(kind: type[nn.Module]) -> None:
+    """PyTorch's counter has the gradient of the weights as if there were no groups, so it is no oracle here."""
+    size = (7,) * int(kind.__name__[-2])
+    (whole,) = trace(kind(2, 3, 3), torch.empty(2, 2, *size, requires_grad=True))
+    (grouped,) = trace(kind(8, 12, 3, groups=4), torch.empty(2, 8, *size, requires_grad=True))
+    assert grouped.forward_flops == 4 * whole.forward_flops > 0
+    assert grouped.backward_flops == 4 * whole.backward_flops == 2 * grouped.forward_flops
+
+
+def test_the_worked_example() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    first, relu, last = trace(model, torch.empty(4, 3))
+    assert [layer.name for layer in (first, relu, last)] == ["0", "1", "2"]
+    assert [layer.kind for layer in (first, relu, last)] == ["Linear", "ReLU", "Linear"]
+    assert [layer.forward_flops for layer in (first, relu, last)] == [120, 0, 80]
+    assert [layer.backward_flops for layer in (first, relu, last)] == [120, 0, 160]
+    assert [layer.parameters for layer in (first, relu, last)] == [20, 0, 12]
+    assert [layer.activations for layer in (first, relu, last)] == [20, 20, 8]
+    assert first.activation_bytes == first.parameter_bytes == 80
+    assert first.forward_bytes == 4 * (5 + 12 + 15 + 20)  # bias, inputs, weights, outputs
+    assert relu.forward_bytes == 2 * 80
+    assert relu.backward_bytes == 3 * 80  # the gradient, the outputs, the result
+    assert first.input_shapes == ((4, 3),)
+
+
+def test_the_first_layers_inputs_have_a_gradient_if_they_are_asked_for() -> None:
+    (layer,) = trace(nn.Linear(3, 5), torch.empty(4, 3, requires_grad=True))
+    assert layer.backward_flops == 2 * layer.forward_flops
+
+
+def test_operators_of_a_block_are_its_own() -> None:
+    layers = {layer.name: layer for layer in trace(Block(), TOKENS)}
+    assert list(layers) == ["embedding", "", "norm", "qkv", "out", "head"]
+    assert layers[""].forward_flops == 2 * 2 * (2 * 4) * 6 * 6 * 4  # q @ k and the weights @ v; 8 heads, 6 tokens
+    assert layers[""].backward_flops == 2 * layers[""].forward_flops
+    assert layers["qkv"].backward_flops == 2 * layers["qkv"].forward_flops == 2 * 2 * 12 * 16 * 48
+    assert layers["embedding"].forward_flops == 0
+    assert (layers["embedding"].parameters, layers["head"].parameters) == (50 * 16, 0)  # shared: once
+
+
+def test_parameters_that_a_module_uses_without_a_call_are_its_own() -> None:
+    layers = trace(nn.MultiheadAttention(8, 2), *[torch.empty(3, 2, 8)] * 3)
+    assert [(layer.name, layer.parameters) for layer in layers] == [("", 4 * 8 * 8 + 4 * 8)]
+
+
+def test_a_module_that_changes_its_input_has_its_own_backward_pass() -> None:
+    linear, relu = trace(nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True)), torch.empty(2, 5))
+    assert (linear.kind, relu.kind) == ("Linear", "ReLU")
+    assert relu.backward_bytes == 3 * 2 * 5 * 4
+
+
+def test_parameters_that_nothing_uses_are_the_models() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)  # type: ignore[no-any-return]
+
+    layers = trace(Unused(), torch.empty(2, 3))
+    assert [(layer.name, layer.kind, layer.parameters) for layer in layers] == [
+        ("used", "Linear", 12),
+        ("", "Unused", 16),
+    ]
+
+
+def test_a_module_that_is_called_twice_is_one_layer() -> None:
+    shared = nn.Linear(5, 5)
+    layers = trace(nn.Sequential(shared, nn.Tanh(), shared), torch.empty(2, 5))
+    assert [(layer.kind, layer.forward_flops, layer.parameters) for layer in layers] == [
+        ("Linear", 2 * 2 * 2 * 25, 30),
+        ("Tanh", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "multiply_adds"),
+    [
+        ("vgg_a", (1, 3, 224, 224), 7_609_090_048),
+        ("overfeat_fast", (1, 3, 231, 231), 2_801_403_904),
+        ("alexnet", (1, 3, 224, 224), 724_406_816),
+        ("resnet50", (2, 3, 224, 224), 2 * 4_089_184_256),
+    ],
+)
+def test_networks_of_the_papers(name: str, shape: tuple[int, ...], multiply_adds: int) -> None:
+    with torch.device("meta"):
+        model = MODELS[name](1000, 3)
+    layers = trace(model, torch.empty(shape))
+    assert sum(layer.forward_flops for layer in layers) == 2 * multiply_adds
+    first = layers[0]
+    whole = 3 * sum(layer.forward_flops for layer in layers) - first.forward_flops  # no gradient of the images
+    assert sum(layer.flops for layer in layers) == whole
+    assert sum(layer.parameters for layer in layers) == sum(one.numel() for one in model.parameters())
+
+
+def test_the_model_is_not_changed() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trace(model, torch.empty(4, 3))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module.training or module._forward_hooks or module._forward_pre_hooks for module in model)
+    assert all(parameter.grad is None and parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+class WithoutMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
+    """Refusal of operators whose results take memory."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = operator(*args, **(kwargs or {}))
+        assert all(tensor.device.type == "meta" for tensor in tensors_in(outputs)), operator
+        return outputs
+
+
+@pytest.mark.parametrize("model", [Block(), nn.LSTM(16, 5)], ids=["block", "lstm"])
+def test_no_operator_takes_memory(model: nn.Module) -> None:
+    inputs = TOKENS if isinstance(model, Block) else torch.empty(3, 2, 16)
+    with WithoutMemory():
+        assert trace(model, inputs)
+
+
+class ReadsValues(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("broken", [ReadsValues(), nn.Linear(4, 2)])
+def test_a_layer_that_cannot_be_traced_is_named(broken: nn.Module) -> None:
+    kind = type(broken).__name__
+    with pytest.raises(UsageError, match=rf"layer 'inner.1', {kind}, cannot be traced with inputs of shape \(2, 3\)"):
+        trace(Outer(nn.Sequential(nn.Linear(3, 3), broken)), torch.empty(2, 3))
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_plain_tensors_of_modules_are_copied_without_memory() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.full((3,), math.pi)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    (layer,) = trace(Scaled(), torch.empty(2, 3))
+    assert layer.forward_bytes == 4 * (6 + 3 + 6)
