@@ -1,7 +1,7 @@
 """Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
 
-Reads benchmarks/collectives, overlaps, rules and loading; writes docs/pictures/front.svg and the table between README's
-marks. Needs matplotlib.
+Reads benchmarks/collectives, overlaps, tensor_parallel, rules and loading; writes docs/pictures/front.svg and the table
+between README's marks. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -80,7 +80,19 @@ def table() -> list[str]:
             f"| emulated step, layers of {network}, 4 hosts | {one['Unisono']:.2f} s | "
             f"DDP on gloo {one['DDP on gloo']:.2f} s | overlapped fully {one['bound']:.2f} s |"
         )
-    return [*lines, slow_link(), slow_worker(), loading()]
+    return [*lines, split_layers("CD-DNN"), split_layers("VGG-A's wide layers"), slow_link(), slow_worker(), loading()]
+
+
+def split_layers(network: str) -> str:
+    """Return the row of a step whose layers are split."""
+    found = next(row for row in read("tensor_parallel/hybrid.json") if row["network"] == network)
+    step, hosts = found["step_s"], found["hosts"]
+    ours, whole = step[f"groups of {hosts}"], step["data parallel"]
+    peers = ", ".join(f"{name} {step[f'{name}, gloo']:.2f} s" for name in ("DTensor", "FSDP2", "ZeRO-1"))
+    return (
+        f"| step of {network}, {hosts} hosts, {found['rate_bits'] / 1e6:.0f} Mbit/s | split {ours:.2f} s; "
+        f"data parallel {whole:.2f} s | on gloo: {peers} | computing {found['computing_s']:.2f} s |"
+    )
 
 
 def slow_link() -> str:
