@@ -57,7 +57,7 @@ def played(
     nets = [model() for _ in steps]
 
     def coding(worker: bool) -> Coding:
-        return PlainCoding() if wire is None else ReferenceCoding(wire, worker, initial(nets[0], layout))
+        return PlainCoding() if wire is None else ReferenceCoding(wire, worker, initial(model(), layout))
 
     workers = [
         InProcessWorker(
