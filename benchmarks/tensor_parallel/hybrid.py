@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import unisono
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.tensor_parallel import data_world
+from unisono.tensor_parallel.choose_plan import choose_plan
 from unisono.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
@@ -61,10 +62,10 @@ def cd_dnn(part: int, minibatch: int) -> Problem:
 PROBLEMS = {
     "CD-DNN": cd_dnn(2, 64),
     "CD-DNN, large minibatch": cd_dnn(16, 1024),
-    "VGG-A's wide layers": Problem((25088 // 2, 2048, 2048, 1000), 64),
+    "VGG-A's wide layers": Problem((25088 // 4, 1024, 1024, 1000), 64),
 }
-"""Networks, half as wide as the published ones: four ranks share the memory and cores of one machine. With the large
-minibatch no layer has more outputs than there are samples."""
+"""Networks, narrower than the published ones (CD-DNN by 2, VGG-A by 4): four ranks share the memory and cores of one
+machine. With the large minibatch CD-DNN is narrower by 16: no layer has more outputs than there are samples."""
 
 Step = Callable[[], torch.Tensor]
 """Function that makes a step and returns this rank's loss."""
@@ -239,6 +240,9 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     makes = {key: make for key, make in contenders(problem, world).items() if not chosen or key in chosen}
     alone, sent = computing(problem, world), exchange(problem, world)
+    choice = choose_plan(network(problem), world, Data(problem).share(world.rank, world.size)[0], deferred=True)
+    if world.rank == 0:
+        print("\n".join(choice.lines), flush=True)
     took: dict[str, list[float]] = {key: [] for key in makes}
     losses: dict[str, float] = {}
     for number in range(ROUNDS):
@@ -251,7 +255,7 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     medians = {key: statistics.median(each) for key, each in took.items()}
     found = {"network": name, "widths": problem.widths, "minibatch": problem.minibatch, "hosts": world.size}
     found |= {"rate_bits": float(rate), "computing_s": alone, "exchange_alone_s": sent, "seconds": took}
-    found |= {"step_s": medians, "losses": losses}
+    found |= {"step_s": medians, "losses": losses, "chosen": choice.lines}
     if world.rank == 0:
         print(f"{name}: computing {alone:.3f} s, exchange alone {sent:.3f} s ({sent / alone:.1f} times)", flush=True)
         path.write_text(json.dumps([one for one in rows if one["network"] != name] + [found], indent=1) + "\n")
