@@ -2,8 +2,8 @@
 
 unisono lab --hosts 4 --rate 100mbit -- python benchmarks/sharded/steps.py OUT.json 100000000 [NETWORK ...]
 
-Both rules have the schedule `ring`, the overlap and the buckets that their own search found, and SGD with momentum. The bound is the larger
-of computing and of one exchange of all gradients alone, in the same run.
+Both rules have the schedule `ring`, the overlap and the buckets that their own search found, and SGD with momentum. The
+bound is the larger of computing and of one exchange of all gradients alone, in the same run.
 """
 
 from __future__ import annotations
