@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 from unisono.errors import UsageError
 
-BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-SECONDS = {"": Fraction(1), "s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6)}
-SECONDS["ns"] = Fraction(1, 10**9)
+BYTES: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
+SECONDS: Mapping[str, int | Fraction] = {
+    "": 1,
+    "s": 1,
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
 
 
 def parse_bytes(text: str) -> int:
@@ -40,7 +55,7 @@ def parse_seconds(text: str, option: str) -> float:
     return float(value)
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, Fraction]) -> Fraction | None:
+def _parse(text: str, units: Mapping[str, int | Fraction]) -> Fraction | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip().lower())
     return None if match is None or match[2] not in units else Fraction(match[1]) * units[match[2]]
 

@@ -99,11 +99,11 @@ class Play:
             time, _, event, numbers = heappop(self.events)
             due[event].append(numbers)
             times.append(time)
-        if self.resolution == EXACT_RESOLUTION:
-            self.now, before = soonest, self.now
-        else:  # some too late, some too early: correct on average
-            self.now, before = float(np.mean([*times, *flows_end[flows_end <= until]])), self.now
-        due[ARRIVE].append(self._flow(self.now - before, flows_end <= until))
+        flowed, before = flows_end <= until, self.now
+        self.now = soonest
+        if self.resolution == COARSE_RESOLUTION:  # some too late, some too early: correct on average
+            self.now = float(np.concatenate([times, flows_end[flowed]]).mean())
+        due[ARRIVE].append(self._flow(self.now - before, flowed))
         entering = self._open(np.concatenate(due[ENTER])) if due[ENTER] else due[ARRIVE][-1][:0]
         ended = np.concatenate([*due[END], self._sum(self._arrive(np.concatenate(due[ARRIVE])))])
         self._begin_all(np.concatenate([entering, self._next_rounds(ended)]))
