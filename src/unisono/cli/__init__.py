@@ -14,8 +14,10 @@ from unisono.cli.draw import draw
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
+from unisono.cli.price import price
 from unisono.cli.run import run
 from unisono.cli.shutdown import INTERRUPTED, Shutdown
+from unisono.cli.simulate import simulate
 from unisono.cli.sweep import sweep
 from unisono.cli.train import train
 from unisono.cli.tune import tune
@@ -31,6 +33,8 @@ app.command()(train)
 app.command()(sweep)
 app.command()(pack)
 app.command()(draw)
+app.command()(price)
+app.command()(simulate)
 app.command()(accuracy)
 app.command()(tune)
 app.command()(layers)

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.network.links import Network
-from unisono.network.traffic import Numbers, Traffic
+from unisono.network.traffic import Numbers, Seconds, Traffic
+from unisono.network.uneven import Uneven
 from unisono.placement import Placement
 
 
 class Routes:
     """Links that each message uses. An extra link without a limit fills the rows of messages that use fewer."""
 
-    def __init__(self, every: Traffic, placement: Placement, network: Network) -> None:
+    def __init__(self, every: Traffic, placement: Placement, network: Network, uneven: Uneven) -> None:
         node = np.array(placement.node_of_rank)
         supernode = np.array(placement.supernodes or (0,) * len(placement.nodes))
         self.nodes, self.supernodes = len(placement.nodes), int(supernode.max()) + 1
@@ -25,7 +26,7 @@ class Routes:
         self.within = from_node == to_node
         self.across = supernode[from_node] != supernode[to_node]
         links = [from_node, to_node + self.nodes]
-        limits = [1 / float(network.beta)] * (2 * self.nodes)
+        limits = [1 / (float(network.beta) * factor) for factor in uneven.factors(placement)] * 2
         if network.oversubscribed and self.across.any():
             unlimited = 2 * (self.nodes + self.supernodes)
             out = 2 * self.nodes + supernode[from_node]
@@ -37,6 +38,24 @@ class Routes:
         self.links = np.stack(links, axis=1)
         self.capacities = np.array(limits)
         self.from_supernode, self.to_supernode = supernode[from_node], supernode[to_node]
+
+    def seconds(self, every: Traffic) -> Seconds:
+        """Return the seconds that each link needs for all its bytes at its full rate."""
+        loads: Seconds = np.zeros(len(self.capacities))
+        for links in self.links[~self.within].T:
+            loads += np.bincount(links, every.nbytes[~self.within], minlength=len(loads))
+        loads *= every.pieces / self.capacities
+        return loads
+
+    def name(self, link: int) -> str:
+        """Return the name of a link, such as "out of node 3"."""
+        kinds = ("out of node", "into node", "out of supernode", "into supernode")
+        counts = (self.nodes, self.nodes, self.supernodes, self.supernodes)
+        for kind, count in zip(kinds, counts, strict=True):
+            if link < count:
+                return f"{kind} {link}"
+            link -= count
+        return "no link"
 
     def busiest(self, every: Traffic) -> tuple[float, float]:
         """Return the bytes over the busiest node link and over the busiest uplink."""

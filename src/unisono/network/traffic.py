@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -58,6 +59,21 @@ class Traffic:
         """Number of rounds."""
         return len(self.thread)
 
+    @cached_property
+    def first_sent(self) -> Numbers:
+        """Index of the first message that each round sends, followed by the number of all messages."""
+        return _starts(self.sent_in, self.rounds)
+
+    @cached_property
+    def by_receiver(self) -> Numbers:
+        """Messages in the order of the rounds that receive them."""
+        return np.argsort(self.received_in, kind="stable")
+
+    @cached_property
+    def first_received(self) -> Numbers:
+        """Index in `by_receiver` of the first message that each round receives, followed by the number of all."""
+        return _starts(self.received_in, self.rounds)
+
     @property
     def sender(self) -> Numbers:
         """Rank that sends each message."""
@@ -67,6 +83,10 @@ class Traffic:
     def receiver(self) -> Numbers:
         """Rank that receives each message."""
         return self.thread[self.received_in] // self.lanes
+
+
+def _starts(round_of: Numbers, rounds: int) -> Numbers:
+    return np.concatenate([[0], np.cumsum(np.bincount(round_of, minlength=rounds))])
 
 
 def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Traffic:

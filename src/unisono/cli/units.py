@@ -1,0 +1,84 @@
+"""Sizes and times on the command line: 4KiB, 64MB, 30us, 2.5ms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from unisono.errors import UsageError
+
+BYTES: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
+SECONDS: Mapping[str, int | Fraction] = {
+    "": 1,
+    "s": 1,
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size in bytes; kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024.
+
+    >>> parse_bytes("1.5KiB")
+    1536
+
+    Raises UsageError for any other form, and for a part of a byte.
+    """
+    value = _parse(text, BYTES)
+    if value is None or value.denominator != 1 or not value:
+        raise UsageError(f"--bytes {text}: write sizes like 4096, 4KiB or 64MB, of whole bytes, separated by commas")
+    return int(value)
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Return a time in seconds; without a unit, the number is seconds. `option` is what stands before it.
+
+    >>> parse_seconds("30us", "--latency ")
+    3e-05
+
+    Raises UsageError for any other form.
+    """
+    value = _parse(text, SECONDS)
+    if value is None:
+        raise UsageError(f"{option}{text}: write a time like 30us, 2.5ms or 0.01s")
+    return float(value)
+
+
+def _parse(text: str, units: Mapping[str, int | Fraction]) -> Fraction | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip().lower())
+    return None if match is None or match[2] not in units else Fraction(match[1]) * units[match[2]]
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return a size in the largest binary unit of which it has at least one.
+
+    >>> format_bytes(1536)
+    '1.5 KiB'
+    """
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes:.4g} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time with four digits, in the largest unit of which it has at least one.
+
+    >>> format_seconds(0.0123456)
+    '12.35 ms'
+    """
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit:
+            return f"{seconds / unit:.4g} {name}"
+    return f"{seconds / 1e-6:.4g} us"

@@ -1,0 +1,222 @@
+"""Play of a collective on a network: the state of all ranks at one moment, from one event to the next.
+
+    event    START  bytes of messages begin to flow      ARRIVE  messages within a node arrive
+             END    sums of rounds end                   ENTER   late ranks begin
+    step     the next event or the next end of a flow; all that is due at that time; the shares of links anew
+
+Times of rounds and messages are recorded: `critical_path` explains the result by them.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.errors import ScheduleError
+from unisono.network.links import Network
+from unisono.network.routes import Routes
+from unisono.network.sharing import fair_rates
+from unisono.network.traffic import Numbers, Seconds, Traffic
+
+EXACT_RESOLUTION, COARSE_RESOLUTION = 1e-9, 2e-3
+"""Fractions of the elapsed time within which events count as simultaneous."""
+
+MAX_EXACT_FLOWS = 4_000_000
+"""Number of flows, over all steps, after which time becomes coarse."""
+
+START, ARRIVE, END, ENTER = range(4)
+"""Kinds of events."""
+
+
+class Play:
+    """State of all ranks at one moment. Messages and rounds of piece k: numbers of piece 0, plus k times all."""
+
+    def __init__(
+        self,
+        every: Traffic,
+        routes: Routes,
+        network: Network,
+        in_flight: int,
+        eager: int,
+        starts: Seconds,
+        max_exact_flows: int,
+    ) -> None:
+        self.every, self.routes, self.starts = every, routes, starts
+        self.now, self.steps, self.exact_flows_left, self.resolution = 0.0, 0, max_exact_flows, EXACT_RESOLUTION
+        self.tickets, self.most_tickets = in_flight * every.lanes, every.pieces * every.lanes
+        self.messages = len(every.nbytes)
+        self.alpha = np.where(routes.within, float(network.within_alpha), float(network.alpha))
+        self.alpha += np.where(routes.within, every.nbytes * float(network.within_beta), 0)
+        self.eager = every.nbytes <= eager
+        transfers = np.diff(every.first_sent) + np.diff(every.first_received)
+        self.summing = every.added * float(network.gamma) + transfers * float(network.overhead)
+        self.missing = np.tile(
+            transfers.astype(np.int32), every.pieces
+        )  # of each round: messages that have not arrived
+        self.ready = np.zeros(len(every.nbytes) * every.pieces, np.int8)  # of each message: ends that have begun
+        self.begun_at = np.full(every.rounds * every.pieces, np.inf)
+        self.ended_at = np.full(every.rounds * every.pieces, np.inf)
+        self.arrived_at = np.full(len(every.nbytes) * every.pieces, np.inf)
+        self.next_ticket = np.zeros(every.ranks, np.int64)
+        self.events: list[tuple[float, int, int, Numbers]] = []
+        self.events_scheduled = 0  # distinguishes events of the same time
+        self.busy = np.zeros(routes.pairs, bool)  # for each pair of ranks, whether a message flows
+        self.queue = self.flowing = np.empty(0, np.int64)
+        self.left, self.rates = np.empty(0), np.empty(0)
+
+    def run(self) -> None:
+        """Run to the end. Raises ScheduleError if rounds wait forever."""
+        tickets = min(self.tickets, self.most_tickets)
+        punctual, late = np.flatnonzero(self.starts == 0), np.flatnonzero(self.starts)
+        self._schedule(ENTER, np.repeat(late, tickets), np.repeat(self.starts[late], tickets))
+        self._begin_all(self._open(np.repeat(punctual, tickets)))
+        while len(self.flowing) or self.events:
+            self._step()
+        if np.isinf(self.begun_at).any() or self.missing.any():
+            raise ScheduleError(f"{np.count_nonzero(self.missing)} rounds wait forever; `verify` says which")
+
+    def ends(self) -> Seconds:
+        """Return the seconds after which each rank ends; for a rank without rounds, the seconds of its start."""
+        latest = self.starts.copy()
+        rank = self.every.thread // self.every.lanes
+        np.maximum.at(latest, np.tile(rank, self.every.pieces), self.ended_at)
+        return latest
+
+    def _step(self) -> None:
+        """Advance to the next event, and handle all its consequences at that time."""
+        self.steps += 1
+        self.exact_flows_left -= len(self.flowing)
+        flows_end = self.now + self.left / self.rates
+        soonest = min(self.events[0][0] if self.events else np.inf, float(flows_end.min(initial=np.inf)))
+        if self.exact_flows_left < 0:
+            self.resolution = COARSE_RESOLUTION
+        until = soonest * (1 + self.resolution)
+        due: tuple[list[Numbers], ...] = [], [], [], []
+        times = []
+        while self.events and self.events[0][0] <= until:
+            time, _, event, numbers = heappop(self.events)
+            due[event].append(numbers)
+            times.append(time)
+        flowed, before = flows_end <= until, self.now
+        self.now = soonest
+        if self.resolution == COARSE_RESOLUTION:  # some too late, some too early: correct on average
+            self.now = float(np.concatenate([times, flows_end[flowed]]).mean())
+        due[ARRIVE].append(self._flow(self.now - before, flowed))
+        entering = self._open(np.concatenate(due[ENTER])) if due[ENTER] else due[ARRIVE][-1][:0]
+        ended = np.concatenate([*due[END], self._sum(self._arrive(np.concatenate(due[ARRIVE])))])
+        self._begin_all(np.concatenate([entering, self._next_rounds(ended)]))
+        if due[START] or len(due[ARRIVE][-1]):
+            self._start_flows(np.concatenate([self.queue, *due[START]]))
+
+    def _start_flows(self, queue: Numbers) -> None:
+        """Start the first queued message of each idle pair of ranks, and recompute the shares of links."""
+        pair = self.routes.pair[queue % self.messages]
+        first = np.zeros(len(queue), bool)
+        first[np.unique(pair, return_index=True)[1]] = True
+        first &= ~self.busy[pair]
+        self.busy[pair[first]] = True
+        self.queue, starting = queue[~first], queue[first]
+        self.flowing = np.concatenate([self.flowing, starting])
+        self.left = np.concatenate([self.left, self.every.nbytes[starting % self.messages]])
+        self.rates = fair_rates(self.routes.links[self.flowing % self.messages], self.routes.capacities)
+
+    def _flow(self, seconds: float, ended: NDArray[np.bool_]) -> Numbers:
+        """Let bytes flow; return the messages that have arrived, those of the flows that `ended`."""
+        self.left -= self.rates * seconds
+        if not ended.any():
+            return self.flowing[:0]
+        arrived, still = self.flowing[ended], ~ended
+        self.busy[self.routes.pair[arrived % self.messages]] = False
+        self.flowing, self.left, self.rates = self.flowing[still], self.left[still], self.rates[still]
+        return arrived
+
+    def _begin_all(self, rounds: Numbers) -> None:
+        """Begin rounds, and the following ones if there is nothing to wait for."""
+        while len(rounds):
+            rounds = self._next_rounds(self._sum(self._begin(rounds)))
+
+    def _begin(self, rounds: Numbers) -> Numbers:
+        """Begin rounds; return those of them whose messages have all arrived."""
+        piece, number = np.divmod(rounds, self.every.rounds)
+        self.begun_at[rounds] = self.now
+        receives, of_receive = _runs(self.every.first_received, number)
+        sends, of_send = _runs(self.every.first_sent, number)
+        receives = self.every.by_receiver[receives] + piece[of_receive] * self.messages
+        eager = self.eager[sends]
+        sends += piece[of_send] * self.messages
+        self.ready[receives] += 1
+        met = receives[self.ready[receives] == 2]
+        self.ready[sends] += 1 + eager
+        self._schedule_messages(np.concatenate([met, sends[self.ready[sends] >= 2]]))
+        complete: Numbers = rounds[self.missing[rounds] == 0]
+        return complete
+
+    def _schedule_messages(self, messages: Numbers) -> None:
+        of_piece = messages % self.messages
+        delays, within = self.alpha[of_piece], self.routes.within[of_piece]
+        self._schedule(START, messages[~within], delays[~within])
+        self._schedule(ARRIVE, messages[within], delays[within])
+
+    def _arrive(self, messages: Numbers) -> Numbers:
+        """Count arrived messages; return the rounds that are now complete."""
+        if not len(messages):
+            return messages
+        self.arrived_at[messages] = self.now
+        piece, of_piece = np.divmod(messages, self.messages)
+        ends = np.concatenate([self.every.sent_in[of_piece], self.every.received_in[of_piece]])
+        ends += np.tile(piece * self.every.rounds, 2)
+        np.subtract.at(self.missing, ends, 1)
+        complete: Numbers = np.unique(ends[(self.missing[ends] == 0) & (self.begun_at[ends] <= self.now)])
+        return complete
+
+    def _sum(self, rounds: Numbers) -> Numbers:
+        """Begin the sums of complete rounds; return those of them that take no time."""
+        if not len(rounds):
+            return rounds
+        delays = self.summing[rounds % self.every.rounds]
+        busy = delays > 0
+        self._schedule(END, rounds[busy], delays[busy])
+        return rounds[~busy]
+
+    def _next_rounds(self, rounds: Numbers) -> Numbers:
+        """Return the following rounds: the next of the same ticket, or the first of the rank's next ticket."""
+        if not len(rounds):
+            return rounds
+        self.ended_at[rounds] = self.now
+        number = rounds % self.every.rounds
+        thread = self.every.thread[number]
+        last = number + 1 == self.every.first_round[thread + 1]
+        return np.concatenate([rounds[~last] + 1, self._open(thread[last] // self.every.lanes)])
+
+    def _open(self, ranks: Numbers) -> Numbers:
+        """Return the first rounds of the next ticket of each rank; a rank may occur more than once."""
+        if not len(ranks):
+            return ranks
+        ranks = np.sort(ranks)
+        ticket = self.next_ticket[ranks] + np.arange(len(ranks)) - np.searchsorted(ranks, ranks)
+        np.add.at(self.next_ticket, ranks, 1)
+        ranks, ticket = ranks[ticket < self.most_tickets], ticket[ticket < self.most_tickets]
+        piece, lane = np.divmod(ticket, self.every.lanes)
+        thread = ranks * self.every.lanes + lane
+        first = self.every.first_round[thread]
+        idle = first == self.every.first_round[thread + 1]
+        begun = first[~idle] + piece[~idle] * self.every.rounds
+        return np.concatenate([begun, self._open(ranks[idle])]) if idle.any() else begun
+
+    def _schedule(self, event: int, numbers: Numbers, delays: Seconds) -> None:
+        """Schedule an event for each distinct delay."""
+        if len(numbers):
+            order = np.argsort(delays, kind="stable")
+            starts = np.flatnonzero(np.diff(delays[order], prepend=-1))
+            for delay, some in zip(delays[order][starts], np.split(numbers[order], starts[1:]), strict=True):
+                self.events_scheduled += 1
+                heappush(self.events, (self.now + float(delay), self.events_scheduled, event, some))
+
+
+def _runs(first: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
+    """Return first[n], first[n] + 1, ..., first[n + 1] - 1 for each n of `number`, and for each the index of its n."""
+    counts = first[number + 1] - first[number]
+    of = np.repeat(np.arange(len(number)), counts)
+    return first[number][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of], of
