@@ -37,7 +37,7 @@ from unisono.world import World
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
 from steps import gloo
 
-ROUNDS, WARMUP, TIMED = 3, 3, 4
+ROUNDS, WARMUP, TIMED = 3, 2, 3
 """Rounds, and steps of each contender in each: not timed, then timed together."""
 
 COMPARED = 4
@@ -243,22 +243,22 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     choice = choose_plan(network(problem), world, Data(problem).share(world.rank, world.size)[0], deferred=True)
     if world.rank == 0:
         print("\n".join(choice.lines), flush=True)
-    took: dict[str, list[float]] = {key: [] for key in makes}
-    losses: dict[str, float] = {}
+    found: dict[str, Any] = {"network": name, "widths": problem.widths, "minibatch": problem.minibatch}
+    found |= {"hosts": world.size, "rate_bits": float(rate), "computing_s": alone, "exchange_alone_s": sent}
+    found |= {"chosen": choice.lines, "losses": {}, "seconds": {key: [] for key in makes}}
     for number in range(ROUNDS):
         for key, make in makes.items():
-            seconds, losses[key] = timed(world, make())
-            took[key].append(seconds)
+            seconds, loss = timed(world, make())
+            found["seconds"][key].append(seconds)
+            found["losses"][key] = loss
             gc.collect()
             if world.rank == 0:
-                print(f"{name}, round {number + 1}: {key} {seconds:.3f} s a step, loss {losses[key]:.4f}", flush=True)
-    medians = {key: statistics.median(each) for key, each in took.items()}
-    found = {"network": name, "widths": problem.widths, "minibatch": problem.minibatch, "hosts": world.size}
-    found |= {"rate_bits": float(rate), "computing_s": alone, "exchange_alone_s": sent, "seconds": took}
-    found |= {"step_s": medians, "losses": losses, "chosen": choice.lines}
+                print(f"{name}, round {number + 1}: {key} {seconds:.3f} s a step, loss {loss:.4f}", flush=True)
+        found["step_s"] = {key: statistics.median(each) for key, each in found["seconds"].items()}
+        if world.rank == 0:  # after each round: a run that is stopped keeps those before
+            path.write_text(json.dumps([one for one in rows if one["network"] != name] + [found], indent=1) + "\n")
     if world.rank == 0:
         print(f"{name}: computing {alone:.3f} s, exchange alone {sent:.3f} s ({sent / alone:.1f} times)", flush=True)
-        path.write_text(json.dumps([one for one in rows if one["network"] != name] + [found], indent=1) + "\n")
     world.barrier()
     dist.destroy_process_group()
 
