@@ -61,17 +61,17 @@ class Sharded(BaseRule):
         sends = self.collectives(layout)
         gate = build.ENDED if overlap.after else build.BEGUN
         follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
-        scattered = set[int]()
+        scattered, at_once = set[int](), self._updates_at_once(layout)
         for key in self._halves(layout):
             if key in scattered:
-                follow.append((key, self._gather(layout, sends, key)))
+                follow.append((key if at_once else build.AT_THE_END, self._gather(layout, sends, key)))
                 continue
             scattered.add(key)
             follow.append((key, self._scatter(layout, sends, key)))
             if layout.buffers and key == layout.filled[-1]:
                 follow.append((key, build.buffers(sends)))
-            if len(scattered) == len(layout.buckets):
-                follow.append((key, self._wait_for_all(layout, sends)))
+            if not at_once and len(scattered) == len(layout.buckets):
+                follow.append((build.AT_THE_END, self._wait_for_all(layout, sends)))
         if overlap.after:
             follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
         return (*build.forward(layout), *build.merge(passing, follow), *build.wait_for_own(layout))
