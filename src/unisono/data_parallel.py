@@ -26,6 +26,13 @@ from unisono.tensor_parallel.trace import Example
 from unisono.weak import weakly
 from unisono.world import World
 
+SPLIT_LOOP = (
+    'plan="auto" has split layers, and ranks of a group share samples: take the share of '
+    "unisono.tensor_parallel.data_world(model, world), seed random numbers by its rank (dropouts by seed_dropout), "
+    "and clip by clip_grad_norm"
+)
+"""Warning about a loop of the user's own, which was written before the plan was known."""
+
 
 def parallel(
     model: torch.nn.Module,
@@ -50,8 +57,10 @@ def parallel(
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
     (`tensor_parallel/plan.py`). Ranks of a group then take the same samples, and each holds a part of those weights:
     make the optimizer's state after this call. Raises UsageError for a plan that does not fit the model or the ranks.
-    `plan="auto"` chooses it by prediction, from a few forward passes of `example`: inputs as this rank would get them
-    in data parallelism. The plan is empty where no split is predicted to be faster; rank 0 logs the reasons.
+    `plan="auto"` chooses it by prediction, from a few forward passes of a copy of the model on `example`: inputs as
+    this rank would get them in data parallelism. Where no split is predicted to be faster, it is as if no plan were
+    given. Rank 0 logs the reasons, and where layers are split a warning that names what the loop has to do. Raises
+    UsageError for a model that cannot be copied.
     """
     chosen = rule or BSP()
     if (chosen.differs or chosen.sharded) and optimizer is None:
@@ -136,7 +145,7 @@ def _plan_by_prediction(
     optimizer: torch.optim.Optimizer | None,
     example: Example,
 ) -> ParallelPlan | None:
-    """Return the chosen plan, the same on all ranks, and log it; None for a rule that takes none."""
+    """Return the chosen plan, the same on all ranks, and log it; None where nothing is split."""
     prepare(model)
     compare_models(model, world)
     name = "" if optimizer is None else type(optimizer).__name__
@@ -144,6 +153,10 @@ def _plan_by_prediction(
     if world.rank == 0:
         for line in choice.lines:
             logging.getLogger("unisono").info(line)
+    if choice.plan is None or not choice.plan.layers:
+        return None
+    if world.rank == 0:
+        logging.getLogger("unisono").warning(SPLIT_LOOP)
     return choice.plan
 
 

@@ -15,7 +15,8 @@ from unisono.tensor_parallel.trace import trace_forward
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
     traces = trace_forward(model, example, nullcontext)
-    found = facts_of(model, traces, [1.0] * len(traces), len(example), ranks)
+    once = {name for name, trace in traces.items() if trace.once}
+    found = facts_of(model, traces, dict.fromkeys(traces, 1.0), once, len(example), ranks)
     return {one.name: one for one in found}
 
 
@@ -51,6 +52,33 @@ def test_tied_repeated_and_computed_weights_stay_whole() -> None:
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
     assert not any(one.sizes for one in facts(normed, torch.zeros(2, 8)).values())
     assert not any(one.sizes for one in facts(nn.Linear(8, 8), torch.zeros(2, 8)).values())  # it has no name
+
+
+def test_a_weight_that_a_function_reads_stays_whole() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.hidden = nn.Embedding(8, 8), nn.Linear(8, 8)
+
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.hidden(self.words(numbers)), self.words.weight)
+
+    found = facts(Tied(), torch.zeros(3, dtype=torch.int64))
+    assert found["words"].sizes == {}
+    assert found["hidden"].sizes == {"column": (2, 4), "row": (2, 4)}
+
+
+def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
+    model, example = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)]), torch.zeros(2, 8)
+    whole = nn.Sequential(*model[:3])
+    traces = trace_forward(whole, example, nullcontext)
+    del traces["1"]  # as if this rank had not called it
+    seconds = {"": 0.0, "0": 1.0, "1": 2.0, "2": 1.0}
+    found = facts_of(whole, traces, seconds, {"", "0"}, 2, 4)
+    assert [one.name for one in found] == ["", "0", "2", "1"]
+    assert [bool(one.sizes) for one in found] == [False, True, False, False]
+    assert not any(one.partner for one in found)
+    assert (found[3].seconds, found[3].weights) == (6.0, 4 * 72)
 
 
 def test_frozen_weights_are_not_exchanged() -> None:

@@ -5,13 +5,13 @@
 
 Each rank traces its own example, the ranks at the same time; a layer counts as long as on the slowest. A backward pass
 counts twice as long as the forward pass, and once where the input needs no gradient (PCL-DNN section 3.1: three
-products of one size).
+products of one size). A layer stays whole if some rank did not call it once, or if its weight is read elsewhere too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from statistics import median
@@ -63,18 +63,22 @@ def choose_plan(
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
     that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
     model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
-    end of the backward pass. The model stays as it is. The plan is empty where no split is predicted to be faster.
+    end of the backward pass. The model stays as it is: a copy is traced. The plan is empty where no split is predicted
+    to be faster. Raises UsageError for a model that cannot be copied.
     """
     if world.size == 1:
         return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
-    traces = trace_forward(model, example, within)
-    mine = torch.tensor([trace.median for trace in traces.values()], dtype=torch.float64)
-    slowest = world.allreduce(mine, op="maximum").tolist()
+    traces, names = trace_forward(model, example, within), [name for name, _ in model.named_modules()]
+    found = [traces.get(name, ModuleTrace()) for name in names]  # ranks' examples may call different modules
+    slowest = world.allreduce(torch.tensor([one.median for one in found], dtype=torch.float64), op="maximum")
+    agreed = world.allreduce(torch.tensor([int(one.once) for one in found]), op="minimum")
+    seconds = dict(zip(names, slowest.tolist(), strict=True))
+    once = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
     samples = float(world.allreduce(torch.tensor(float(samples_of(example)), dtype=torch.float64)))
     link = measure_link(world) if cost is None else cost
 
     def choose() -> PlanChoice:
-        facts = facts_of(model, traces, slowest, samples_of(example), world.size)
+        facts = facts_of(model, traces, seconds, once, samples_of(example), world.size)
         inputs = SplitInputs(facts, world.size, samples, link, deferred)
         ranked = rank_splits(inputs)
         return PlanChoice(make_plan(ranked[0].words), describe_split(ranked, inputs))
@@ -111,19 +115,29 @@ def measure_link(world: World) -> Cost:
 
 
 def facts_of(
-    model: nn.Module, traces: dict[str, ModuleTrace], seconds: list[float], samples: int, ranks: int
+    model: nn.Module,
+    traces: Mapping[str, ModuleTrace],
+    seconds: Mapping[str, float],
+    once: Collection[str],
+    samples: int,
+    ranks: int,
 ) -> tuple[LayerFacts, ...]:
-    """Return the facts of the modules that were called, from their seconds in a forward pass of `samples` samples."""
+    """Return the facts of the modules that were called, in a forward pass of `samples` samples.
+
+    `seconds` has those of each module on the slowest rank. `once` has the modules that every pass of every rank called
+    once, and whose parameters nothing else read: others stay whole. What other ranks alone called comes last.
+    """
     modules = dict(model.named_modules())
-    pairs = pairs_of(model, {name: trace.calls for name, trace in traces.items()})
+    pairs = pairs_of(model, dict.fromkeys(once, 1))
     uses = _uses(model)
     counted, found = set[int](), list[LayerFacts]()
-    for (name, trace), took in zip(traces.items(), seconds, strict=True):
+    for name in [*traces, *(name for name, took in seconds.items() if took and name not in traces)]:
+        trace, took = traces.get(name, ModuleTrace()), seconds[name]
         own = [one for one in modules[name].parameters(recurse=False) if one.requires_grad and id(one) not in counted]
         counted |= {id(one) for one in own}
         weights = sum(one.nbytes for one in own)
-        whole = all(uses[id(one)] == 1 for one in modules[name].parameters(recurse=False))
-        sizes = _sizes(modules[name], ranks) if name and trace.calls == 1 and whole else {}
+        untied = all(uses[id(one)] == 1 for one in modules[name].parameters(recurse=False))
+        sizes = _sizes(modules[name], ranks) if name and name in once and untied else {}
         if trace.inputs is None or trace.outputs is None:
             found.append(LayerFacts(name, (3 if weights else 2) * took, weights))
             continue

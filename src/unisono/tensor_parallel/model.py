@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
+from unisono.reducer.attachment import reducer_of
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.tensor_parallel.check import check_plan, kind_of
 from unisono.tensor_parallel.dropout import DropoutSeed, use_sample_dropout
@@ -117,11 +118,15 @@ def parameter_parts(model: nn.Module) -> ParameterParts:
 def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = None) -> None:
     """Set the numbers that dropouts of a split model draw from, before a step; without it, steps are counted from 0.
 
-    `first` is the number of this rank's first sample in the batch of all ranks; None where all shares are equal.
+    `first` is the number of this rank's first sample in the batch of all ranks; None where all shares are equal. A
+    parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
+    UsageError for a model that is not parallel.
     """
     found = split_of(model)
     if found is None:
-        raise UsageError("the model is not split: give unisono.parallel a plan first")
+        if reducer_of(model) is None:
+            raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
+        return
     found.seed.seed, found.seed.step, found.seed.first, found.seed.counts = seed, step, first, False
 
 

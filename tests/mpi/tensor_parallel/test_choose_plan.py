@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, alone, batch, model_of, train
+from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Case, alone, batch, model_of, train
 from torch import nn
 
 import unisono
@@ -15,8 +15,9 @@ from unisono.optimizers import LARS
 from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Cost
+from unisono.tensor_parallel import choose_plan as chooser
 from unisono.tensor_parallel.choose_plan import choose_plan, measure_link
-from unisono.tensor_parallel.model import split_of
+from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.world import World
 
 SLOW, FAST = Cost(0.0, 1.0), Cost(0.0, 0.0)
@@ -59,12 +60,91 @@ def test_pairs_are_chosen_where_they_can_be(group: World) -> None:
 
 def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "unisono")
-    expected, _ = alone(CASES["mlp"], group, 4)
-    model = unisono.parallel(model_of(CASES["mlp"]), group, plan="auto", example=example_of("mlp", group))
-    assert split_of(model) is not None
-    assert train(model, sgd(model), CASES["mlp"], group, range(4)) == pytest.approx(expected, rel=1e-9)
+    expected, _ = alone(CASES["words"], group, 4)
+    model = unisono.parallel(model_of(CASES["words"]), group, plan="auto", example=example_of("words", group))
+    assert train(model, sgd(model), CASES["words"], group, range(4)) == pytest.approx(expected, rel=1e-9)
     lines = [one for one in caplog.messages if "split by prediction" in one]
     assert len(lines) == (group.rank == 0)
+
+
+@pytest.mark.parametrize("cost", [SLOW, FAST], ids=["slow link", "fast link"])
+def test_a_loop_whose_layers_are_split_is_warned(
+    group: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cost: Cost
+) -> None:
+    monkeypatch.setattr(chooser, "measure_link", lambda _: cost)
+    model = unisono.parallel(model_of(CASES["mlp"]), group, plan="auto", example=example_of("mlp", group))
+    splits = cost is SLOW and group.size > 1
+    assert (split_of(model) is not None) == splits
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warnings) == (splits and group.rank == 0)
+    for line in warnings:
+        assert all(name in line for name in ("data_world", "clip_grad_norm", "seed_dropout"))
+        assert "\n" not in line
+
+
+def test_a_plan_that_splits_nothing_does_not_count(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is as without a plan: its dropouts stay, and once it has changed any plan or rule is accepted."""
+    monkeypatch.setattr(chooser, "measure_link", lambda _: FAST)
+    model, example = model_of(CASES["mlp"]), example_of("mlp", group)
+    assert isinstance(model, nn.Sequential)
+    unisono.parallel(model, group, plan="auto", example=example)
+    assert split_of(model) is None
+    assert type(model[2]) is nn.Dropout
+    seed_dropout(model, 7, 0)
+    assert type(model[2]) is nn.Dropout
+    model.append(nn.Linear(5, 5).double())
+    unisono.parallel(model, group, plan="auto", example=example)
+    model.append(nn.Linear(5, 5).double())
+    unisono.parallel(model, group, unisono.LocalSGD(), sgd(model))
+    assert reducer_of(model) is not None
+
+
+class Tied(nn.Module):
+    """Embedding whose weight a function reads as the output layer's, larger than the activations of 12 samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hidden = nn.Embedding(400, 12), nn.Linear(12, 24)
+        self.back = nn.Linear(24, 12)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        y = self.back(torch.tanh(self.hidden(self.words(numbers))))
+        return nn.functional.linear(y.mean(1), self.words.weight)
+
+
+def test_a_weight_that_a_function_reads_stays_whole(group: World) -> None:
+    case = Case(Tied, {}, CASES["words"].inputs)
+    expected, _ = alone(case, group, 4)
+    first, last = bounds(SAMPLES, group.size, group.rank)
+    model = model_of(case)
+    plan = choose_plan(model, group, batch(case, 0)[0][first:last], SLOW).plan
+    assert plan is not None
+    assert "words" not in dict(plan.layers)
+    model = unisono.parallel(model, group, plan=plan)
+    assert train(model, sgd(model), case, group, range(4)) == pytest.approx(expected, rel=1e-9)
+
+
+class Experts(nn.Module):
+    """Common layer, and experts that are called for the samples of their own alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.common, self.experts = nn.Linear(12, 12), nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, numbers = self.common(x), x[:, 0].long()
+        for number in numbers.unique().tolist():
+            y = y.index_put((numbers == number,), self.experts[number](y[numbers == number]))
+        return y
+
+
+def test_layers_that_some_rank_does_not_call_stay_whole(group: World) -> None:
+    example = torch.zeros(3, 12)
+    example[:, 0] = group.rank  # each rank calls the expert of its number
+    plan = choose_plan(Experts(), group, example, SLOW).plan
+    assert plan is not None
+    assert set(dict(plan.layers)) == ({"common"} if group.size > 1 else set())
+    assert len(set(group.all_gather_object(str(plan)))) == 1
 
 
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
@@ -80,7 +160,7 @@ def test_rules_and_optimizers_that_need_whole_weights_split_nothing(
     caplog.set_level(logging.INFO, "unisono")
     model, example = model_of(CASES["mlp"]), example_of("mlp", group)
     unisono.parallel(model, group, None, LARS(model.parameters(), 0.1), plan="auto", example=example)
-    assert split_of(model).plan.layers == ()
+    assert split_of(model) is None
     local = model_of(CASES["mlp"])
     unisono.parallel(local, group, unisono.LocalSGD(), sgd(local), plan="auto", example=example)
     assert split_of(local) is None
