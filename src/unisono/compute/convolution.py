@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
 from unisono.reducer.weight_first.convolution import ConvolutionProduct, operations_of
-from unisono.reducer.weight_first.decision import call_of, pays
+from unisono.reducer.weight_first.decision import call_of, pays, plain
 from unisono.reducer.weight_first.product import compute
 from unisono.reducer.weight_first.readings import ReadingLayer
 from unisono.tensor_parallel.convolution import ColumnParallelConv2d, ColumnParallelConvolution
@@ -43,7 +43,8 @@ class PlannedConvolution(ReadingLayer, nn.Conv2d):
         options = self.stride, self.padding, self.dilation, self.groups
         product = PlannedProduct(*options, geometry_of(self, inputs), self.plan)
         # layers whose channels are split keep the order of PyTorch
-        reading = self.readings.of(weight) if type(self) is PlannedConvolution else None
+        whole = type(self) is PlannedConvolution and plain(inputs, weight, bias)
+        reading = self.readings.of(weight) if whole else None
         if reading is not None and pays(call_of(reading, inputs, weight, operations_of(self, inputs))):
             return compute(product, inputs, weight, bias, reading)
         outputs: Tensor = _Convolve.apply(inputs, weight, bias, product)  # type: ignore[no-untyped-call]

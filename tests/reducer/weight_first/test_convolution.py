@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -67,6 +68,16 @@ def test_other_inputs_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
     with however_small():
         found = layer(inputs)
     assert found.grad_fn.name() == nn.Conv2d(4, 4, 3)(inputs).grad_fn.name()
+
+
+def test_complex_numbers_have_the_gradients_of_pytorch() -> None:
+    layer, inputs = nn.Conv2d(2, 3, 3, dtype=torch.complex64), torch.randn(2, 2, 5, 5, dtype=torch.complex64)
+    own = copy.deepcopy(layer)
+    taken(layer)
+    with however_small():
+        for one in (layer, own):
+            one(inputs.requires_grad_()).abs().square().sum().backward()
+    assert torch.equal(layer.weight.grad, own.weight.grad)
 
 
 def test_sides_that_differ_are_those_of_pytorch() -> None:

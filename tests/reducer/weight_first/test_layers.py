@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.reducer.weight_first.alike import however_small, taken
 from torch import nn
 
 from unisono.reducer.weight_first import restore
-from unisono.reducer.weight_first.layers import CLASSES
+from unisono.reducer.weight_first.layers import KINDS
 
 
 class Own(nn.Linear):
@@ -29,17 +30,37 @@ def layers() -> nn.Sequential:
 def test_layers_are_taken_by_their_exact_class_and_restored() -> None:
     model = layers()
     kinds, names, shown = [type(one) for one in model], list(model.state_dict()), repr(model)
+    own = [set(vars(one)) for one in model]
     readings = taken(model)
-    assert [type(one) for one in model] == [CLASSES.get(kind, kind) for kind in kinds]
-    assert type(model[4]) is Own
+    assert [set(vars(one)) - before for one, before in zip(model, own, strict=True)] == [
+        {KINDS[kind].replaces} if kind in KINDS else set() for kind in kinds
+    ]
+    assert [type(one) for one in model] == kinds
     assert list(model.state_dict()) == names
     assert repr(model) == shown
     other = taken(nn.Sequential())
     restore(model, other)
-    assert type(model[0]) is not nn.Linear, "the readings of another reducer"
+    assert "forward" in vars(model[0]), "the readings of another reducer"
     restore(model, readings)
-    assert [type(one) for one in model] == kinds
-    assert not any("readings" in vars(one) for one in model)
+    assert [set(vars(one)) for one in model] == own
+
+
+def test_a_method_of_the_program_stays() -> None:
+    layer = nn.Linear(2, 2)
+    vars(layer)["forward"] = torch.zeros_like
+    readings = taken(layer)
+    assert layer(torch.ones(3)).tolist() == [0, 0, 0]
+    restore(layer, readings)
+    assert layer.forward is torch.zeros_like
+
+
+def test_a_layer_that_is_taken_twice_reports_to_the_later() -> None:
+    layer = nn.Linear(2, 2)
+    first, later = taken(layer), taken(layer)
+    restore(layer, first)
+    assert "forward" in vars(layer)
+    restore(layer, later)
+    assert "forward" not in vars(layer)
 
 
 def test_copies_have_the_order_of_pytorch() -> None:
@@ -67,7 +88,7 @@ def test_a_compiled_model_is_left_unchanged() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.compile(backend="eager")
     taken(model)
-    assert type(model[0]) is nn.Linear
+    assert "forward" not in vars(model[0])
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
@@ -78,3 +99,60 @@ def test_a_model_may_be_compiled_later(fullgraph: bool) -> None:
     with however_small():
         found = torch.compile(model, backend="eager", fullgraph=fullgraph)(inputs)
     assert torch.equal(found, own(inputs))
+
+
+def convolutions() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Linear(2, 2))
+
+
+def traced_by_fx(model: nn.Module, _: torch.Tensor) -> nn.Module:
+    return torch.fx.symbolic_trace(model)
+
+
+def traced_into_layers(model: nn.Module, _: torch.Tensor) -> nn.Module:
+    class Inner(torch.fx.Tracer):
+        def is_leaf_module(self, *_: object) -> bool:
+            return False
+
+    return torch.fx.GraphModule(model, Inner().trace(model))
+
+
+def traced(model: nn.Module, inputs: torch.Tensor) -> nn.Module:
+    return torch.jit.trace(model, inputs)
+
+
+def scripted(model: nn.Module, _: torch.Tensor) -> nn.Module:
+    return torch.jit.script(model)
+
+
+def exported(model: nn.Module, inputs: torch.Tensor) -> nn.Module:
+    return torch.export.export(model, (inputs,)).module()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("tool", [traced_by_fx, traced_into_layers, traced, scripted, exported])
+def test_tools_of_pytorch_read_the_model(tool: Callable[[nn.Module, torch.Tensor], nn.Module]) -> None:
+    model, inputs = convolutions(), torch.randn(3, 2, 2)
+    wanted = model(inputs)
+    taken(model)
+    with however_small():
+        assert torch.equal(tool(model, inputs)(inputs), wanted)
+
+
+def test_a_layer_that_becomes_another_class_has_the_products_of_that_class() -> None:
+    layer, inputs = nn.Linear(2, 2), torch.ones(3, 2, requires_grad=True)
+    taken(layer)
+    wanted = layer(inputs) * 2
+    layer.__class__ = Own
+    with however_small():
+        assert torch.equal(layer(inputs), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="quantized products of x86")
+def test_linear_layers_can_be_quantized() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    taken(model)
+    found = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert type(found[0]) is torch.ao.nn.quantized.dynamic.Linear

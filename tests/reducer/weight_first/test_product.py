@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from tests.reducer.weight_first.alike import however_small, taken
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from unisono.reducer.weight_first.convolution import ConvolutionProduct
 from unisono.reducer.weight_first.linear import LinearProduct
@@ -108,5 +111,21 @@ def test_some_gradients_alone_and_accumulation_are_those_of_pytorch() -> None:
             one(inputs).sum().backward(inputs=[one[2].weight])
             one(inputs).square().sum().backward()
             checkpoint(one, inputs, use_reentrant=False).square().sum().backward()
+    for one, other in zip(model.parameters(), own.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_selective_checkpointing_saves_and_recomputes_pytorchs_products() -> None:
+    def save_all(*_: Any, **__: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE
+
+    model, own = two_layers(), two_layers()
+    model[1], own[1] = nn.Tanh(), nn.Tanh()
+    taken(model)
+    contexts = partial(create_selective_checkpoint_contexts, save_all)
+    inputs = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    with however_small():
+        for one in (model, own):
+            checkpoint(one, inputs, use_reentrant=False, context_fn=contexts).square().sum().backward()
     for one, other in zip(model.parameters(), own.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)

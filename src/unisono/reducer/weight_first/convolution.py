@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.reducer.weight_first.decision import call_of, pays
+from unisono.reducer.weight_first.decision import call_of, pays, plain
 from unisono.reducer.weight_first.product import compute
-from unisono.reducer.weight_first.readings import ReadingLayer, Readings
+from unisono.reducer.weight_first.readings import Reading
+from unisono.reducer.weight_first.taken import TakenLayer
 
 CONVOLVE: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 """PyTorch's convolution, by the number of spatial dimensions."""
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+"""Classes of the layers that these products are for. A subclass has its own."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class ConvolutionProduct:
         return found
 
 
-def padding_of(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...] | None:
+def padding_of(layer: Convolution) -> tuple[int, ...] | None:
     """Return the zeros that a layer adds on both sides of each dimension; None where the sides differ ("same" with an
     odd sum)."""
     if layer.padding_mode != "zeros" or layer.padding == "valid":
@@ -63,57 +68,39 @@ def padding_of(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...] | No
     return None if any(one % 2 for one in both) else tuple(one // 2 for one in both)
 
 
-def convolve(
-    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d,
-    readings: Readings,
-    own: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    inputs: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
-    """Return the outputs of a layer whose weight gradient comes first where that pays; elsewhere its `own`."""
-    if torch.compiler.is_compiling() or inputs.dim() != weight.dim() or not inputs.numel():
-        return own(inputs, weight, bias)
-    reading, padding = readings.of(weight), padding_of(layer)
-    if reading is None or padding is None or not pays(call_of(reading, inputs, weight, operations_of(layer, inputs))):
-        return own(inputs, weight, bias)
-    if layer.padding_mode != "zeros":
-        inputs = functional.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-    product = ConvolutionProduct(layer.stride, padding, layer.dilation, layer.groups)
-    return compute(product, inputs, weight, bias, reading)
-
-
-def operations_of(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> int:
+def operations_of(layer: Convolution, inputs: Tensor) -> int:
     """Return about how many multiplications and additions the input gradient has: borders count as if padded."""
     positions = inputs.numel() // (inputs.shape[1] * prod(layer.stride))
     return 2 * positions * layer.weight.numel()
 
 
-class WeightFirstConv1d(ReadingLayer, nn.Conv1d):
-    """Convolution over 1 dimension whose weight gradient comes first where that pays."""
+class WeightFirstConvolution(TakenLayer[Convolution]):
+    """Convolution whose weight gradient comes first where that pays."""
+
+    replaces = "_conv_forward"
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
-        return convolve(self, self.readings, super()._conv_forward, input, weight, bias)
-
-    def _get_name(self) -> str:
-        return nn.Conv1d.__name__
-
-
-class WeightFirstConv2d(ReadingLayer, nn.Conv2d):
-    """Convolution over 2 dimensions whose weight gradient comes first where that pays."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
-        return convolve(self, self.readings, super()._conv_forward, input, weight, bias)
-
-    def _get_name(self) -> str:
-        return nn.Conv2d.__name__
+        layer = self.layer
+        if type(layer) in CONVOLUTIONS and plain(input, weight, bias) and input.dim() == weight.dim():
+            reading, padding = self.readings.of(weight), padding_of(layer)
+            if reading is not None and padding is not None and input.numel():
+                call = call_of(reading, input, weight, operations_of(layer, input))
+                if pays(call):
+                    return convolve(layer, padding, reading, input, weight, bias)
+        own: Callable[..., Tensor] = type(layer)._conv_forward
+        return own(layer, input, weight, bias)
 
 
-class WeightFirstConv3d(ReadingLayer, nn.Conv3d):
-    """Convolution over 3 dimensions whose weight gradient comes first where that pays."""
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
-        return convolve(self, self.readings, super()._conv_forward, input, weight, bias)
-
-    def _get_name(self) -> str:
-        return nn.Conv3d.__name__
+def convolve(
+    layer: Convolution,
+    padding: tuple[int, ...],
+    reading: Reading,
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """Return the outputs of a layer whose weight gradient comes first, with so many zeros added on both sides."""
+    if layer.padding_mode != "zeros":
+        inputs = functional.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+    product = ConvolutionProduct(layer.stride, padding, layer.dilation, layer.groups)
+    return compute(product, inputs, weight, bias, reading)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
 from torch.nn import functional
 
-from unisono.reducer.weight_first.decision import call_of, pays
+from unisono.reducer.weight_first.decision import call_of, pays, plain
 from unisono.reducer.weight_first.product import compute
-from unisono.reducer.weight_first.readings import ReadingLayer
+from unisono.reducer.weight_first.taken import TakenLayer
 
 
 class LinearProduct:
@@ -34,19 +34,33 @@ class LinearProduct:
         return rows.t() @ inputs.reshape(-1, inputs.shape[-1]), rows.sum(0) if biased else None
 
 
-class WeightFirstLinear(ReadingLayer, nn.Linear):
+class WeightFirstLinear(TakenLayer[nn.Linear]):
     """Linear layer whose weight gradient comes first where that pays."""
+
+    replaces = "forward"
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight of the layer, (out, in)."""
+        return self.layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Bias of the layer, (out)."""
+        return self.layer.bias
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the outputs, (..., out), of inputs (..., in)."""
-        if torch.compiler.is_compiling() or input.dim() < 2:
-            return super().forward(input)
-        weight, bias = self.weight, self.bias
-        reading = self.readings.of(weight)
-        rows = input.numel() // max(1, input.shape[-1])
-        if reading is None or not pays(call_of(reading, input, weight, 2 * rows * weight.numel())):
-            return functional.linear(input, weight, bias)
-        return compute(LinearProduct(), input, weight, bias, reading)
+        if not is_scripting():
+            return self.multiply(input)
+        return functional.linear(input, self.weight, self.bias)  # PyTorch's compiler reads it as the layer's own
 
-    def _get_name(self) -> str:
-        return nn.Linear.__name__
+    def multiply(self, inputs: Tensor) -> Tensor:
+        """Return the outputs, with the weight gradient first where that pays; elsewhere those of the layer's class."""
+        layer = self.layer
+        if type(layer) is nn.Linear and plain(inputs, layer.weight, layer.bias) and inputs.dim() > 1:
+            weight, reading = layer.weight, self.readings.of(layer.weight)
+            rows = inputs.numel() // max(1, inputs.shape[-1])
+            if reading is not None and pays(call_of(reading, inputs, weight, 2 * rows * weight.numel())):
+                return compute(LinearProduct(), inputs, weight, layer.bias, reading)
+        return type(layer).forward(layer, inputs)
