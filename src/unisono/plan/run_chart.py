@@ -51,6 +51,8 @@ def draw_chart(plans: Sequence[RunPlan], title: str, path: Path) -> None:
         axes.set(xlabel="nodes", ylabel="speedup over one node", title=title)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(color=GRAY, alpha=0.3)
         axes.legend(frameon=False)
         try:
