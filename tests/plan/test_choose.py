@@ -7,22 +7,27 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import (
     BUCKET_SIZES,
+    INITIAL_BUCKET_BYTES,
     OUTSTANDING,
     OVERLAPS_BY_SIMPLICITY,
     TIE_RATIO,
     Buckets,
     Candidate,
     PredictionInputs,
+    Setting,
     candidates,
     finer,
+    initial_setting,
+    is_searched,
     layout_of,
     predicted,
+    space_of,
 )
 from unisono.plan.order import bound
-from unisono.reducer.bucket_layout import plan_memory
-from unisono.rules import BSP, Sharded
+from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
@@ -212,3 +217,22 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
         fastest = min(each.prediction.step for each in every)
         good = [each.setting.bucket_bytes for each in every if each.prediction.step <= fastest * TIE_RATIO]
         assert one.setting.bucket_bytes == max(good)
+
+
+def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:
+    assert space_of(BSP()) == (tuple(OVERLAPS), BUCKET_SIZES, OUTSTANDING)
+    assert space_of(BSP(Exchange(bucket_bytes=5), "funnel", 3)) == (("funnel",), (5,), (3,))
+
+
+def test_steps_of_a_period_are_not_searched() -> None:
+    assert is_searched(BSP())
+    assert is_searched(Sharded())
+    assert not any(map(is_searched, (LocalSGD(every=2), LocalSGD(every="auto"), EASGD())))
+
+
+def test_the_initial_setting_has_as_many_buckets_as_the_rule_needs() -> None:
+    assert initial_setting(BSP(), loads, 4) == Setting("chain", INITIAL_BUCKET_BYTES, (), OUTSTANDING[0])
+    assert initial_setting(BSP(), loads, 1).overlap == "none"
+    assert initial_setting(BSP(Exchange(bucket_bytes=5), "funnel", 3), loads, 4) == Setting("funnel", 5, (), 3)
+    found = initial_setting(DiLoCo(every=128, fragments=50), loads, 4).bucket_bytes
+    assert len(loads(found)) >= 50 > len(loads(2 * found))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.plan.layer_costs import linear_shape, product_seconds, scaled_layers
+from unisono.plan.layer_costs import computing_of, linear_shape, product_seconds, scaled_layers
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, NodeFacts
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.scaling import ScaledLayer
@@ -32,3 +32,13 @@ def test_convolutions_have_their_own_efficiency_and_are_data_parallel() -> None:
     assert (convolution.shape, norm.shape, linear.shape) == (None, None, LayerShape(128, 5))
     assert (norm.seconds, norm.weights) == (0, 16)
     assert product_seconds(layers[-1], 6e11, MACHINE) == pytest.approx(1)
+
+
+def test_a_layer_is_needed_when_it_begins_and_ready_when_its_backward_pass_ends() -> None:
+    layers = trace(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 500)), torch.empty(2, 1000))
+    first, last = 2e6 / 0.6e12, 1e6 / 0.6e12  # seconds of a pass for a sample
+    found = computing_of(layers, MACHINE, 2, 8)
+    assert found.needed == pytest.approx((0, 8 * first))
+    assert found.ready == pytest.approx((8 * (2 * first + 3 * last), 8 * (first + 3 * last)))
+    assert found.whole == pytest.approx(found.ready[0])
+    assert computing_of(layers, MACHINE, 2, 2, ranks_per_node=4).whole == pytest.approx(found.whole)

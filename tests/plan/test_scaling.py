@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan.model_parallel import LayerShape
-from unisono.plan.scaling import LinkSpeed, ScaledLayer, epoch_seconds, strong_scaling, weak_speedup
+from unisono.plan.scaling import LinkSpeed, ScaledLayer, epoch_seconds, last_worthwhile, strong_scaling, weak_speedup
 
 EXAMPLE = [ScaledLayer(3e-3, 250_000), ScaledLayer(1e-3, 1_000_000, LayerShape(1000, 1000))]
 
@@ -65,3 +65,10 @@ def test_a_last_smaller_minibatch_is_a_step() -> None:
     assert epoch_seconds(1000, 256, 0.5) == 2.0
     assert epoch_seconds(1024, 256, 0.5) == 2.0
     assert epoch_seconds(1025, 256, 0.5) == 2.5
+
+
+def test_the_last_worthwhile_number_is_before_the_first_that_adds_too_little() -> None:
+    speedups = [(1, 1.0), (2, 2.0), (4, 2.9), (8, 6.9)]
+    assert last_worthwhile(speedups) == 2
+    assert last_worthwhile(speedups, 0.4) == 8
+    assert last_worthwhile(speedups[:1]) == 1

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unisono.reducer.bucket_layout import plan_memory
+from unisono.plan.bucket_layout import plan_memory
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.step.layout import Bucket
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
-from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, Setting
+from unisono.plan.bucket_layout import plan_memory
+from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
 from unisono.reducer import tuning as module
-from unisono.reducer.bucket_layout import plan_memory
-from unisono.reducer.tuning import INITIAL_BUCKET_BYTES, LARGE_BUCKET_BYTES, SMALL_BUCKET_BYTES, STEPS_PER_TRIAL, Tuning
+from unisono.reducer.tuning import STEPS_PER_TRIAL, Tuning
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -141,9 +141,9 @@ def fresh(overlap: str = "auto", bucket_bytes: int | None = None, size: int = 2,
 def test_the_first_steps_follow_the_plan(tune: Tune) -> None:
     course = tune()
     assert course.settings[0] == Setting("chain", INITIAL_BUCKET_BYTES, ())
-    assert course.settings[1:3] == [Setting("chain", SMALL_BUCKET_BYTES, ())] * 2
-    assert course.settings[3:5] == [Setting("chain", LARGE_BUCKET_BYTES, ())] * 2
-    for size in (SMALL_BUCKET_BYTES, LARGE_BUCKET_BYTES):
+    assert course.settings[1:3] == [Setting("chain", MEASURED_BUCKET_BYTES[0], ())] * 2
+    assert course.settings[3:5] == [Setting("chain", MEASURED_BUCKET_BYTES[1], ())] * 2
+    for size in MEASURED_BUCKET_BYTES:
         assert {bucket.nbytes for bucket in Memory().plan(REVERSED, size)} <= set(course.measured.exchanged)
 
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from unisono.network import Network, estimate
+from unisono.network.estimate import latency_bound
 from unisono.placement import Placement
 from unisono.schedules import candidates, find
 from unisono.schedules.numbering import suits_round_robin
@@ -58,11 +59,15 @@ def is_unsuitable(algorithm: str, placement: Placement) -> bool:
 
 @lru_cache(maxsize=4096)
 def _find_cheapest(collective: str, placement: Placement, network: Network, nbytes: int) -> str:
-    def seconds(name: str) -> float:
-        algorithm: Algorithm = getattr(find(name, placement), collective)
-        return float(estimate(algorithm, placement, network, nbytes))
-
+    """Return the name of the cheapest; of equals, the first. None is estimated whose rounds alone take longer than
+    another schedule: that of a ring on thousands of ranks takes minutes."""
     columns = min(map(len, placement.nodes))
     other = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
     names = [name for name in candidates(collective, placement) if name.partition("/")[0] != other]
-    return min(names, key=seconds)
+    algorithms: list[Algorithm] = [getattr(find(name, placement), collective) for name in names]
+    bounds = [latency_bound(algorithm, placement, network) for algorithm in algorithms]
+    best = float("inf"), 0
+    for number in sorted(range(len(names)), key=bounds.__getitem__):
+        if bounds[number] <= best[0]:
+            best = min(best, (float(estimate(algorithms[number], placement, network, nbytes)), number))
+    return names[best[1]]

@@ -14,6 +14,7 @@ from unisono.cli.draw import draw
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
+from unisono.cli.plan import plan
 from unisono.cli.price import price
 from unisono.cli.run import run
 from unisono.cli.shutdown import INTERRUPTED, Shutdown
@@ -38,6 +39,7 @@ app.command()(simulate)
 app.command()(accuracy)
 app.command()(tune)
 app.command()(layers)
+app.command()(plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)

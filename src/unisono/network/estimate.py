@@ -66,6 +66,12 @@ def estimate(
     return max(chain, busy.seconds) + (pieces - 1) * pace
 
 
+def latency_bound(algorithm: Algorithm, placement: Placement, network: Network) -> Amount:
+    """Return seconds that no `estimate` of this schedule is below: the alphas of rank 0's rounds, one after another."""
+    lanes = loads(algorithm(0, placement.ranks), 0, placement)
+    return max(sum(latency(load, network) for load in lane) for lane in lanes)
+
+
 def _busy(programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount) -> _Busy:
     of_rank = {rank: total(loads(program, rank, placement)) for rank, program in programs.items()}
     of_node: defaultdict[int, Load] = defaultdict(Load)

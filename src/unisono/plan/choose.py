@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from unisono.plan.order import sequence, sequence_of_halves
 from unisono.rules import BaseRule
+from unisono.rules.base import AUTO
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
@@ -15,6 +16,15 @@ from unisono.step.predict import predict
 
 BUCKET_SIZES = tuple(1 << power for power in range(19, 28))
 """Bucket sizes to choose from, in bytes at most: 512 KiB to 128 MiB."""
+
+INITIAL_BUCKET_BYTES = 8 << 20
+"""Bucket size in bytes before anything was measured."""
+
+SMALLEST_BUCKET_BYTES = 1 << 10
+"""Bucket size in bytes below which none is cut further, for a rule that needs many."""
+
+MEASURED_BUCKET_BYTES = 1 << 19, 8 << 20
+"""Bucket sizes in bytes whose exchange gives the cost of a collective: a small and a large one."""
 
 OUTSTANDING = (2, 4)
 """Numbers of collectives at once to choose from, where the overlap has several."""
@@ -66,6 +76,42 @@ class PredictionInputs(NamedTuple):
     """Largest norm of all gradients together, for which updates wait."""
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
+
+
+class Space(NamedTuple):
+    """Settings to choose from: a rule's own options, or all where it leaves them open."""
+
+    overlaps: tuple[str, ...]
+    sizes: tuple[int, ...]
+    outstandings: tuple[int, ...]
+
+
+def space_of(rule: BaseRule) -> Space:
+    """Return the settings that a search for this rule goes through."""
+    bucket_bytes = rule.exchange.bucket_bytes
+    return Space(
+        tuple(OVERLAPS) if rule.overlap == AUTO else (rule.overlap,),
+        BUCKET_SIZES if bucket_bytes is None else (bucket_bytes,),
+        OUTSTANDING if rule.outstanding is None else (rule.outstanding,),
+    )
+
+
+def is_searched(rule: BaseRule) -> bool:
+    """Return True where steps are alike, so that their setting is searched: a period has unlike ones, and workers of an
+    asynchronous rule are out of step."""
+    return rule.period == 1 and not rule.measures_period and not rule.asynchronous
+
+
+def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
+    """Return the setting before a search, and of a rule that is not searched: buckets of at most 8 MiB, as many as the
+    rule needs where that can be."""
+    overlap = ("none" if ranks == 1 else "chain") if rule.overlap == AUTO else rule.overlap
+    largest = rule.exchange.bucket_bytes or INITIAL_BUCKET_BYTES
+    while rule.exchange.bucket_bytes is None and largest > SMALLEST_BUCKET_BYTES:
+        if len(buckets(largest)) >= rule.least_buckets:
+            break
+        largest //= 2
+    return Setting(overlap, largest, (), space_of(rule).outstandings[0])
 
 
 def candidates(

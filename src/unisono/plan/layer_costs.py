@@ -9,17 +9,24 @@ Only products take time: layers that read and write alone are free here, so a pr
 
 Worked example: Linear(1000, 1000) for 8 samples makes 16 MFLOP forward and 32 backward, 6 MFLOP a sample. A node of 1
 TFLOP/s, 60% efficient at it, takes 10 us a sample.
+
+For a step, layers follow one another, forward and then backward (`computing_of`):
+
+    computing   0 ──layer 0──layer 1──layer 2──▶│◀──layer 2────layer 1────layer 0─── whole
+    needed      w0       w1       w2            ready       w2         w1         w0
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 
 from unisono.plan.machines import MachineFacts
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import TracedLayer
+from unisono.step.costs import Computing
 
 LINEAR = "Linear"
 """Kind of layers that groups of nodes can split."""
@@ -48,3 +55,24 @@ def scaled_layers(layers: Sequence[TracedLayer], machine: MachineFacts, samples:
         for layer in layers
         if layer.flops or layer.parameters
     ]
+
+
+def computing_of(
+    layers: Sequence[TracedLayer], machine: MachineFacts, traced: int, samples: int, ranks_per_node: int = 1
+) -> Computing:
+    """Return the times of a step on one of a node's ranks for `samples` samples, of layers traced for `traced`.
+
+    The parameters of a layer count as one: needed when its forward pass begins, with a gradient when its backward pass
+    ends. The backward pass goes through the layers in reverse order. Ranks of a node share its computing.
+    """
+    scale = samples / traced * ranks_per_node
+    forward = [product_seconds(layer, layer.forward_flops, machine) * scale for layer in layers]
+    backward = [product_seconds(layer, layer.backward_flops, machine) * scale for layer in layers]
+    begins = [0.0, *accumulate(forward)]
+    ends = list(accumulate(reversed(backward), initial=begins[-1]))[:0:-1]
+    with_parameters = [number for number, layer in enumerate(layers) if layer.parameters]
+    return Computing(
+        tuple(begins[number] for number in with_parameters),
+        tuple(ends[number] for number in with_parameters),
+        begins[-1] + sum(backward),
+    )

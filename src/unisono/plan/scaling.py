@@ -22,6 +22,7 @@ Worked example: 1,024 nodes, 30.13% of the step in communication: 1,024 * 0.6987
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
@@ -109,3 +110,18 @@ def epoch_seconds(samples: int, minibatch: int, step_seconds: float) -> float:
     2.0
     """
     return ceil(samples / minibatch) * step_seconds
+
+
+def last_worthwhile(speedups: Sequence[tuple[int, float]], least: float = 0.5) -> int:
+    """Return the last number of nodes, of (nodes, speedup) in rising order, up to which each further node has added at
+    least `least` to the speedup: marginal efficiency, the difference of speedups over that of nodes.
+
+    >>> last_worthwhile([(1, 1.0), (2, 1.9), (4, 3.2), (8, 3.6)])
+    4
+    """
+    last = speedups[0][0]
+    for (fewer, before), (nodes, speedup) in pairwise(speedups):
+        if speedup - before < least * (nodes - fewer):
+            break
+        last = nodes
+    return last

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
-from unisono.reducer.bucket_layout import BucketSlice, MemoryLayout, memory_kinds, plan_memory, required_elements
+from unisono.plan.bucket_layout import BucketSlice, MemoryLayout, memory_kinds, plan_memory, required_elements
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.step.layout import Bucket
 from unisono.world import World

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from unisono.reducer.bucket_layout import BucketSlice
+from unisono.plan.bucket_layout import BucketSlice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.schedules.pieces import bounds
 from unisono.step.rule_memory import ANCHOR, RESIDUAL, SENT, SUM_RESIDUAL, RuleMemory

@@ -23,7 +23,18 @@ from typing import Any
 import torch
 
 from unisono.errors import UsageError
-from unisono.plan.choose import BUCKET_SIZES, OUTSTANDING, Candidate, PredictionInputs, Setting, candidates, finer
+from unisono.plan.choose import (
+    MEASURED_BUCKET_BYTES,
+    OUTSTANDING,
+    Candidate,
+    PredictionInputs,
+    Setting,
+    candidates,
+    finer,
+    initial_setting,
+    is_searched,
+    space_of,
+)
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.step_times import StepTimes
@@ -33,15 +44,6 @@ from unisono.step.costs import Computing, Cost, Prediction, fit
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
-
-INITIAL_BUCKET_BYTES = 8 << 20
-"""Bucket size in bytes before anything was measured."""
-
-SMALLEST_BUCKET_BYTES = 1 << 10
-"""Bucket size in bytes below which none is cut further, for a rule that needs many."""
-
-SMALL_BUCKET_BYTES, LARGE_BUCKET_BYTES = 1 << 19, 8 << 20
-"""Bucket sizes in bytes whose exchange is measured."""
 
 TRIAL_RATIO = 1.15
 """Ratio to the best prediction up to which a setting is worth a trial."""
@@ -58,18 +60,14 @@ class Tuning:
     def __init__(self, memory: BucketMemory, world: ModelCollectives | World, times: StepTimes, rule: BaseRule) -> None:
         """Keep the rule's overlap and bucket size, or search them where they are "auto" and None. Raises UsageError for
         an unknown overlap."""
-        overlap, bucket_bytes = rule.overlap, rule.exchange.bucket_bytes
+        overlap = rule.overlap
         if overlap != AUTO and overlap not in OVERLAPS:
             raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
         self._memory, self._world, self._times, self._rule = memory, world, times, rule
-        self._overlaps = tuple(OVERLAPS) if overlap == AUTO else (overlap,)
-        self._outstandings = OUTSTANDING if rule.outstanding is None else (rule.outstanding,)
-        self._sizes = BUCKET_SIZES if bucket_bytes is None else (bucket_bytes,)
+        self._overlaps, self._sizes, self._outstandings = space_of(rule)
         self.order = list(reversed(range(len(memory.parameters))))
         """Parameters in the order in which their gradients become ready."""
-        first = ("none" if world.size == 1 else "chain") if overlap == AUTO else overlap
-        largest = bucket_bytes or self._largest_of(rule.least_buckets)
-        self.setting = Setting(first, largest, (), self._outstandings[0])
+        self.setting = initial_setting(rule, self._buckets, world.size)
         self.log: Log = logging.getLogger("unisono").info
         """Function that rank 0 reports the choice with."""
         self.predicted: Prediction | None = None
@@ -78,9 +76,7 @@ class Tuning:
         """Measurements of the search, once it has ended; None where nothing had to be measured."""
         self._recorded_order: Sequence[int] = self.order
         self._begins: list[float] = []
-        # steps of a period are not alike, and workers of an asynchronous rule are out of step
-        searched = rule.period == 1 and not rule.measures_period and not rule.asynchronous
-        self._finished = world.size == 1 or not memory.parameters or not searched
+        self._finished = world.size == 1 or not memory.parameters or not is_searched(rule)
         self._search = iter(()) if self._finished else self._search_steps()
         self._deferred = False
 
@@ -132,13 +128,6 @@ class Tuning:
         self._finished = True
         return True
 
-    def _largest_of(self, buckets: int) -> int:
-        """Return the largest bucket size in bytes, at most the initial one, with so many buckets where that can be."""
-        largest = INITIAL_BUCKET_BYTES
-        while largest > SMALLEST_BUCKET_BYTES and len(self._buckets(largest)) < buckets:
-            largest //= 2
-        return largest
-
     def _search_steps(self) -> Iterator[bool]:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
         yield False
@@ -146,7 +135,7 @@ class Tuning:
         own_order = self._deferred and self._overlaps == ("chain",)
         if len(self._overlaps) > 1 or len(self._sizes) > 1 or own_order or self._rule.alternatives:
             sizes, seconds = list[float](), list[float]()
-            for size in (SMALL_BUCKET_BYTES, LARGE_BUCKET_BYTES) if len(self._sizes) > 1 else self._sizes:
+            for size in MEASURED_BUCKET_BYTES if len(self._sizes) > 1 else self._sizes:
                 self.setting = Setting("chain", size)
                 yield True
                 yield False  # the first exchange of each length makes plans for it

@@ -74,8 +74,8 @@ def candidates(collective: str, placement: Placement) -> list[str]:
 
     def is_candidate(name: str) -> bool:
         base, _, variant = name.partition("/")
-        offered = getattr(find(name, placement), collective) is not None
-        return offered and SCHEDULES[base].worth(collective, placement, variant)
+        worth = SCHEDULES[base].worth(collective, placement, variant)  # a schedule of many ranks takes long to make
+        return worth and getattr(find(name, placement), collective) is not None
 
     return [name for name in names() if is_candidate(name)]
 

@@ -27,9 +27,15 @@ def family(placement: Placement, _: str) -> Family:
     return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order))
 
 
+MAX_RANKS = 256
+"""Largest number of ranks for which an allreduce is worth a trial: its first piece passes each of them twice, one after
+another."""
+
+
 def worth(collective: str, placement: Placement, _: str) -> bool:
-    """Return True for a broadcast, and for an allreduce with one rank per node."""
-    return collective == "broadcast" or placement.ranks == len(placement.nodes)
+    """Return True for a broadcast, and for an allreduce with one rank per node on few ranks."""
+    alone = placement.ranks == len(placement.nodes)
+    return collective == "broadcast" or (alone and placement.ranks <= MAX_RANKS)
 
 
 def broadcast(rank: int, ranks: int) -> Program:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.reducer.bucket_layout import ALIGNMENT, BucketSlice, plan_memory, required_elements
+from unisono.plan.bucket_layout import ALIGNMENT, BucketSlice, plan_memory, required_elements
 
 FLOAT, DOUBLE, HALF = torch.float32, torch.float64, torch.bfloat16
 

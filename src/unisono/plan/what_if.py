@@ -1,0 +1,42 @@
+"""Machines that are not there yet: one with links twice as fast, or half the latency.
+
+bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unisono.errors import UsageError
+from unisono.plan.machines import MachineFacts
+
+CHANGES: Mapping[str, tuple[str, str]] = {
+    "bandwidth": ("link", "bandwidth"),
+    "latency": ("link", "latency"),
+    "flops": ("node", "flops"),
+    "memory_bandwidth": ("node", "memory_bandwidth"),
+    "oversubscription": ("topology", "oversubscription"),
+}
+"""Table and key of a machine file by the word that changes it."""
+
+
+def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
+    """Return the machine with a value multiplied, as in "bandwidth=2x".
+
+    Raises UsageError for other words, and for a value that the machine file does not have.
+    """
+    name, _, factor = words.partition("=")
+    try:
+        times = float(factor.removesuffix("x"))
+    except ValueError:
+        times = 0.0
+    if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
+        raise UsageError(f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}: bandwidth=2x")
+    table, key = CHANGES[name]
+    facts: Any = getattr(machine, table)
+    if not getattr(facts, key):
+        raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
+    changed = replace(facts, **{key: getattr(facts, key) * times})
+    return replace(machine, name=f"{machine.name}, {words}", **{table: changed})

@@ -1,0 +1,117 @@
+"""Run to be planned: the network, batch, optimizer and rule of a recipe, or those of a command line.
+
+recipe ─┐
+options ─┴─▶ PlannedRun ─▶ layers, settings ─▶ plan/run_plan.py         an option goes before the recipe
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from unisono.errors import UsageError
+from unisono.models.registry import make_network
+from unisono.models.user_network import check_name
+from unisono.plan.rank_memory import numbers_kept
+from unisono.plan.run_settings import RunSettings
+from unisono.plan.trace import TracedLayer, trace
+from unisono.rules import BSP, BaseRule, Exchange
+from unisono.training.named_rule import named_rule
+from unisono.training.packaged_recipes import find_recipe
+from unisono.training.recipe import OWN, Recipe, RuleRecipe, read_recipe
+
+LAYER_NORMS = ("lars", "lamb")
+"""Optimizers whose step needs norms of whole layers."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Run without its machine and its numbers of nodes."""
+
+    name: str
+    """Name of the network."""
+    minibatch: int
+    rules: Mapping[str, BaseRule]
+    folder: str = ""
+    """Folder of a network of your own."""
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    clip: float | None = None
+    epoch_samples: int | None = None
+
+
+def planned_run(recipe: Path | None, model: str | None, minibatch: int | None) -> PlannedRun:
+    """Return the run of a recipe or of a network, with this minibatch if it is given.
+
+    Raises UsageError without a minibatch, for an unknown network, and for a recipe that splits layers.
+    """
+    if recipe is not None:
+        found = run_of(read_recipe(find_recipe(recipe)))
+        return found if minibatch is None else replace(found, minibatch=minibatch)
+    if minibatch is None:
+        raise UsageError("--minibatch is missing: give the samples of a step over all ranks")
+    return PlannedRun(model or "", minibatch, {"bsp": BSP()})
+
+
+def run_of(recipe: Recipe) -> PlannedRun:
+    """Return the run of a recipe."""
+    if recipe.parallel.layers:
+        raise UsageError(f"recipe {recipe.name}: a plan has no split layers; plan it without its table [parallel]")
+    exchange = Exchange(
+        recipe.exchange.algorithm,
+        None if recipe.exchange.wire == OWN else recipe.exchange.wire,
+        int(recipe.exchange.bucket_megabytes * (1 << 20)) or None,
+    )
+    return PlannedRun(
+        recipe.model.name,
+        recipe.training.batch,
+        {recipe.rule.name: named_rule(recipe.rule, exchange)},
+        recipe.model.folder,
+        recipe.optimizer.name,
+        recipe.optimizer.momentum,
+        recipe.optimizer.clip or None,
+    )
+
+
+def rule_of(words: str, exchange: Exchange) -> BaseRule:
+    """Return the rule that words such as "bsp" or "local_sgd:16" name; the number is that of the steps of a period.
+
+    Raises UsageError for an unknown rule, and for a number that it does not have.
+    """
+    name, colon, steps = words.partition(":")
+    options = RuleRecipe(name=name)
+    if not colon:
+        return named_rule(options, exchange)
+    rule = named_rule(replace(options, every=int(steps) if steps.isdecimal() else steps), exchange)
+    if not hasattr(rule, "every"):
+        raise UsageError(f"--rule {words}: a number of steps follows local_sgd or diloco, as in local_sgd:16")
+    return rule
+
+
+def traced_layers(run: PlannedRun, shape: tuple[int, ...], classes: int, samples: int) -> list[TracedLayer]:
+    """Return the layers of the network for samples of this shape. It takes no memory for weights.
+
+    Raises UsageError, naming the layer, for a network that cannot be traced.
+    """
+    check_name(run.name, run.folder)
+    with torch.device("meta"):
+        network = make_network(run.name, run.folder, classes, shape[0])
+    return trace(network, torch.empty(samples, *shape, device="meta"))
+
+
+def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, samples: int) -> RunSettings:
+    """Return the settings of the run on these nodes, of layers traced for `samples` samples."""
+    return RunSettings(
+        minibatch=run.minibatch,
+        nodes=nodes,
+        rules=run.rules,
+        traced=samples,
+        ranks_per_node=ranks_per_node,
+        kept=numbers_kept(run.optimizer, run.momentum),
+        clip=run.clip,
+        layer_norms=run.optimizer in LAYER_NORMS,
+        epoch_samples=run.epoch_samples,
+    )

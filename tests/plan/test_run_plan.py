@@ -1,0 +1,150 @@
+"""Plans of runs: what they are made of is what a run would predict, and better machines are never slower."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.errors import UsageError
+from unisono.plan.choose import PredictionInputs, candidates, layout_of
+from unisono.plan.exchange_cost import exchange_cost
+from unisono.plan.layer_costs import computing_of
+from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.run_plan import LARGEST_ERROR, RunPlan, buckets_of, plan_run, predict_run, update_seconds
+from unisono.plan.run_settings import RunSettings
+from unisono.plan.trace import TracedLayer, trace
+from unisono.plan.what_if import changed_machine
+from unisono.rules import BSP, EASGD, Auto, Exchange, LocalSGD, Sharded
+from unisono.step.costs import Cost, Costs
+from unisono.step.predict import predict
+
+MACHINE = MachineFacts(
+    "example",
+    NodeFacts(flops=1e12, memory_bytes=1e9, memory_bandwidth=1e11),
+    EfficiencyFacts(0.9, 0.6),
+    LinkFacts(1e9, latency=1e-5),
+)
+RULES = {"bsp": BSP(), "sharded": Sharded(), "local_sgd:4": LocalSGD(every=4)}
+SETTINGS = RunSettings(64, (1, 2, 4), RULES, traced=2)
+
+
+def network() -> list[TracedLayer]:
+    wide = (nn.Linear(400, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
+    return trace(nn.Sequential(*wide), torch.empty(2, 400))
+
+
+LAYERS = network()
+
+
+def plans(machine: MachineFacts = MACHINE, settings: RunSettings = SETTINGS) -> dict[tuple[str, int], RunPlan]:
+    return {(one.rule, one.nodes): one for one in plan_run(LAYERS, machine, settings)}
+
+
+def test_one_node_has_no_communication() -> None:
+    for rule in RULES:
+        alone = plans()[rule, 1]
+        assert (alone.communication, alone.communicating, alone.schedule, alone.speedup) == (0, 0, "", 1)
+        assert alone.low == alone.step == alone.high
+
+
+@pytest.mark.parametrize("change", ["bandwidth=2x", "latency=0.5x", "flops=2x", "memory_bandwidth=2x"])
+def test_a_faster_machine_is_never_slower(change: str) -> None:
+    before, after = plans(), plans(changed_machine(MACHINE, change))
+    assert all(after[key].step <= before[key].step * 1.01 for key in before)  # settings within 1% count as equal
+    assert any(after[key].step < before[key].step for key in before)
+
+
+def test_a_step_is_what_predict_gives_for_its_setting() -> None:
+    row, cost = plans()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
+    computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(MACHINE, SETTINGS))
+    sizes = [layer.parameter_bytes for layer in LAYERS if layer.parameters]
+    inputs = PredictionInputs(BSP(), computing, lambda size: buckets_of(sizes, size), cost, ranks=4)
+    best = candidates(inputs)[0]
+    assert (row.overlap, row.bucket_bytes) == best.setting[:2]
+    buckets = inputs.buckets(row.bucket_bytes)
+    sent = [buckets[number] for number in best.setting.sequence] or buckets
+    rule = BSP(overlap=row.overlap, outstanding=best.setting.outstanding)
+    expected = predict(rule, Costs(layout_of(computing, sent, True, 4), computing, cost))
+    assert row.step == pytest.approx(expected.step)
+    assert row.communicating == expected.communicating
+    assert row.step == row.computing + row.communication + row.update
+
+
+def test_many_ranks_share_the_updates_of_a_sharded_rule_alike_if_fewer_are_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = Cost(1e-5, 2e-9)
+    run = predict_run(LAYERS, MACHINE, SETTINGS, Sharded(), 32, cost)
+    monkeypatch.setattr("unisono.plan.run_plan.MAX_PLAYED_RANKS", 8)
+    assert predict_run(LAYERS, MACHINE, SETTINGS, Sharded(), 32, cost).step == pytest.approx(run.step)
+
+
+def test_memory_of_a_sharded_rule_is_smaller() -> None:
+    for nodes in (2, 4):
+        whole, sharded = (plans()[rule, nodes].memory for rule in ("bsp", "sharded"))
+        assert sharded.optimizer == whole.optimizer / nodes
+        assert sharded.total < whole.total
+
+
+def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() -> None:
+    narrow = {name: replace(rule, exchange=Exchange(wire="bfloat16")) for name, rule in RULES.items()}
+    slow = changed_machine(MACHINE, "bandwidth=0.1x")
+    before, after = plans(slow), plans(slow, replace(SETTINGS, rules=narrow))
+    saved = {rule: 1 - after[rule, 4].communicating / before[rule, 4].communicating for rule in RULES}
+    assert saved["bsp"] == pytest.approx(0.5, abs=0.02)
+    assert saved["sharded"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_rarer_exchanges_cost_less() -> None:
+    rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)} | {"auto": LocalSGD(every="auto")}
+    found = plans(changed_machine(MACHINE, "bandwidth=0.1x"), replace(SETTINGS, rules=rules))
+    steps = [found[words, 4].step for words in ("1", "4", "16")]
+    assert steps == sorted(steps, reverse=True)
+    assert found["auto", 4].step < steps[-1]
+
+
+def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
+    one, four = plans()["bsp", 2], plans(settings=replace(SETTINGS, ranks_per_node=4))["bsp", 2]
+    assert four.ranks == 8
+    assert four.samples == one.samples / 4
+    assert four.computing == pytest.approx(one.computing)
+    assert four.schedule.startswith("hierarchical")
+
+
+def test_the_interval_is_that_of_measured_predictions() -> None:
+    rows = json.loads((Path(__file__).parents[2] / "benchmarks" / "overlaps" / "predictions.json").read_text())
+    worst = max(abs(row["predicted_s"] / row["step_s"] - 1) for row in rows)
+    assert round(worst, 3) == LARGEST_ERROR
+    row = plans()["bsp", 4]
+    assert row.high == pytest.approx(row.step * (1 + LARGEST_ERROR))
+    assert row.computing + row.update <= row.low < row.step
+
+
+def test_an_epoch_has_all_its_samples() -> None:
+    row = plans(settings=replace(SETTINGS, epoch_samples=100))["bsp", 2]
+    assert row.epoch == 2 * row.step
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "words"),
+    [
+        (MACHINE, replace(SETTINGS, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
+        (replace(MACHINE, node=NodeFacts()), SETTINGS, "example has no node.flops"),
+        (replace(MACHINE, link=LinkFacts()), SETTINGS, "example has no link.bandwidth"),
+        (MACHINE, replace(SETTINGS, rules={"easgd": EASGD()}), "rule easgd has no step of its own"),
+        (MACHINE, replace(SETTINGS, rules={"auto": Auto()}), "rule auto has no step of its own"),
+    ],
+)
+def test_what_cannot_be_planned(machine: MachineFacts, settings: RunSettings, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_run(LAYERS, machine, settings)
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(UsageError, match="no parameters"):
+        plan_run(trace(nn.ReLU(), torch.empty(2, 3)), MACHINE, SETTINGS)

@@ -1,0 +1,30 @@
+import pytest
+
+from unisono.errors import UsageError
+from unisono.plan.machines import find_machine
+from unisono.plan.what_if import CHANGES, changed_machine
+
+MACHINE = find_machine("taihulight")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_is_multiplied_and_all_others_stay(name: str) -> None:
+    table, key = CHANGES[name]
+    found = changed_machine(MACHINE, f"{name}=2x")
+    assert getattr(getattr(found, table), key) == 2 * getattr(getattr(MACHINE, table), key)
+    assert found.name.endswith(f", {name}=2x")
+    back = changed_machine(found, f"{name}=0.5x")
+    assert (back.node, back.link, back.topology) == (MACHINE.node, MACHINE.link, MACHINE.topology)
+
+
+@pytest.mark.parametrize(
+    "words", ["bandwidth", "bandwidth=2", "bandwidth=0x", "bandwidth=-1x", "bandwidth=infx", "speed=2x"]
+)
+def test_other_words_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="give a factor above 0 for bandwidth, "):
+        changed_machine(MACHINE, words)
+
+
+def test_a_value_that_is_not_there_is_not_multiplied() -> None:
+    with pytest.raises(UsageError, match=r"has no node.memory_bandwidth, so it cannot be multiplied"):
+        changed_machine(find_machine("cori_aries"), "memory_bandwidth=2x")
