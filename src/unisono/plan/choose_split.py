@@ -28,20 +28,23 @@ from unisono.plan.split import (
 POSITIONS, WEIGHTS = 16, 4
 """Numbers of layers and of weights that the search tries."""
 
+LEAST_GAIN = 1.1
+"""Ratio of data parallelism's predicted step to that of a split from which on layers are split. Predicted steps were
+off by up to 7.5% (benchmarks/overlaps), and a split changes what a program has to do."""
+
 
 def rank_splits(inputs: SplitInputs) -> list[SplitCandidate]:
     """Return the best splits for each size of groups, the fastest first; size 1 is data parallelism.
 
-    Within 1% of the fastest the smaller groups are first.
+    Data parallelism is first unless a split is predicted to be LEAST_GAIN times as fast. Of splits within 1% of the
+    fastest the smaller groups are first.
     """
     sizes = [size for size in range(2, inputs.ranks + 1) if inputs.ranks % size == 0]
     found = [candidate(inputs, 1, {}), *(best_of_size(inputs, size) for size in sizes)]
-    best = min(one.prediction.step for one in found if one.splits or one.size == 1)
-    # a group that splits nothing only computes more
-    return sorted(
-        (one for one in found if one.splits or one.size == 1),
-        key=lambda one: max(one.prediction.step, best * TIE_RATIO),
-    )
+    counted = {one.size: one.prediction.step * (1 if one.size == 1 else LEAST_GAIN) for one in found}
+    able = [one for one in found if one.splits or one.size == 1]  # a group that splits nothing only computes more
+    best = min(counted[one.size] for one in able)
+    return sorted(able, key=lambda one: max(counted[one.size], best * TIE_RATIO))
 
 
 def best_of_size(inputs: SplitInputs, size: int) -> SplitCandidate:
