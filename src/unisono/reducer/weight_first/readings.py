@@ -30,7 +30,7 @@ class Readings:
         return None if number is None else Reading(self, number)
 
     def begin(self, number: int) -> None:
-        """Count a reading of a parameter that goes on after its gradient is ready."""
+        """Count a reading of a parameter that ends after its gradient is ready."""
         self._pending[number] += 1
 
     def end(self, number: int) -> None:
