@@ -67,7 +67,8 @@ def _serve(
             heapq.heappush(waiting, (due[number], turn, number))
         first, _, number = waiting[0]
         ends = now + taken[number]
-        if urgent := [there for there, turn, other in coming if turn and due[other] < first and there < ends]:
+        second = coming if between is not None else ()  # nothing is served twice without it
+        if urgent := [there for there, turn, other in second if turn and due[other] < first and there < ends]:
             now = min(urgent)
             continue
         _, turn, number = heapq.heappop(waiting)
