@@ -66,6 +66,17 @@ def test_the_table_has_the_parts_of_the_step_and_says_what_is_assumed() -> None:
         assert words in text
 
 
+def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
+    plans = [ALONE, replace(FOUR, nodes=2, basis="measured"), replace(FOUR, basis="corrected")]
+    plans.append(replace(FOUR, nodes=8, rule="sharded", basis="corrected"))
+    (line,) = [line for line in as_lines(plans, MACHINE, 0.5) if line.startswith("exchanges: ")]
+    assert line == (
+        "exchanges: measured on 2 nodes; estimated from the link, times what was measured over its own estimate on "
+        "4, 8 nodes"
+    )
+    assert not any("exchanges" in line for line in as_lines([ALONE], MACHINE, 0.5))
+
+
 def test_the_form_of_json() -> None:
     data = json.loads(json.dumps(as_data([ALONE, FOUR], MACHINE, 0.25)))
     assert data == {
@@ -74,7 +85,10 @@ def test_the_form_of_json() -> None:
         "rows": [
             {
                 **{key: getattr(one, key) for key in ("rule", "nodes", "ranks", "samples", "overlap", "bucket_bytes")},
-                **{key: getattr(one, key) for key in ("schedule", "computing", "communication", "update", "epoch")},
+                **{
+                    key: getattr(one, key)
+                    for key in ("schedule", "basis", "computing", "communication", "update", "epoch")
+                },
                 **{key: getattr(one, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
                 "efficiency": one.speedup / one.nodes,
                 "memory": {

@@ -42,7 +42,6 @@ from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost
 from unisono.step.layout import Bucket
-from unisono.wires import encoded_share
 
 LARGEST_ERROR = 0.075
 """Largest error of a predicted step in `benchmarks/overlaps`, relative to the measured one."""
@@ -77,6 +76,8 @@ class RunPlan:
     memory: RankMemory
     bottleneck: str
     epoch: float | None
+    basis: str = ""
+    """Basis of the cost of an exchange (`exchange_cost.BASES`); empty where nothing goes over a link."""
 
     @property
     def step(self) -> float:
@@ -99,13 +100,18 @@ def plan_run(layers: Sequence[TracedLayer], machine: MachineFacts, settings: Run
     Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
     """
     check_settings(layers, machine, settings)
-    wanted = {(nodes, rule.exchange.wire) for nodes in settings.nodes for rule in settings.rules.values()}
-    costs = {key: exchange_cost(machine, key[0], settings.ranks_per_node, key[1]) for key in sorted(wanted, key=str)}
+    kinds = {(rule.exchange.wire, rule.sharded) for rule in settings.rules.values()}
+    wanted = [(nodes, *kind) for nodes in {1, *settings.nodes} for kind in kinds]
+    costs = {
+        (nodes, wire, sharded): exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded)
+        for nodes, wire, sharded in wanted
+    }
     found = []
     for words, rule in settings.rules.items():
-        alone = predict_run(layers, machine, settings, rule, 1, FREE).step
+        kind = rule.exchange.wire, rule.sharded
+        alone = predict_run(layers, machine, settings, rule, 1, costs[1, *kind].cost).step
         for nodes in settings.nodes:
-            exchange = costs[nodes, rule.exchange.wire]
+            exchange = costs[nodes, *kind]
             run = predict_run(layers, machine, settings, rule, nodes, exchange.cost)
             found.append(_row(layers, machine, settings, words, nodes, exchange, run, alone))
     return found
@@ -130,7 +136,7 @@ class PredictedRun(NamedTuple):
 def predict_run(
     layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, rule: BaseRule, nodes: int, cost: Cost
 ) -> PredictedRun:
-    """Return the prediction for a rule on `nodes` nodes whose allreduces have this cost, in the setting that a run
+    """Return the prediction for a rule on `nodes` nodes whose exchanges have this cost, in the setting that a run
     chooses with these times."""
     ranks = nodes * settings.ranks_per_node
     samples = ceil(settings.minibatch / ranks)
@@ -139,9 +145,6 @@ def predict_run(
     update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
     computing = replace(computing, update=update)
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
-    if rule.sharded:  # the weights of its all-gathers are not encoded
-        share = encoded_share(rule.exchange.wire)
-        cost = cost._replace(per_byte=cost.per_byte * (1 + 1 / share) / 2)
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     inputs = PredictionInputs(
@@ -202,6 +205,7 @@ def _row(
         overlap=run.best.setting.overlap,
         bucket_bytes=run.best.setting.bucket_bytes,
         schedule=exchange.schedule,
+        basis=exchange.basis,
         computing=whole,
         communication=communication,
         update=update,

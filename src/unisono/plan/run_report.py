@@ -19,6 +19,13 @@ from unisono.plan.scaling import epoch_seconds, last_worthwhile
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update", "speedup", "efficiency")
 SETTING = ("memory", "overlap", "buckets", "schedule")
 
+BASIS_WORDS = {
+    "measured": "measured",
+    "corrected": "estimated from the link, times what was measured over its own estimate",
+    "estimated": "estimated from the link",
+}
+"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`)."""
+
 
 def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> Iterator[str]:
     """Yield a table of the plans, the bottleneck of each, the last worthwhile numbers of nodes, and what is assumed."""
@@ -37,6 +44,8 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> I
         f"from - to: the error of predicted communication, {LARGEST_ERROR:.1%} of a step at most in the lab; computing "
         "and the cost of a collective follow from the machine file"
     )
+    if any(plan.basis for plan in plans):
+        yield f"exchanges: {_bases(plans)}"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
     for key, reason in machine.assumed.items():
@@ -80,6 +89,16 @@ def wall_time(plans: Sequence[RunPlan], epochs: int, minibatch: int, epoch_sampl
         raise UsageError("--time is that of one rule on one number of nodes, with --epoch-samples: give one of each")
     minutes = ceil(epochs * epoch_seconds(epoch_samples, minibatch, plans[0].high) / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+
+
+def _bases(plans: Sequence[RunPlan]) -> str:
+    """Return words for the basis of the exchanges on each number of nodes."""
+    found = {basis: dict.fromkeys(str(plan.nodes) for plan in plans if plan.basis == basis) for basis in BASIS_WORDS}
+    return "; ".join(
+        f"{BASIS_WORDS[basis]} on {', '.join(nodes)} node{'s' * (list(nodes) != ['1'])}"
+        for basis, nodes in found.items()
+        if nodes
+    )
 
 
 def _cells(plan: RunPlan) -> tuple[str, ...]:

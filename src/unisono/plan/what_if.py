@@ -1,6 +1,9 @@
 """Machines that are not there yet: one with links twice as fast, or half the latency.
 
 bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription
+
+Rows of collectives and messages that were measured on the machine are left out where another value than flops changes:
+exchanges are estimated from the link alone.
 """
 
 from __future__ import annotations
@@ -38,5 +41,14 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
         raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
+    machine = _without_rows(machine, name, times)
     changed = replace(facts, **{key: getattr(facts, key) * times})
     return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
+
+
+def _without_rows(machine: MachineFacts, name: str, times: float) -> MachineFacts:
+    """Return the machine without rows that were measured on the other one; FLOP/s of products are multiplied."""
+    if name != "flops":
+        return replace(machine, collectives=(), messages=())
+    products = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]
+    return replace(machine, products=tuple(products))
