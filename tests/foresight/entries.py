@@ -46,6 +46,7 @@ def measured(
         updating=even(updates),
         mean_computing=computing,
         skipped=30,
+        all_steps=58.0,
         wall=60.0,
     )
 

@@ -129,6 +129,11 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
         ),
         (
             PREDICTION,
+            replace(measured(0.080, 0.012), mean_computing=0.070),
+            "computing took 100% longer than the machine file says: node.flops is too high",
+        ),
+        (
+            PREDICTION,
             replace(measured(0.0525, 0.012), disturbed="a sign"),
             "computing took 31% longer than the machine file says: node.flops is too high for these layers; the "
             "machine was disturbed (a sign): run again",

@@ -61,7 +61,9 @@ def test_a_run_part_by_part() -> None:
     assert rows["loading"][-1] == "-"
     assert rows["step"][-1] == "+23.8%"
     assert lines[10] == ("interval: 48.1 ms - 55.9 ms, nominally 96% of steps: it does not cover the measured step")
-    assert lines[11] == "all steps: predicted 52.0 s; the run took 60.0 s with all else"
+    assert lines[11] == (
+        "1,000 steps: predicted 52.0 s; all steps took 58.0 s, the run 60.0 s with its start, tests and checkpoints"
+    )
     assert lines[12] == "disturbed: a sign"
     assert lines[13].startswith("computing took 31% longer than the machine file says")
 

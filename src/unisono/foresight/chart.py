@@ -83,10 +83,9 @@ def _draw_steps(axes: Axes, groups: dict[str, list[LedgerEntry]], by: str) -> No
             [1e3 * one.prediction.low for one in rows],
             [1e3 * one.prediction.high for one in rows],
             color=color,
-            alpha=0.6,
-            linewidth=2,
+            linewidth=1,
         )
-        axes.plot(measured, predicted, color=color, linestyle="", marker="o", markersize=4, label=f"{by} {name}")
+        axes.plot(measured, predicted, color=color, linestyle="", marker="o", markersize=3, label=f"{by} {name}")
     axes.set(xlabel="measured step, ms", ylabel="predicted step, ms", xscale="log", yscale="log")
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
@@ -97,7 +96,7 @@ def _draw_steps(axes: Axes, groups: dict[str, list[LedgerEntry]], by: str) -> No
 def _draw_parts(axes: Axes, groups: dict[str, list[LedgerEntry]]) -> None:
     parts = list(part_errors(next(iter(groups.values()))[0]))[::-1]
     for number, rows in enumerate(groups.values()):
-        shift = ROW * ((number + 0.5) / len(groups) - 0.5)
+        shift = ROW * (0.5 - (number + 0.5) / len(groups))
         errors = [part_errors(one) for one in rows]
         across = [found[part] for found in errors for part in parts]
         up = [place + shift for _ in errors for place in range(len(parts))]
@@ -105,4 +104,4 @@ def _draw_parts(axes: Axes, groups: dict[str, list[LedgerEntry]]) -> None:
     axes.axvline(0, color=GRAY, linewidth=1)
     axes.set(xlabel="predicted less measured, of the measured step")
     axes.set_yticks(range(len(parts)), parts)
-    axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}")
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}" if share else "0")

@@ -28,7 +28,8 @@ UNEQUAL = 1.1
 """Ratio of the slowest rank's computing to the mean from which ranks are called unequal."""
 
 EXPLAINS = 0.5
-"""Share of the error of waiting that an error of exchanges or of updates must reach to explain it."""
+"""Share of an error that another must reach to explain it: that of exchanges or of updates the waiting, and the slowest
+rank's computing beyond the mean that of computing."""
 
 
 class PartError(NamedTuple):
@@ -112,7 +113,8 @@ def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: M
         again = f"the machine was disturbed ({measured.disturbed}): run again"
     high, low = ("high", "low") if part.off > 0 else ("low", "high")
     if part.part == "computing":
-        if part.off > 0 and measured.computing.median > UNEQUAL * measured.mean_computing:
+        unequal = measured.computing.median - measured.mean_computing
+        if unequal >= max(EXPLAINS * part.off, (UNEQUAL - 1) * measured.mean_computing) and part.off > 0:
             ratio = measured.computing.median / measured.mean_computing
             return f"rank {measured.slowest} computes {ratio:.2f} times as long as the mean of ranks", "free its cores"
         return _named(prediction, f"node.flops is too {high} for these layers", "computing has changed since"), again

@@ -70,7 +70,10 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
             f"{'it covers' if within else 'it does not cover'} the measured step"
         )
     if prediction.all_steps:
-        yield f"all steps: predicted {prediction.all_steps:,.1f} s; the run took {measured.wall:,.1f} s with all else"
+        yield (
+            f"{prediction.run.steps:,} steps: predicted {prediction.all_steps:,.1f} s; all steps took "
+            f"{measured.all_steps:,.1f} s, the run {measured.wall:,.1f} s with its start, tests and checkpoints"
+        )
     if measured.disturbed:
         yield f"disturbed: {measured.disturbed}"
     yield explain(prediction, measured)
