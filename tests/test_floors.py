@@ -26,7 +26,7 @@ FLOORS = [
     ("step",),
     ("asynchronous", "rules"),
     ("plan",),
-    ("reducer",),
+    ("foresight", "reducer"),
     ("tensor_parallel",),
     ("data_parallel",),
     ("horovod",),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.foresight.test_ended_runs import change, ended
 from tests.usage_errors import assert_one_line_error
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,10 +83,26 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         ((*SMALL, "--ranks-per-node=0"), "--ranks-per-node 0"),
         ((*SMALL, "--optimizer=adagrad"), "there is no optimizer 'adagrad'"),
         ((*SMALL, "--time"), "--time is that of one rule"),
+        (("--model=small_convnet", "--minibatch=64"), "--machine is missing"),
+        (("--check=none",), "there is no run in none"),
+        (("--check=.",), ". has no sealed prediction"),
+        ((*SMALL, "--check=."), "--check . takes the plan of that run: omit taihulight"),
     ],
 )
 def test_bad_input(in_process: Run, options: tuple[str, ...], words: str) -> None:
     assert_one_line_error(in_process("plan", *options), words)
+
+
+def test_a_run_is_checked_part_by_part(in_process: Run, tmp_path: Path) -> None:
+    seal = ended(tmp_path / "run")
+    done = in_process("plan", "--check=run")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^computing +40 ms +50 ms ", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith("computing took 25% longer than the machine file says: node.flops")
+    data = json.loads(in_process("plan", "--check=run", "--json").stdout)
+    assert data["wrong"] == "computing"
+    change(seal)
+    assert_one_line_error(in_process("plan", "--check=run"), "run/prediction.json was changed after the run")
 
 
 def test_the_page_shows_what_its_command_prints(in_process: Run) -> None:

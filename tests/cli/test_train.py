@@ -92,7 +92,9 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
     assert 0 < elapsed[0] < elapsed[1] < elapsed[2]
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints",
+        "measurement.json",
         "metrics.jsonl",
+        "prediction.json",
         "recipe.toml",
         "steps",
     ]
@@ -101,6 +103,42 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
             assert steps["kinds"].tolist() == list(KINDS)
             assert steps["seconds"].shape == (2, 23, len(KINDS))
             assert (steps["seconds"][..., steps["kinds"] == "computing"] > 0).all()
+
+
+def test_a_run_is_in_the_ledger_and_can_be_checked(ended: Ended, in_process: Run) -> None:
+    done, run = ended
+    (sealed,) = [line for line in done.stdout.splitlines() if line.startswith("prediction sealed after ")]
+    assert sealed.endswith("in mine/prediction.json")
+    assert "\nmeasured " in done.stdout
+    table = in_process("foresight", str(run.parent / "ledger.jsonl"))
+    assert table.returncode == 0, table.stderr
+    assert "mine/prediction.json" in table.stdout
+    checked = in_process("plan", "--check", str(run))
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.startswith("digits: small_convnet, bsp, 64 samples a step, 2 ranks on 1 node; sealed after ")
+
+
+def test_a_killed_run_has_its_seal_and_no_measurement(recipe: str, tmp_path: Path, in_process: Run) -> None:
+    (tmp_path / "ours.toml").write_text('name = "ours"\n[node]\nflops = 1e9\n[link]\nbandwidth = 1e9\n')
+    command = [sys.executable, "-m", "unisono", "train", recipe, "--ranks", "1", "--machine=ours.toml", "--run=mine"]
+    environment = launch_environment(os.environ, terminal=False)
+    with Watched([*command, "--set=training.epochs=10000"], cwd=tmp_path, env=environment) as watched:
+        poll_until((tmp_path / "mine/metrics.jsonl").exists, bool)
+        watched.kill()
+    seal = json.loads((tmp_path / "mine/prediction.json").read_text())
+    assert (seal["sealed"], seal["run"]["machine"], seal["run"]["ranks"]) == ("before the first step", "ours", 1)
+    assert seal["run"]["steps"] == 230_000
+    assert not (tmp_path / "ledger.jsonl").exists()
+    assert_one_line_error(in_process("plan", "--check=mine"), "mine has no measurement: the run has not ended")
+
+
+def test_machines_and_ledgers_are_checked_before_the_run(in_process: Run, on_ranks: Run, recipe: str) -> None:
+    assert_one_line_error(in_process("train", recipe, "--machine=nowhere"), "no machine nowhere: there are ")
+    done = on_ranks("train", recipe, "--ledger=none/ledger.jsonl")
+    assert_one_line_error(done, "cannot append to the ledger none/ledger.jsonl: No such file or directory")
+    done = on_ranks("train", recipe, UNISONO_MACHINE="nowhere")
+    assert done.returncode == 2
+    assert "no machine nowhere" in done.stderr
 
 
 def test_given_settings_are_not_searched(on_ranks: Run, recipe: str) -> None:

@@ -11,6 +11,7 @@ import typer
 from unisono.cli import bench, data
 from unisono.cli.accuracy import accuracy
 from unisono.cli.draw import draw
+from unisono.cli.foresight import foresight
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
@@ -42,6 +43,7 @@ app.command()(tune)
 app.command()(layers)
 app.command()(plan)
 app.command()(probe)
+app.command()(foresight)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(lab)

@@ -11,12 +11,9 @@ import typer
 
 from unisono.errors import UsageError
 
-TRACED_SAMPLES = 2
-"""Samples of a trace: batch norm needs more than one."""
-
 
 def plan(
-    machine: Annotated[str, typer.Option(help="Name of a machine, or its TOML file.")],
+    machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes: 1,2,4, or 1,2,4,...,1024 with the same factor.")] = "1",
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:function.")] = None,
     recipe: Annotated[
@@ -42,8 +39,16 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Print nothing but the wall time, for sbatch --time.")] = False,
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of the speedup, SVG.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Folder of a run that has ended: its prediction beside what was measured.")
+    ] = None,
 ) -> None:
     """Predict the step, speedup, memory and bottleneck of a run on each number of nodes, before it starts."""
+    if check is not None:
+        _check(check, as_json, machine or model or recipe)
+        return
+    if machine is None:
+        raise UsageError("--machine is missing: give the name of a machine, or its TOML file")
     if (model is None) == (recipe is None):
         raise UsageError("give --model NAME or --recipe FILE, one of them")
     for option, number in (("ranks-per-node", ranks_per_node), ("epochs", epochs), ("classes", classes)):
@@ -56,7 +61,7 @@ def plan(
     from unisono.plan.run_report import as_data, as_lines, wall_time
     from unisono.plan.what_if import changed_machine
     from unisono.rules import Exchange
-    from unisono.training.planned_run import planned_run, rule_of, settings_of, traced_layers
+    from unisono.training.planned_run import TRACED_SAMPLES, planned_run, rule_of, settings_of, traced_layers
 
     counts, shape = _node_counts(nodes), _sample_shape(inputs)
     found = find_machine(machine)
@@ -77,6 +82,20 @@ def plan(
     else:
         print(f"{run.name}, {run.minibatch} samples a step, on {found.name}\n")
         print("\n".join(as_lines(plans, found, worthwhile)))
+
+
+def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
+    """Print the prediction of a run beside its measurement, part by part."""
+    if other is not None:
+        raise UsageError(f"--check {run} takes the plan of that run: omit {other}, all options but --json")
+    from unisono.foresight.ended_runs import ended_run
+    from unisono.foresight.report import check_data, check_lines
+
+    seal, measurement = ended_run(run)
+    if as_json:
+        print(json.dumps(check_data(seal.prediction, measurement), indent=1))
+    else:
+        print("\n".join(check_lines(seal.prediction, measurement)))
 
 
 def _node_counts(words: str) -> tuple[int, ...]:

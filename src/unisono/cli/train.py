@@ -60,6 +60,16 @@ def train(
     timeline: Annotated[
         Path | None, typer.Option(help="Output file for a trace of all threads of all ranks, for ui.perfetto.dev.")
     ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            envvar="UNISONO_MACHINE",
+            help="Machine, or its TOML file, that predicts the run before its first step; default: UNISONO_MACHINE.",
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of predictions and measurements; default: beside the run's folder.")
+    ] = None,
 ) -> None:
     """Train as a recipe describes. Starts the ranks; inside mpiexec or srun, this process is one of them.
 
@@ -76,12 +86,18 @@ def train(
         raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
     count = started or ranks or settings.ranks
     check_run(settings, count)
+    if machine:
+        from unisono.plan.machines import find_machine
+
+        find_machine(machine)  # an unknown one is reported before any rank starts
     if started is None and count > 1:
         options = [f"--set={change}" for change in changes]
         options += [f"--resume={resume}"] if resume else []
         options += [f"--replay={replay}"] if replay else []
         options += [f"--run={run}"] if run else []
         options += [f"--timeline={timeline}"] if timeline else []
+        options += [f"--machine={machine}"] if machine else []
+        options += [f"--ledger={ledger}"] if ledger else []
         _print(notes)
         arguments = ["train", *([str(recipe)] if recipe else []), *options]
         survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
@@ -89,7 +105,7 @@ def train(
     if started is None:
         keep_memory()
         _print(notes)
-    _run_as_rank(settings, run, resume, timeline, replay)
+    _run_as_rank(settings, run, resume, timeline, replay, machine or None, ledger)
 
 
 def _recipe(
@@ -193,14 +209,20 @@ def exit_code(code: int, received: Sequence[int]) -> int:
 
 
 def _run_as_rank(
-    recipe: Recipe, run: Path | None, resume: Path | None, timeline: Path | None, replay: Path | None
+    recipe: Recipe,
+    run: Path | None,
+    resume: Path | None,
+    timeline: Path | None,
+    replay: Path | None,
+    machine: str | None,
+    ledger: Path | None,
 ) -> None:
     from unisono.training.run import train as train_on_rank
     from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():
-        code = train_on_rank(recipe, world, run, resume, timeline, replay)
+        code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger)
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if code:
         raise typer.Exit(code)

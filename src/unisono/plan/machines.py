@@ -160,14 +160,17 @@ def machine_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def machine_file(name: str) -> Path:
+    """Return the path of the file of a machine that comes with the package, or of that TOML file."""
+    return Path(name) if Path(name).suffix == ".toml" else FOLDER / f"{name}.toml"
+
+
 def find_machine(name: str) -> MachineFacts:
     """Return the machine of that name, or of that TOML file.
 
     Raises UsageError for an unknown name and for a file that is no machine.
     """
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = FOLDER / f"{name}.toml"
+    path = machine_file(name)
     if not path.is_file():
         known = ", ".join(machine_names())
         raise UsageError(f"no machine {name}: there are {known}, or give a TOML file, such as ./mine.toml")

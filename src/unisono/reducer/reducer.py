@@ -350,6 +350,12 @@ class Reducer:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
         return self._tuning.predicted
 
+    @property
+    def prediction_inputs(self) -> PredictionInputs | None:
+        """Measurements behind `predicted`, for the rule of now; None where nothing was measured."""
+        inputs = self._tuning.inputs
+        return None if inputs is None else inputs._replace(rule=self.rule)
+
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)
         self.observe(span)

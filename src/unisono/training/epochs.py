@@ -28,6 +28,7 @@ from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.build import DTYPES
 from unisono.training.checkpoint import Checkpoint, save
+from unisono.training.foresight import RunForesight
 from unisono.training.learning_rate import rate_of_step
 from unisono.training.progress import ProgressDisplay
 from unisono.training.rank_states import states_of
@@ -53,6 +54,7 @@ class TrainingLoop:
     point: ResumePoint
     begun: float
     """Start of the run on `time.perf_counter`, as if the run had never stopped."""
+    foresight: RunForesight
     accuracy: Accuracy | None = None
     """Test accuracy after the last epoch made here; None before."""
     signals: SignalHandlers | None = None
@@ -80,6 +82,7 @@ class TrainingLoop:
         self.display.end(rows, self._seconds_by_kind())
         for line in describe_gain(measure_gain(self.trainer.model, self.trainer.within)):
             self.display.log(line)
+        self.foresight.finish(time.perf_counter() - self.begun)
         self.display.log(f"run: {self.folder}")
         self.display.log(f"test accuracy: {accuracy.top1:.1%}")
         return 0
@@ -144,6 +147,7 @@ class TrainingLoop:
             loss = self.point.loss + self.trainer.step(inputs, labels)
             self.point = ResumePoint(epoch, done + 1, step + 1, loss)
             self.display.step(epoch, done + 1, steps)
+            self.foresight.after_step(step + 1)
             requests, every = self.trainer.requests(), training.checkpoint_every
             if "stop" in requests:
                 self._save_checkpoint(self._sum_of_samples(loss))
@@ -210,10 +214,10 @@ class TrainingLoop:
 
     def _write_steps(self) -> None:
         """Write the times of the epoch's steps, of every rank."""
-        everyone = self.world.all_gather_object(self.trainer.recorder.take_steps())
-        self.world.call_on_root(
-            lambda: run_directory.write_steps(self.folder, self.point.epoch, np.stack(everyone), KINDS)
-        )
+        everyone = np.stack(self.world.all_gather_object(self.trainer.recorder.take_steps()))
+        self.world.call_on_root(lambda: run_directory.write_steps(self.folder, self.point.epoch, everyone, KINDS))
+        if self.world.rank == 0:
+            self.foresight.add_steps(everyone)
 
     def _seed(self, done: int, step: int) -> None:
         """Seed the random numbers of a step: the same on ranks that hold parts of one model."""

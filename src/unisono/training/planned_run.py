@@ -23,6 +23,9 @@ from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import find_recipe
 from unisono.training.recipe import OWN, Recipe, RuleRecipe, read_recipe
 
+TRACED_SAMPLES = 2
+"""Samples of a trace: batch norm needs more than one."""
+
 LAYER_NORMS = ("lars", "lamb")
 """Optimizers whose step needs norms of whole layers."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from unisono.data.feed import Feed
 from unisono.errors import UsageError
+from unisono.foresight.ledger import check_appendable
 from unisono.models.user_network import user_network
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.tensor_parallel.plan import AUTO
@@ -27,6 +28,7 @@ from unisono.training.build import (
 from unisono.training.checkpoint import check_state
 from unisono.training.choose_layers import choose_layers
 from unisono.training.epochs import TrainingLoop
+from unisono.training.foresight import RunForesight
 from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe, check_run, own_rule, plan_of
@@ -47,16 +49,19 @@ def train(
     resume: Path | None,
     trace: Path | None = None,
     replay: Path | None = None,
+    machine: str | None = None,
+    ledger: Path | None = None,
 ) -> int:
     """Run `recipe` in `folder` (None: a new one under runs/), or resume the run in `resume`.
 
-    `trace` is a file for the timeline of this run; `replay` the asynchronous run that is replayed. The folder is locked
-    meanwhile. Return the exit code: 0, or 143
-    where SIGTERM ended the run after a step, with a checkpoint.
+    `trace` is a file for the timeline of this run; `replay` the asynchronous run that is replayed. `machine` predicts
+    the run before its first step; `ledger` is the file for prediction and measurement (None: beside the folder). The
+    folder is locked meanwhile. Return the exit code: 0, or 143 where SIGTERM ended the run after a step, with a
+    checkpoint.
     """
     lock = RunLock()
     try:
-        return _train(recipe, world, folder, resume, trace, replay, lock)
+        return _train(recipe, world, folder, resume, trace, replay, machine, ledger, lock)
     finally:
         lock.release()
 
@@ -68,12 +73,16 @@ def _train(
     resume: Path | None,
     trace: Path | None,
     replay: Path | None,
+    machine: str | None,
+    ledger: Path | None,
     lock: RunLock,
 ) -> int:
     begun = time.perf_counter()
     check_run(recipe, world.size)
     if trace is not None:
         world.call_on_root(lambda: check_writable(trace))
+    if ledger is not None:
+        world.call_on_root(lambda: check_appendable(ledger))
     before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
     rule = make_rule(recipe)
     if replay is not None and not rule.asynchronous:
@@ -107,10 +116,11 @@ def _train(
     on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
     notes += [f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}", *lines]
     if workers is not None:
+        notes.append(f"no prediction is sealed: rule {recipe.rule.name} has no step that all ranks make together")
         run = AsynchronousRun(recipe, workers, world, feed, trainer, home, begun, notes, timeline, replay)
         code = run.run(before)
     else:
-        code = _train_together(recipe, world, feed, trainer, home, begun, point, notes)
+        code = _train_together(recipe, world, feed, trainer, home, begun, point, notes, machine, ledger)
     if timeline is not None and trace is not None:
         timeline.write(trace)
     return code
@@ -134,13 +144,17 @@ def _train_together(
     begun: float,
     point: ResumePoint,
     notes: list[str],
+    machine: str | None,
+    ledger: Path | None,
 ) -> int:
     """Train by a rule that all ranks follow together. Return the exit code."""
     with ProgressDisplay(world.rank == 0, recipe.training.epochs) as display:
         for note in notes:
             display.log(note)
         trainer.reducer.log_with(display.log)
-        run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds)
+        foresight = RunForesight(recipe, world, feed, trainer, home, display.log, ledger)
+        foresight.begin(machine, point.step)
+        run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds, foresight)
         with SignalHandlers(trainer.request, run.end, run.warn) as run.signals:
             code = run.finish()
     feed.close()

@@ -1,0 +1,42 @@
+"""`unisono foresight`: errors of sealed predictions, over all runs of a ledger."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.errors import UsageError
+
+
+def foresight(
+    ledger: Annotated[Path, typer.Argument(help="Ledger of runs.")] = Path("runs/ledger.jsonl"),
+    by: Annotated[
+        str, typer.Option(help="Label that groups runs: version, rule, model, machine, ranks, ..., or one of your own.")
+    ] = "version",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
+) -> None:
+    """Compare sealed predictions with the steps that runs measured: errors, cover of the intervals, worst runs."""
+    from unisono.foresight.calibration import check_label
+    from unisono.foresight.chart import draw_calibration
+    from unisono.foresight.ended_runs import changed_seals
+    from unisono.foresight.ledger import read
+    from unisono.foresight.report import ledger_data, ledger_lines
+
+    entries, complaints = read(ledger)
+    complaints += changed_seals(ledger, entries)
+    check_label(entries, by)
+    if chart is not None:
+        draw_calibration(entries, by, chart)
+    if as_json:
+        print(json.dumps(ledger_data(entries, complaints, by), indent=1))
+        return
+    for line in complaints:
+        print(f"unisono: {line}", file=sys.stderr)
+    if not entries:
+        raise UsageError(f"{ledger} has no runs: unisono train adds one at its end")
+    print("\n".join(ledger_lines(entries, by)))

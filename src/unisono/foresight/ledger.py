@@ -1,0 +1,130 @@
+"""Ledger of runs: a line of JSON for each, with its sealed prediction and its measurement.
+
+    {"check": "5f0c...", "entry": {"digest": ..., "labels": ..., "measurement": ..., "prediction": ..., "run": ...}}
+
+    run A ─ lock ─ write, fsync ─ unlock ──────────────▶ ledger.jsonl        one write a line, behind the last line:
+    run B ──────── waits ────────── lock ─ write, ... ─▶                     O_APPEND and a lock keep them apart
+
+`check` is the CRC-32 of the entry: a line with changed bytes is not used. A line that a dying process left torn stays
+alone: the next one begins on a line of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from unisono.errors import UsageError
+from unisono.foresight.form import from_data
+from unisono.foresight.measurement import Measurement
+from unisono.foresight.seal import SealedPrediction
+
+LEDGER = "ledger.jsonl"
+"""Name of the ledger beside the folders of its runs."""
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """Run with its prediction and its measurement."""
+
+    prediction: SealedPrediction
+    measurement: Measurement
+    version: str
+    """Version of Unisono that measured."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels to group runs by."""
+    run: str = ""
+    """Path of the seal, relative to the ledger's folder where it lies below; empty without a file."""
+    digest: str = ""
+    """SHA-256 of the seal; empty without a file."""
+
+    @property
+    def error(self) -> float:
+        """Error of the predicted step, relative to the measured one."""
+        return abs(self.prediction.step - self.measurement.step.median) / self.measurement.step.median
+
+    @property
+    def has_interval(self) -> bool:
+        """True where the prediction has an interval."""
+        return self.prediction.high > self.prediction.low
+
+    @property
+    def covered(self) -> bool:
+        """True where the measured step is within the interval."""
+        return self.prediction.low <= self.measurement.step.median <= self.prediction.high
+
+
+def append(path: Path, entry: LedgerEntry) -> None:
+    """Append an entry to a ledger, which is made where there is none. Processes may append at the same time.
+
+    Raises UsageError where it cannot be written whole.
+    """
+    content = json.dumps(asdict(entry), sort_keys=True, allow_nan=False).encode()
+    line = b'{"check": "%08x", "entry": %s}\n' % (zlib.crc32(content), content)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            with suppress(OSError):  # a file system without locks: the kernel appends one write after another
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            end = os.fstat(descriptor).st_size
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":
+                line = b"\n" + line
+            written = os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UsageError(f"cannot append to the ledger {path}: {error.strerror}") from error
+    if written < len(line):
+        raise UsageError(f"cannot append to the ledger {path}: {written} of {len(line)} bytes written; free space")
+
+
+def check_appendable(path: Path) -> None:
+    """Raise UsageError where nothing can be appended to the ledger, so that this is known before the run."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot append to the ledger {path}: {error.strerror}") from error
+
+
+def read(path: Path) -> tuple[list[LedgerEntry], list[str]]:
+    """Return the entries of a ledger, and a complaint for each line that is none: it names the file and the line.
+
+    Raises UsageError where the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the ledger {path}: {error.strerror}") from error
+    entries, complaints = [], []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(_entry_of(line))
+        except UsageError as error:
+            complaints.append(f"{path}, line {number}, is not used: {error}")
+    return entries, complaints
+
+
+def _entry_of(line: bytes) -> LedgerEntry:
+    """Return the entry of a line. Raises UsageError for a torn and for a foreign one."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("it is torn, or no JSON") from error
+    if not isinstance(data, dict) or "check" not in data or "entry" not in data:
+        raise UsageError("it is no entry of a ledger")
+    content = json.dumps(data["entry"], sort_keys=True).encode()
+    if data["check"] != f"{zlib.crc32(content):08x}":
+        raise UsageError("its bytes were changed: it does not match its check")
+    entry = from_data(LedgerEntry, data["entry"])
+    if not entry.measurement.step.median > 0:
+        raise UsageError("its measured step is not above 0 s")
+    return entry

@@ -1,0 +1,121 @@
+"""Predictions of a run's step, ready to be sealed: from a machine file, or from measurements of the first steps.
+
+    machine file ─ plan_run ─▶ computing, communication, update, interval ─┐
+    first steps ─ the search's choice, and that without exchanges ─────────┴─▶ SealedPrediction
+
+    computing                      update                        communication
+    │ forward and backward │ what a step without exchanges adds │ the rest of the predicted step │
+
+Worked example, 4 ranks: computing 40 ms; the program takes 42 ms where collectives take no time, and 52 ms with them:
+updates that do not hide are 2 ms, communication that does not hide is 10 ms.
+
+**Interval.** Both have that of a plan (`plan/run_plan.py`): plus and minus the largest error of 24 predictions from
+measured costs. The next error of such a series is at most the largest of 24 before with probability 24/25, if all 25
+come in any order alike: the interval's nominal share. With a machine file, errors of its values come on top.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+
+from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
+from unisono.plan.choose import PredictionInputs, Setting, laid_out, predicted
+from unisono.plan.exchange_cost import FREE, exchange_cost
+from unisono.plan.machines import MachineFacts
+from unisono.plan.run_plan import LARGEST_ERROR, plan_run, predict_run
+from unisono.plan.run_settings import RunSettings
+from unisono.plan.trace import TracedLayer
+from unisono.step.costs import Costs, Prediction
+from unisono.step.program import UPDATE, Role, Step, StepProgram
+
+NOMINAL_SHARE = 24 / 25
+"""Share of steps, 0 to 1, within an interval that reaches to the largest of 24 errors."""
+
+
+def planned_prediction(
+    layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, facts: RunFacts
+) -> SealedPrediction:
+    """Return the prediction of the settings' only rule on their only number of nodes, as `unisono plan` makes it.
+
+    Raises UsageError as `plan_run`.
+    """
+    (plan,) = plan_run(layers, machine, settings)
+    ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
+    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire).cost
+    run = predict_run(layers, machine, settings, rule, nodes, cost)
+    program, updating = program_of(run.inputs, run.best.setting)
+    return SealedPrediction(
+        sealed=BEFORE,
+        version=version("unisono"),
+        run=facts,
+        parts=StepParts(plan.computing, plan.communication, plan.update),
+        low=plan.low,
+        high=plan.high,
+        share=NOMINAL_SHARE,
+        program=replace(program, schedule=plan.schedule),
+        costs=CostFacts(*run.inputs.cost, run.inputs.computing.update),
+        communicating=plan.communicating,
+        updating=updating,
+        time=_now(),
+    )
+
+
+def tuned_prediction(
+    inputs: PredictionInputs, setting: Setting, prediction: Prediction, facts: RunFacts, steps: int
+) -> SealedPrediction:
+    """Return the prediction that a search of `steps` steps has made for the setting it chose, from its measurements."""
+    whole = inputs.computing.whole
+    silent = predicted(
+        inputs._replace(cost=FREE), setting.bucket_bytes, setting.overlap, setting.outstanding
+    ).prediction.step
+    update = max(0.0, silent - whole)
+    parts = StepParts(whole, max(0.0, prediction.step - whole - update), update)
+    program, updating = program_of(inputs, setting)
+    return SealedPrediction(
+        sealed=f"after {steps} tuning steps",
+        version=version("unisono"),
+        run=facts,
+        parts=parts,
+        low=max(whole + update, parts.step * (1 - LARGEST_ERROR)),
+        high=parts.step * (1 + LARGEST_ERROR),
+        share=NOMINAL_SHARE,
+        program=program,
+        costs=CostFacts(*inputs.cost, inputs.computing.update),
+        communicating=prediction.communicating,
+        updating=updating,
+        time=_now(),
+    )
+
+
+def program_of(inputs: PredictionInputs, setting: Setting) -> tuple[ProgramFacts, float]:
+    """Return the program of a step in this setting, and the seconds of a step in which it updates weights."""
+    rule, layout = laid_out(inputs, setting)
+    tasks = tuple(task for number in range(rule.period) for task in rule(Step(number), 0, layout))
+    costs = Costs(layout, inputs.computing, inputs.cost)
+    updates = (one for one in tasks if one.lane == UPDATE and one.parameters and one.operation.role is Role.LOCAL)
+    facts = ProgramFacts(
+        setting.overlap,
+        setting.bucket_bytes,
+        len(layout.buckets),
+        sum(one.nbytes for one in layout.buckets),
+        wire=rule.exchange.wire or "",
+        period=rule.period,
+        digest=digest_of(tasks),
+    )
+    return facts, sum(one.operation.price(one, costs).seconds for one in updates) / rule.period
+
+
+def digest_of(tasks: StepProgram) -> str:
+    """Return the SHA-256 of tasks: equal programs have equal ones, in every process."""
+    lines = (
+        f"{task} {task.lane} {task.reads} {task.writes} {task.group} {task.parameters} {task.peer}" for task in tasks
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

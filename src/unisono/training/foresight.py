@@ -1,0 +1,194 @@
+"""Foresight of a run: its prediction is sealed before it is measured, and both go into the ledger.
+
+    --machine:    plan ─▶ RUN/prediction.json ─ first step ─ ... ─ last step ─▶ RUN/measurement.json ─▶ ledger.jsonl
+    without:      first step ─ ... the search ends ─▶ RUN/prediction.json ─ ... ─ last step ─▶ the same
+
+The prediction of a machine file is that of `unisono plan` for this recipe, these ranks and nodes. Without one it is
+that of the search for overlap and buckets (`reducer/tuning.py`). A run that has neither has no seal, and says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unisono.data.feed import Feed
+from unisono.data.order import steps_of
+from unisono.errors import UsageError
+from unisono.foresight.compare import ms
+from unisono.foresight.form import as_json
+from unisono.foresight.ledger import LEDGER, LedgerEntry, append
+from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
+from unisono.foresight.predictions import planned_prediction, tuned_prediction
+from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
+from unisono.plan.choose import is_searched
+from unisono.plan.machines import find_machine, machine_file
+from unisono.training.planned_run import TRACED_SAMPLES, run_of, settings_of, traced_layers
+from unisono.training.recipe import Recipe
+from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
+from unisono.training.run_directory import replace_file
+from unisono.training.trainer import Trainer
+from unisono.world import World
+
+MAX_NUMBERS_KEPT = 1 << 24
+"""Largest number of times of steps that are kept for the measurement, over all ranks and kinds: the newest stay."""
+
+
+@dataclass
+class RunForesight:
+    """Seal and measurement of a run. All ranks call its functions together; rank 0 writes."""
+
+    recipe: Recipe
+    world: World
+    feed: Feed
+    trainer: Trainer
+    home: Path
+    log: Callable[[str], None]
+    """Function that rank 0 reports with."""
+    ledger: Path | None = None
+    """Ledger of the run; None for that beside its folder."""
+    _seal: Seal | None = None
+    _pending: bool = True  # whether a search may still end and give a prediction
+    _made: int = 0  # steps since the run began or resumed
+    _searched: int = 0  # those before the search ended
+    _dropped: int = 0
+    _all_steps: float = 0.0
+    _kept: list[Seconds] = field(default_factory=list)
+
+    def begin(self, machine: str | None, done: int) -> None:
+        """Seal the prediction of a machine before the first step, which follows `done` steps of a resumed run.
+
+        Raises UsageError for an unknown machine, and where the seal cannot be written.
+        """
+        if machine is not None:
+            self._adopt(self.world.call_on_root(lambda: self._planned(machine, done)))
+        elif done:
+            self._adopt(self.world.call_on_root(lambda: self._of_before(done)))
+        self._seal_search(done)
+
+    def after_step(self, done: int) -> None:
+        """Seal the prediction of the search once it has ended, after `done` steps of the run."""
+        self._made += 1
+        self._seal_search(done)
+
+    def add_steps(self, seconds: Seconds) -> None:
+        """Add the times of steps of all ranks, on rank 0."""
+        self._kept.append(seconds)
+        sequential = seconds[..., [KINDS.index(kind) for kind in SEQUENTIAL_KINDS]]
+        self._all_steps += float(sequential.sum(dtype=np.float64)) / self.world.size
+        while len(self._kept) > 1 and sum(one.size for one in self._kept) > MAX_NUMBERS_KEPT:
+            self._dropped += self._kept.pop(0).shape[1]
+
+    def finish(self, wall: float) -> None:
+        """Write the measurement and add the run to the ledger; `wall` is the seconds since the run began."""
+        if self.world.rank == 0:
+            try:
+                self._write(wall)
+            except UsageError as error:  # the run itself has ended well
+                self.log(f"not in the ledger: {error}")
+
+    def _seal_search(self, done: int) -> None:
+        reducer = self.trainer.reducer
+        if not self._pending or reducer.state() is None:
+            return
+        self._pending = False
+        self._searched = max(0, self._made - 1)
+        if self._seal is not None:
+            return
+        inputs, prediction = reducer.prediction_inputs, reducer.predicted
+        if inputs is None or prediction is None:
+            self.log(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
+            return
+        self.trainer.wait()
+        facts = self._facts(done)
+        sealed = tuned_prediction(inputs, reducer.setting, prediction, facts, self._searched)
+        self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)))
+
+    def _adopt(self, seal: Seal | str | None) -> None:
+        """Adopt a seal and report it, or the reason for which there is none."""
+        if isinstance(seal, Seal):
+            self._seal, found = seal, seal.prediction
+            interval = f" ({ms(found.low)} - {ms(found.high)})" if found.high > found.low else ""
+            self.log(f"prediction sealed {found.sealed}: {ms(found.step)} a step{interval}, in {seal.path}")
+        elif seal is not None:
+            self.log(f"no prediction is sealed before the first step: {seal}")
+
+    def _planned(self, machine: str, done: int) -> Seal | str:
+        """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
+        found = find_machine(machine)
+        digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
+        facts = replace(self._facts(done), machine=found.name, machine_digest=digest)
+        if facts.ranks % facts.nodes:
+            return f"{facts.ranks} ranks do not spread evenly over {facts.nodes} nodes"
+        try:
+            run = run_of(self.recipe)
+            with torch.random.fork_rng(devices=[]):
+                shape = tuple(self.feed.blank(1).shape[1:])
+                layers = traced_layers(run, shape, self.feed.classes, TRACED_SAMPLES)
+            settings = settings_of(run, (facts.nodes,), facts.ranks // facts.nodes, TRACED_SAMPLES)
+            sealed = planned_prediction(layers, found, settings, facts)
+        except UsageError as error:
+            return str(error)
+        return write_seal(self.home, sealed)
+
+    def _of_before(self, done: int) -> Seal | None:
+        """Return the newest seal of a resumed run where it still holds."""
+        found = seals_of(self.home)
+        if not found:
+            return None
+        seal = read_seal(found[-1])
+        return seal if holds(seal.prediction, self._facts(done)) else None
+
+    def _facts(self, done: int) -> RunFacts:
+        training, world = self.recipe.training, self.world
+        steps = training.epochs * steps_of(self.feed.samples, training.batch) - done
+        names = self.recipe.name, self.recipe.model.name, self.recipe.rule.name
+        return RunFacts(*names, world.size, world.nodes, training.batch, steps)
+
+    def _write(self, wall: float) -> None:
+        skip, rule = self._searched + WARMUP_STEPS, self.trainer.reducer.rule
+        found = None
+        if self._kept:
+            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
+        if found is None:
+            self.log(f"no measurement: the run has no {rule.period} steps after the first {skip}")
+            return
+        digest = "" if self._seal is None else self._seal.digest
+        measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest)
+        path = self.home / f"{MEASUREMENT}.json" if self._seal is None else self._seal.measurement
+        replace_file(path, as_json(measured))
+        if self._seal is not None:
+            self._enter(self._seal, measured)
+
+    def _enter(self, seal: Seal, measured: Measurement) -> None:
+        """Add the run to the ledger."""
+        ledger = self.home.parent / LEDGER if self.ledger is None else self.ledger
+        name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
+        append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
+        step, predicted = measured.step.median, seal.prediction.step
+        self.log(
+            f"measured {ms(step)} a step, {step / predicted - 1:+.0%} of the predicted {ms(predicted)}; by part: "
+            f"unisono plan --check {self.home}"
+        )
+
+
+def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:
+    """Return True where a prediction is that of the same steps: model, rule, batch, ranks and nodes are equal."""
+    before = sealed.run
+    return all(getattr(before, key) == getattr(facts, key) for key in ("model", "rule", "batch", "ranks", "nodes"))
+
+
+def reason_without_seal(trainer: Trainer) -> str:
+    """Return the reason for which a run's first steps gave no prediction."""
+    if trainer.world.size == 1:
+        return "one rank measures no exchange"
+    if not is_searched(trainer.reducer.rule):
+        return f"the steps of {type(trainer.reducer.rule).__name__} are not alike, so that none is measured"
+    return "overlap and buckets were not searched"

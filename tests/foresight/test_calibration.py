@@ -1,0 +1,45 @@
+"""Errors and cover of groups of runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.foresight.entries import entry
+
+from unisono.errors import UsageError
+from unisono.foresight.calibration import calibrate, check_label, facts_of, group_of, worst_runs
+
+
+def test_errors_and_cover_of_each_version() -> None:
+    """The example of the module, and a version whose predictions have no interval."""
+    entries = [entry(0.052), entry(0.054), entry(0.065)]
+    (found,) = calibrate(entries)
+    assert (found.group, found.runs, found.intervals, found.covered, found.share) == ("1.0", 3, 3, 2, 0.96)
+    assert found.median == pytest.approx(0.002 / 0.054)
+    assert found.high == pytest.approx(0.2 - 0.1 * (0.2 - 0.002 / 0.054))
+    later = entry(0.104, "1.1")
+    later = replace(later, prediction=replace(later.prediction, low=0.052, high=0.052))
+    first, second = calibrate([later, *entries])
+    assert first == found
+    assert (second.group, second.median, second.intervals, second.share) == ("1.1", pytest.approx(0.5), 0, 0.0)
+
+
+def test_groups_by_labels_and_by_facts() -> None:
+    entries = [entry(links="fast"), entry(links="slow"), entry()]
+    assert [one.group for one in calibrate(entries, "links")] == ["-", "fast", "slow"]
+    assert [(one.group, one.runs) for one in calibrate(entries, "rule")] == [("bsp", 3)]
+    assert group_of(entry(rule="mine"), "rule") == "mine"
+    assert facts_of(entry())["sealed"] == "before"
+    for by in ("links", "machine"):
+        check_label(entries, by)
+    with pytest.raises(UsageError, match=r"--by color: no run has this label; there are links, machine, model, "):
+        check_label(entries, "color")
+    check_label([], "color")
+
+
+def test_the_worst_come_first() -> None:
+    steps = [0.052, 0.030, 0.080, 0.055]
+    assert [one.measurement.step.median for one in worst_runs([entry(step) for step in steps], 3)] == [
+        pytest.approx(step) for step in (0.030, 0.080, 0.055)
+    ]

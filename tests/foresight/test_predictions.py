@@ -1,0 +1,79 @@
+"""Predictions to be sealed: those of the plan and those of a search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.foresight.entries import RUN
+from tests.plan.test_choose import NETWORK, ask, at, loads
+from tests.plan.test_run_plan import MACHINE, SETTINGS, network
+
+from unisono.foresight.predictions import NOMINAL_SHARE, planned_prediction, program_of, tuned_prediction
+from unisono.plan.choose import PredictionInputs, candidates
+from unisono.plan.exchange_cost import exchange_cost
+from unisono.plan.run_plan import LARGEST_ERROR, plan_run
+from unisono.rules import BSP, BaseRule, Exchange, LocalSGD, Sharded
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("rule", [BSP(), Sharded(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
+    settings = replace(SETTINGS, rules={"this": rule}, nodes=(nodes,), ranks_per_node=2)
+    (plan,) = plan_run(network(), MACHINE, settings)
+    found = planned_prediction(network(), MACHINE, settings, RUN)
+    assert found.sealed == "before the first step"
+    assert found.step == pytest.approx(plan.step)
+    parts = found.parts
+    assert (parts.computing, parts.communication, parts.update) == (plan.computing, plan.communication, plan.update)
+    assert (found.low, found.high, found.communicating) == (plan.low, plan.high, plan.communicating)
+    program = found.program
+    assert (program.overlap, program.bucket_bytes, program.schedule) == (plan.overlap, plan.bucket_bytes, plan.schedule)
+    assert (program.period, program.wire) == (rule.period, rule.exchange.wire or "")
+    assert program.nbytes == pytest.approx(sum(layer.parameter_bytes for layer in network()), rel=1e-3), "padding"
+    assert (found.costs.per_byte > 0) == (nodes > 1)
+    if rule == BSP():
+        assert (found.costs.latency, found.costs.per_byte) == exchange_cost(MACHINE, nodes, 2).cost
+    assert found.updating > 0
+    assert found.run == RUN
+
+
+def inputs(update: float = 0.0) -> PredictionInputs:
+    return ask(replace(NETWORK, update=update), loads, at(0.5))._replace(ranks=4)
+
+
+@pytest.mark.parametrize("update", [0.0, 1e-9])
+def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> None:
+    chosen = candidates(inputs(update))[0]
+    found = tuned_prediction(inputs(update), *chosen, RUN, 24)
+    assert found.sealed == "after 24 tuning steps"
+    assert found.step == pytest.approx(chosen.prediction.step)
+    assert found.parts.computing == NETWORK.whole
+    assert (found.parts.update > 1e-9) == (update > 0)
+    assert found.high == pytest.approx(found.step * (1 + LARGEST_ERROR))
+    assert NETWORK.whole + found.parts.update <= found.low < found.step
+    assert found.share == NOMINAL_SHARE
+    total = sum(bucket.nbytes for bucket in loads(chosen.setting.bucket_bytes))
+    assert found.updating == pytest.approx(total * update)
+
+
+def test_programs_are_told_apart_by_their_digests() -> None:
+    best = candidates(inputs())[0].setting
+    facts, _ = program_of(inputs(), best)
+    assert program_of(inputs(), best)[0] == facts
+    assert facts.buckets == len(loads(best.bucket_bytes))
+    digests = {facts.digest}
+    for other in (best._replace(bucket_bytes=4 * MIB, sequence=()), best._replace(overlap="none", sequence=())):
+        digests.add(program_of(inputs(), other)[0].digest)
+    digests.add(program_of(inputs()._replace(rule=LocalSGD(every=2)), best._replace(sequence=()))[0].digest)
+    assert len(digests) == 4
+
+
+def test_a_sharded_step_updates_a_share() -> None:
+    whole = inputs(1e-9)
+    best = candidates(whole)[0].setting._replace(sequence=(), halves=())
+    all_of_it = program_of(whole, best)[1]
+    share = program_of(whole._replace(rule=Sharded()), best)[1]
+    assert 0 < share < all_of_it

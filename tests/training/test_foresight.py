@@ -1,0 +1,35 @@
+"""Decisions about a run's seal; the runs themselves are in tests/mpi/training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.foresight.entries import PREDICTION, RUN
+
+from unisono.rules import BSP, LocalSGD
+from unisono.training.foresight import holds, reason_without_seal
+from unisono.training.trainer import Trainer
+
+
+def test_a_seal_holds_for_the_same_steps_however_many_are_left() -> None:
+    assert holds(PREDICTION, replace(RUN, steps=3, machine="", recipe="renamed"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"ranks": 2}, {"nodes": 1}, {"batch": 32}, {"model": "resnet20"}, {"rule": "sharded"}]
+)
+def test_a_seal_does_not_hold_for_other_steps(change: dict[str, Any]) -> None:
+    assert not holds(PREDICTION, replace(RUN, **change))
+
+
+def trainer_of(ranks: int, rule: object) -> Trainer:
+    return cast(Trainer, SimpleNamespace(world=SimpleNamespace(size=ranks), reducer=SimpleNamespace(rule=rule)))
+
+
+def test_reasons_for_which_there_is_no_seal() -> None:
+    assert reason_without_seal(trainer_of(1, BSP())) == "one rank measures no exchange"
+    assert reason_without_seal(trainer_of(2, LocalSGD(every=2))).startswith("the steps of LocalSGD are not alike")
+    assert reason_without_seal(trainer_of(2, BSP())) == "overlap and buckets were not searched"
