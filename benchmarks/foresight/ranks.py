@@ -44,7 +44,7 @@ LINK_SECONDS = 0.16
 EVEN_BATCH = 24
 """Samples a rank whose computing takes as long as the ideal exchange of all gradients."""
 
-MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 5.0, 12, 60
+MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 4.0, 12, 40
 WARM_UP = 4
 
 
@@ -153,7 +153,7 @@ def main(seed: str, number: str, folder: str) -> None:
     cluster, home = draw(int(seed))[int(number)], Path(folder)
     probed = find_machine(str(home / f"cluster-{number}.toml"))
     every = contenders(cluster, int(number))
-    sealed = world.broadcast_object([predict(probed, cluster, one) for one in every] if world.rank == 0 else None)
+    sealed = world.call_on_root(lambda: [predict(probed, cluster, one) for one in every])
     if world.rank == 0:
         lines = "".join(
             json.dumps([one._asdict() | {"run": asdict(one.run)}, asdict(prediction)]) + "\n"

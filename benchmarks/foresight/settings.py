@@ -26,7 +26,7 @@ CHOICES_ON = 3
 MAX_MEGABITS = 800
 """Largest product of hosts and rate in Mbit/s that two cores carry."""
 
-NETWORKS = ("alexnet", "resnet_50", "vgg_a")
+NETWORKS = ("alexnet", "googlenet", "resnet50", "vgg_a")
 BATCHES = (8, 16, 32, 64)
 """Samples a rank. Of 24 the computing takes as long as the link needs for all gradients."""
 

@@ -45,7 +45,7 @@ def planned_prediction(
     """
     (plan,) = plan_run(layers, machine, settings)
     ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
-    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire).cost
+    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire, rule.sharded).cost
     run = predict_run(layers, machine, settings, rule, nodes, cost)
     program, updating = program_of(run.inputs, run.best.setting)
     return SealedPrediction(
