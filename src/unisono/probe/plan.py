@@ -7,7 +7,7 @@ A part ends at the sum of the shares up to it, so that time which one leaves ove
 has a share of what is left in proportion to the root of its work: long ones have more time, short ones more trials.
 
 Worked example: 24 s are left for two probes of 1 and 16 MiB. Their roots are 1 and 4: the first has 4.8 s. If a call of
-it takes 0.2 s, 23 trials follow the first call; the other probe then has 19.2 s, and is expected to take 3.2 s a call.
+it takes 0.25 s, 18 trials follow the first call; the other probe then has 19.2 s, and is expected to take 4 s a call.
 """
 
 from __future__ import annotations

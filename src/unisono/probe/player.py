@@ -117,7 +117,7 @@ def _play_part(
             reasons.append(f"{probe.words}: {error}")
             continue
         readings.append(reading)
-        seconds_of_work = (reading.preparation + slowest(reading.trials[-1])) / probe.work
+        seconds_of_work = (reading.preparation + min(map(slowest, reading.trials))) / probe.work
     return readings, reasons
 
 
