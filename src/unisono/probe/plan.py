@@ -52,6 +52,12 @@ COLLECTIVE_BYTES = (MEASURED_BUCKET_BYTES[0], 2 << 20, MEASURED_BUCKET_BYTES[1])
 NARROW_WIRE = "bfloat16"
 """Wire of 16 bits that is measured beside float32."""
 
+SUM_BYTES = 64 << 20
+"""Bytes of each tensor of a sum: more than caches hold."""
+
+DISK_BYTES = (8 << 20, 64 << 20, 256 << 20)
+"""Bytes of files: the largest that there is time for counts."""
+
 MESSAGE_BYTES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 
 LINEAR_SIZES = (
@@ -100,9 +106,9 @@ def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
             *(ProductProbe("linear", *sizes) for sizes in LINEAR_SIZES),
             *(ProductProbe("convolution", *sizes) for sizes in CONVOLUTION_SIZES),
         ],
-        "memory": [MemoryProbe(64 << 20)],
+        "memory": [MemoryProbe(SUM_BYTES)],
         "decoding": [DecodingProbe(500, 375)],
-        "disk": [DiskProbe(nbytes) for nbytes in (8 << 20, 64 << 20, 256 << 20)],
+        "disk": [DiskProbe(nbytes) for nbytes in DISK_BYTES],
         "collectives": list(_collectives(nodes)),
     }
     ends = accumulate(SHARES.values())

@@ -23,11 +23,13 @@ PARTS = {"products": (ProductProbe("linear", 2, 8, 8),), "collectives": (Collect
 
 @pytest.fixture
 def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small probes of every part, so that a few seconds are enough."""
+    """Few and small probes of every part, which take a second in all."""
     monkeypatch.setattr(plans, "LINEAR_SIZES", ((2, 8, 8),))
     monkeypatch.setattr(plans, "CONVOLUTION_SIZES", ((2, 3, 4, 8, 3),))
     monkeypatch.setattr(plans, "COLLECTIVE_BYTES", (1 << 10, 1 << 12))
     monkeypatch.setattr(plans, "MESSAGE_BYTES", (4, 64))
+    monkeypatch.setattr(plans, "DISK_BYTES", (4 << 20,))
+    monkeypatch.setattr(plans, "SUM_BYTES", 1 << 20)
     monkeypatch.setattr(plans, "MAX_TRIALS", 3)
 
 
@@ -37,7 +39,7 @@ def test_all_ranks_have_the_machine_that_is_written(request: pytest.FixtureReque
     these: World = request.getfixturevalue(where)
     said: list[str] = []
     folder = these.call_on_root(lambda: tmp_path)
-    found = probe(these, 20, folder, "", said.append)
+    found = probe(these, 600, folder, "", said.append)
     assert these.all_gather_object(found) == [found] * these.size
     file = tmp_path / "machine.toml"
     file.write_text(file_of(found), encoding="utf-8")
