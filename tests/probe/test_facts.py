@@ -13,7 +13,6 @@ from unisono.plan.machines import MachineFacts, NodeFacts, parse_machine
 from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProductRow
 from unisono.plan.write_machine import machine_text
 from unisono.probe.facts import ProbedSite, machine_facts, node_rates
-from unisono.probe.player import ProbeFindings, ProbeReading
 from unisono.probe.probes import (
     CollectiveProbe,
     DecodingProbe,
@@ -23,6 +22,7 @@ from unisono.probe.probes import (
     Probe,
     ProductProbe,
 )
+from unisono.probe.readings import ProbeFindings, ProbeReading
 from unisono.tuning.links import Links
 
 PLACEMENT = place([0, 0, 1, 1])

@@ -36,8 +36,8 @@ from unisono.plan.measured_rows import (
     ProbeFacts,
     ProductRow,
 )
-from unisono.probe.player import ProbeFindings, ProbeReading, slowest
 from unisono.probe.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, MessageProbe, ProductProbe
+from unisono.probe.readings import ProbeFindings, ProbeReading, slowest
 from unisono.tuning.links import Links
 from unisono.tuning.topology import slow_links
 
