@@ -71,6 +71,14 @@ def test_the_nearest_rows_correct_an_estimate(nodes: int, wire: str | None) -> N
         assert cost.seconds(nbytes) == pytest.approx(1.2 * of_ring(nodes, nbytes), rel=1e-4)
 
 
+def test_the_schedule_of_a_row_is_left_where_its_payload_is_short_for_all_ranks() -> None:
+    known = replace(MACHINE, collectives=(row(2, 1 << 19, 0.001), row(2, 8 << 20, 0.01)))
+    assert exchange_cost(known, 256, 1)[::2] == ("ring", "corrected")
+    schedule, _, basis = exchange_cost(known, 4096, 1)
+    assert basis == "corrected"
+    assert schedule != "ring"
+
+
 def test_a_schedule_without_a_program_corrects_the_cheapest_one() -> None:
     rows = tuple(row(2, nbytes, 1.0, schedule="library") for nbytes in (1 << 19, 8 << 20))
     schedule, _, basis = exchange_cost(replace(MACHINE, collectives=rows), 4, 1)

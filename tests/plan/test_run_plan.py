@@ -15,6 +15,7 @@ from unisono.plan.choose import PredictionInputs, candidates, layout_of
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.measured_rows import CollectiveRow
 from unisono.plan.run_plan import LARGEST_ERROR, RunPlan, buckets_of, plan_run, predict_run, update_seconds
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer, trace
@@ -98,6 +99,20 @@ def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() ->
     saved = {rule: 1 - after[rule, 4].communicating / before[rule, 4].communicating for rule in RULES}
     assert saved["bsp"] == pytest.approx(0.5, abs=0.02)
     assert saved["sharded"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
+    rows = tuple(
+        CollectiveRow("allreduce", "direct", "float32", nodes, 2 * nodes, nbytes, nbytes * 1e-9 * nodes, 0.0)
+        for nodes in (1, 2)
+        for nbytes in (1 << 19, 8 << 20)
+    )
+    settings = replace(SETTINGS, ranks_per_node=2, rules={"bsp": BSP()})
+    found = plans(replace(MACHINE, collectives=rows), settings)
+    assert [found["bsp", nodes].basis for nodes in (1, 2, 4)] == ["measured", "measured", "corrected"]
+    assert found["bsp", 1].communicating > 0
+    assert found["bsp", 1].speedup == pytest.approx(1)
+    assert [plans(settings=settings)["bsp", nodes].basis for nodes in (1, 2)] == ["", "estimated"]
 
 
 def test_rarer_exchanges_cost_less() -> None:

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from unisono.errors import UsageError
 from unisono.plan.machines import find_machine
+from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProductRow
 from unisono.plan.what_if import CHANGES, changed_machine
 
 MACHINE = find_machine("taihulight")
@@ -28,3 +31,14 @@ def test_other_words_are_refused(words: str) -> None:
 def test_a_value_that_is_not_there_is_not_multiplied() -> None:
     with pytest.raises(UsageError, match=r"has no node.memory_bandwidth, so it cannot be multiplied"):
         changed_machine(find_machine("cori_aries"), "memory_bandwidth=2x")
+
+
+def test_rows_of_another_machine_are_left_out() -> None:
+    product = ProductRow("linear", 1, 1, 1, 1, 1e9, 2e9, 0.0)
+    collective = CollectiveRow("allreduce", "ring", "float32", 2, 2, 4, 1.0, 0.0)
+    measured = replace(MACHINE, products=(product,), messages=(MessageRow(4, 1.0, 0.0),), collectives=(collective,))
+    faster = changed_machine(measured, "flops=2x")
+    assert faster.products == (replace(product, forward=2e9, backward=4e9),)
+    assert faster.collectives == measured.collectives
+    wider = changed_machine(measured, "bandwidth=2x")
+    assert (wider.products, wider.messages, wider.collectives) == ((product,), (), ())

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from unisono.choosing.priced import choose_by_price
+from unisono.choosing.priced import LONG_BYTES_PER_RANK, choose_by_price
 from unisono.network import Network, estimate
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
@@ -105,11 +105,13 @@ def _cost(machine: MachineFacts, exchange: PricedExchange) -> ExchangeCost:
 def _corrected(machine: MachineFacts, exchange: PricedExchange, row: CollectiveRow) -> tuple[str, float]:
     """Return the schedule and the estimate for the bytes of a row, times what the row took over its own estimate.
 
-    The schedule is the row's, which `auto` took there, if a node has as many ranks.
+    The schedule is the row's, which `auto` took there, if a node has as many ranks, and the payload is long for all of
+    them: on thousands of nodes `auto` takes no ring.
     """
     measured = PricedExchange(row.collective, row.wire, row.nodes, row.ranks // row.nodes)
     _, before = _estimated(machine, measured, row.bytes, row.schedule)
-    alike = measured.ranks_per_node == exchange.ranks_per_node
+    long = row.bytes * encoded_share(exchange.wire) >= LONG_BYTES_PER_RANK * exchange.ranks
+    alike = long and measured.ranks_per_node == exchange.ranks_per_node
     schedule, after = _estimated(machine, exchange, row.bytes, row.schedule if alike else "")
     return schedule, after * row.seconds / before
 

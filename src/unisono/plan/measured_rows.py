@@ -5,7 +5,7 @@
     [[collective]]   collective, schedule, wire, nodes, ranks, bytes ─▶ seconds
     [probe]          date, version, hosts, ranks, nodes, seconds, left_out
 
-A spread is the slowest of the trials less the fastest, over their median.
+A spread is that of the middle half of the trials: the third quartile less the first, over the median.
 """
 
 from __future__ import annotations

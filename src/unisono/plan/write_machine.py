@@ -16,8 +16,9 @@ def machine_text(machine: MachineFacts) -> str:
     content |= {name: _known(getattr(machine, name)) for name in TABLES}
     content["slow_links"] = {str(node): factor for node, factor in machine.slow_links.items()}
     content |= {name: dict(getattr(machine, name)) for name in REASONS}
-    content |= {name: [asdict(row) for row in getattr(machine, f"{name}s")] for name in ROWS}
-    return tomli_w.dumps({key: value for key, value in content.items() if value})
+    tables = tomli_w.dumps({key: value for key, value in content.items() if value})
+    rows = [f"\n[[{name}]]\n{tomli_w.dumps(asdict(row))}" for name in ROWS for row in getattr(machine, f"{name}s")]
+    return "".join((tables, *rows))
 
 
 def _known(table: Any) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from unisono.plan.measured_rows import (
     ProbeFacts,
     ProductRow,
 )
-from unisono.probe.player import ProbeFindings, ProbeReading, slowest
 from unisono.probe.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, MessageProbe, ProductProbe
+from unisono.probe.readings import ProbeFindings, ProbeReading, slowest
 from unisono.tuning.links import Links
 from unisono.tuning.topology import slow_links
 
@@ -99,13 +99,14 @@ def _by_kind(readings: Sequence[ProbeReading]) -> Mapping[type[Any], list[ProbeR
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median, and the largest less the smallest value over it, both in DIGITS digits.
+    """Return the median, and the range of the middle half of the values over it, both in DIGITS digits.
 
-    >>> median_and_spread([1.0, 2.0, 4.0])
-    (2.0, 1.5)
+    >>> median_and_spread([4.0, 1.0, 2.0]), median_and_spread([1.0, 2.0, 2.5, 3.0, 100.0])
+    ((2.0, 1.5), (2.5, 0.4))
     """
-    median = statistics.median(values)
-    return _rounded(median), _rounded((max(values) - min(values)) / median)
+    ordered, median = sorted(values), statistics.median(values)
+    middle = ordered[3 * len(ordered) // 4] - ordered[len(ordered) // 4]
+    return _rounded(median), _rounded(middle / median)
 
 
 def node_rates(reading: ProbeReading, placement: Placement, index: int = 0, work: float | None = None) -> list[float]:

@@ -7,7 +7,7 @@ A part ends at the sum of the shares up to it, so that time which one leaves ove
 has a share of what is left in proportion to the root of its work: long ones have more time, short ones more trials.
 
 Worked example: 24 s are left for two probes of 1 and 16 MiB. Their roots are 1 and 4: the first has 4.8 s. If a call of
-it takes 0.2 s, 23 trials follow the first call; the other probe then has 19.2 s, and is expected to take 3.2 s a call.
+it takes 0.25 s, 18 trials follow the first call; the other probe then has 19.2 s, and is expected to take 4 s a call.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ COLLECTIVE_BYTES = (MEASURED_BUCKET_BYTES[0], 2 << 20, MEASURED_BUCKET_BYTES[1])
 
 NARROW_WIRE = "bfloat16"
 """Wire of 16 bits that is measured beside float32."""
+
+SUM_BYTES = 64 << 20
+"""Bytes of each tensor of a sum: more than caches hold."""
+
+DISK_BYTES = (8 << 20, 64 << 20, 256 << 20)
+"""Bytes of files: the largest that there is time for counts."""
 
 MESSAGE_BYTES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 
@@ -100,9 +106,9 @@ def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
             *(ProductProbe("linear", *sizes) for sizes in LINEAR_SIZES),
             *(ProductProbe("convolution", *sizes) for sizes in CONVOLUTION_SIZES),
         ],
-        "memory": [MemoryProbe(64 << 20)],
+        "memory": [MemoryProbe(SUM_BYTES)],
         "decoding": [DecodingProbe(500, 375)],
-        "disk": [DiskProbe(nbytes) for nbytes in (8 << 20, 64 << 20, 256 << 20)],
+        "disk": [DiskProbe(nbytes) for nbytes in DISK_BYTES],
         "collectives": list(_collectives(nodes)),
     }
     ends = accumulate(SHARES.values())

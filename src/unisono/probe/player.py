@@ -12,11 +12,11 @@ is every rank's, and leaves out the probe.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from unisono.errors import UsageError
 from unisono.probe.computing import prepare_decoding, prepare_product, prepare_sum
@@ -33,36 +33,14 @@ from unisono.probe.probes import (
     Probe,
     ProductProbe,
 )
-from unisono.tuning.links import Links, measure_links
+from unisono.probe.readings import ProbeFindings, ProbeReading, Trial, slowest
+from unisono.tuning.links import measure_links
 from unisono.world import World
-
-Trial = tuple[tuple[float, ...], ...]
-"""Seconds of a call by rank: of each of its passes; none where the rank took no part."""
 
 Prepare = Callable[[Any], AbstractContextManager[PreparedCall]]
 """Function that makes a kind of probe ready on this rank."""
 
 Log = Callable[[str], None]
-
-
-class ProbeReading(NamedTuple):
-    """Seconds of a probe."""
-
-    probe: Probe
-    trials: tuple[Trial, ...]
-    preparation: float
-    """Seconds before the first call."""
-    schedule: str = ""
-    """Schedule of a collective."""
-
-
-class ProbeFindings(NamedTuple):
-    """Findings of a whole plan, the same on every rank."""
-
-    links: Links | None
-    readings: tuple[ProbeReading, ...]
-    left_out: tuple[str, ...]
-    seconds: float
 
 
 def play(world: World, plan: ProbePlan, folder: Path | None, log: Log) -> ProbeFindings:
@@ -117,7 +95,7 @@ def _play_part(
             reasons.append(f"{probe.words}: {error}")
             continue
         readings.append(reading)
-        seconds_of_work = (reading.preparation + slowest(reading.trials[-1])) / probe.work
+        seconds_of_work = (reading.preparation + min(map(slowest, reading.trials))) / probe.work
     return readings, reasons
 
 
@@ -135,11 +113,6 @@ def measure(world: World, probe: Probe, prepare: Prepare, share: float) -> Probe
         counted = [first] if took > LONG_CALL_SECONDS else []
         counted += [_trial(world, prepared) for _ in range(trials(took, share - preparation - took))]
     return ProbeReading(probe, tuple(counted), preparation, prepared.schedule)
-
-
-def slowest(trial: Sequence[Sequence[float]]) -> float:
-    """Return the seconds of the slowest rank, all its passes."""
-    return max(map(sum, trial), default=0.0)
 
 
 def _trial(world: World, prepared: PreparedCall) -> Trial:

@@ -16,6 +16,9 @@ from typing import NamedTuple, Protocol
 
 from unisono.plan.exchange_cost import BYTES_OF_A_SUM
 
+LATENCY_BYTES = 1 << 10
+"""Bytes that each message counts besides its own: short ones take as long as each other."""
+
 
 class Probe(Protocol):
     """Measurement that all ranks make together."""
@@ -39,8 +42,8 @@ class MessageProbe:
 
     @property
     def work(self) -> float:
-        """Bytes of a message."""
-        return self.bytes
+        """Bytes of a message, and those that its latency has time for on a link of 100 Mbit/s."""
+        return LATENCY_BYTES + self.bytes
 
     @property
     def words(self) -> str:
