@@ -124,7 +124,7 @@ def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: M
         which = f"node.memory_bandwidth is too {high}" if part.predicted else "the file has no node.memory_bandwidth"
         return _named(prediction, which, "updates have changed since"), again
     if part.part == "exchanges":
-        return _named(prediction, _link(part, prediction, high, low), "the links have changed since"), again
+        return _named(prediction, _link(part, prediction, high, low), "exchanges have changed since"), again
     hid = "less" if part.off > 0 else "more"
     return f"exchanges and updates took about as long as predicted, but {hid} of them was hidden", _unhidden(part)
 
