@@ -96,7 +96,12 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
     source = "the machine file says" if prediction.from_machine else "the first steps measured"
     share = ""
     if part.part in ("computing", "loading"):
-        share = f"; that is {part.off / step.off:.0%} of the step's error"
+        whole = part.off / step.off
+        share = (
+            f"; that is {whole:.0%} of the step's error"
+            if round(whole, 2) <= 1
+            else "; other parts made up for some of it"
+        )
     return f"{part.part} took {_longer(part)} than {source}: {which}; {remedy}{share}"
 
 
