@@ -74,8 +74,9 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
         ),
         (
             PREDICTION,
-            measured(0.030, 0.012),
-            "computing took 25% less than the machine file says: node.flops is too low",
+            measured(0.030, 0.013),
+            "computing took 25% less than the machine file says: node.flops is too low for these layers; probe again; "
+            "other parts made up for some of it",
         ),
         (
             TUNED,

@@ -6,7 +6,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.network import NetworkError
-from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_names
+from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_file, machine_names
 from unisono.plan.measured_rows import MessageRow
 
 
@@ -50,6 +50,8 @@ def test_a_machine_of_the_users(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n[node]\nflops = 1e12\n[link]\nbandwidth = 1\n')
     mine = find_machine(str(file))
+    assert machine_file(str(file)) == file
+    assert machine_file("taihulight") == FOLDER / "taihulight.toml"
     assert (mine.node.flops, mine.link.bandwidth, mine.link.adapters) == (1e12, 1.0, 1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         mine.name = "yours"  # type: ignore[misc]

@@ -96,7 +96,12 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
     source = "the machine file says" if prediction.from_machine else "the first steps measured"
     share = ""
     if part.part in ("computing", "loading"):
-        share = f"; that is {part.off / step.off:.0%} of the step's error"
+        whole = part.off / step.off
+        share = (
+            f"; that is {whole:.0%} of the step's error"
+            if round(whole, 2) <= 1
+            else "; other parts made up for some of it"
+        )
     return f"{part.part} took {_longer(part)} than {source}: {which}; {remedy}{share}"
 
 
@@ -124,7 +129,7 @@ def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: M
         which = f"node.memory_bandwidth is too {high}" if part.predicted else "the file has no node.memory_bandwidth"
         return _named(prediction, which, "updates have changed since"), again
     if part.part == "exchanges":
-        return _named(prediction, _link(part, prediction, high, low), "the links have changed since"), again
+        return _named(prediction, _link(part, prediction, high, low), "exchanges have changed since"), again
     hid = "less" if part.off > 0 else "more"
     return f"exchanges and updates took about as long as predicted, but {hid} of them was hidden", _unhidden(part)
 

@@ -134,8 +134,13 @@ class RunForesight:
                 layers = traced_layers(run, shape, self.feed.classes, TRACED_SAMPLES)
             settings = settings_of(run, (facts.nodes,), facts.ranks // facts.nodes, TRACED_SAMPLES)
             sealed = planned_prediction(layers, found, settings, facts)
-        except UsageError as error:
-            return str(error)
+        except (
+            UsageError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ) as error:  # weights on meta have no values
+            return (str(error).splitlines() or [type(error).__name__])[0]
         return write_seal(self.home, sealed)
 
     def _of_before(self, done: int) -> Seal | None:
@@ -169,7 +174,7 @@ class RunForesight:
 
     def _enter(self, seal: Seal, measured: Measurement) -> None:
         """Add the run to the ledger."""
-        ledger = self.home.parent / LEDGER if self.ledger is None else self.ledger
+        ledger = self.home.resolve().parent / LEDGER if self.ledger is None else self.ledger
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
         step, predicted = measured.step.median, seal.prediction.step

@@ -3,6 +3,8 @@
 runs/digits-20260131-120000/
 ├── recipe.toml
 ├── .lock                  while a run uses the directory: the process
+├── prediction.json        sealed prediction of a step; prediction-2.json of the first resumption
+├── measurement.json       measured step, at the end of the run
 ├── metrics.jsonl
 ├── convolutions.json      timings of convolution algorithms
 ├── steps/
