@@ -54,6 +54,14 @@ def test_a_machine_of_the_users(tmp_path: Path) -> None:
         mine.name = "yours"  # type: ignore[misc]
 
 
+def test_disks_and_decoding_are_not_known_unless_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\n[disk]\nbandwidth = 5e8\n[decoding]\npixels = 3e7\n')
+    mine, other = find_machine(str(file)), find_machine("taihulight")
+    assert (mine.disk.bandwidth, mine.decoding.pixels) == (5e8, 3e7)
+    assert (other.disk.bandwidth, other.decoding.pixels) == (0, 0)
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
         UsageError, match=r"no machine cray: there are aws_c4_8xlarge, .*, or give a TOML file"
@@ -66,7 +74,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ("text", "words"),
     [
         ("name = 3", "name = 3"),
-        ('name = "x"\n[nodes]', "nodes is not one of assumed, efficiency, link, name, node, topology"),
+        ('name = "x"\n[nodes]', "nodes is not one of assumed, decoding, disk, efficiency, link, name, node, topology"),
         ('name = "x"\n[node]\ncore = 3', "node.core is not one of cores, accelerators"),
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),

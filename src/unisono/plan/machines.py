@@ -7,6 +7,8 @@
     [efficiency]  convolution, linear           share of flops that such products reach; 1 where it is not known
     [link]        bandwidth, adapters, latency
     [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
+    [disk]        bandwidth                     bytes per second of a node
+    [decoding]    pixels                        JPEG pixels per second of a core
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
@@ -79,6 +81,22 @@ class TopologyFacts:
 
 
 @dataclass(frozen=True)
+class DiskFacts:
+    """Storage that a node reads samples from."""
+
+    bandwidth: float = 0.0
+    """Bytes per second that a node reads; 0: not known."""
+
+
+@dataclass(frozen=True)
+class DecodingFacts:
+    """Decoding of images."""
+
+    pixels: float = 0.0
+    """JPEG pixels per second of a core; 0: not known."""
+
+
+@dataclass(frozen=True)
 class MachineFacts:
     """Facts of a machine."""
 
@@ -87,6 +105,8 @@ class MachineFacts:
     efficiency: EfficiencyFacts = field(default_factory=EfficiencyFacts)
     link: LinkFacts = field(default_factory=LinkFacts)
     topology: TopologyFacts = field(default_factory=TopologyFacts)
+    disk: DiskFacts = field(default_factory=DiskFacts)
+    decoding: DecodingFacts = field(default_factory=DecodingFacts)
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Reason for each value that is in no source, by its key: "link.latency"."""
 
@@ -101,7 +121,14 @@ class MachineFacts:
         return Network(self.link.latency, beta, gamma, uplink)
 
 
-TABLES = {"node": NodeFacts, "efficiency": EfficiencyFacts, "link": LinkFacts, "topology": TopologyFacts}
+TABLES = {
+    "node": NodeFacts,
+    "efficiency": EfficiencyFacts,
+    "link": LinkFacts,
+    "topology": TopologyFacts,
+    "disk": DiskFacts,
+    "decoding": DecodingFacts,
+}
 
 
 def machine_names() -> list[str]:
