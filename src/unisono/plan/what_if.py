@@ -1,6 +1,7 @@
 """Machines that are not there yet: one with links twice as fast, or half the latency.
 
-bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription
+bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription,
+disk (disk.bandwidth) and decoding (decoding.pixels)
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "flops": ("node", "flops"),
     "memory_bandwidth": ("node", "memory_bandwidth"),
     "oversubscription": ("topology", "oversubscription"),
+    "disk": ("disk", "bandwidth"),
+    "decoding": ("decoding", "pixels"),
 }
 """Table and key of a machine file by the word that changes it."""
+
+OTHERS = "wire=bfloat16 or rule=local_sgd:16"
+"""Examples of changes that are not of the machine, for the error."""
 
 
 def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
@@ -33,7 +39,9 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     except ValueError:
         times = 0.0
     if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
-        raise UsageError(f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}: bandwidth=2x")
+        raise UsageError(
+            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or {OTHERS}"
+        )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
