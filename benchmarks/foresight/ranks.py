@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from settings import CHOICES, CHOICES_ON, Cluster, Run, draw
 from slept import SleptNetwork
+
+import unisono
+from unisono.bench.contender import shape_of
 from unisono.foresight.ledger import LedgerEntry, append
 from unisono.foresight.measurement import Measurement, measure
 from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import RunFacts, SealedPrediction
-
-import unisono
-from unisono.bench.contender import shape_of
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, find_machine
 from unisono.plan.run_settings import RunSettings
-from unisono.plan.trace import TracedLayer
+from unisono.plan.trace import TracedLayer, trace
 from unisono.rules import BSP, BaseRule, Exchange
-from unisono.training.planned_run import PlannedRun, rule_of, traced_layers
+from unisono.training.planned_run import PlannedRun, example_of, network_of, rule_of
 from unisono.training.recorder import KINDS
 from unisono.world import World
 
@@ -80,7 +80,7 @@ def rule_named(words: str, wire: str) -> BaseRule:
 def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
     """Return the layers of the network with parameters, these made smaller in proportion."""
     shape = shape_of(run.network, 1)[1:]
-    layers = traced_layers(PlannedRun(run.network, run.batch, {}), shape, 1000, TRACED)
+    layers = trace(network_of(PlannedRun(run.network, run.batch, {}), shape, 1000), example_of(shape, TRACED))
     layers = [layer for layer in layers if layer.parameters]
     wanted = LINK_SECONDS * cluster.megabits * 1e6 / 8
     scale = wanted / sum(layer.parameter_bytes for layer in layers)

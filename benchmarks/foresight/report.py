@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+
 from unisono.foresight.chart import draw_calibration
 from unisono.foresight.ledger import LEDGER, LedgerEntry, read
 

@@ -26,7 +26,8 @@ from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, Se
 from unisono.plan.choose import PredictionInputs, Setting, laid_out, predicted
 from unisono.plan.exchange_cost import FREE, exchange_cost
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import LARGEST_ERROR, plan_run, predict_run
+from unisono.plan.run_plan import plan_run, predict_run
+from unisono.plan.run_row import LARGEST_ERROR
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Costs, Prediction
@@ -52,7 +53,7 @@ def planned_prediction(
         sealed=BEFORE,
         version=version("unisono"),
         run=facts,
-        parts=StepParts(plan.computing, plan.communication, plan.update),
+        parts=StepParts(plan.computing, plan.communication, plan.update, plan.loading),
         low=plan.low,
         high=plan.high,
         share=NOMINAL_SHARE,

@@ -8,8 +8,8 @@
     [efficiency]  convolution, linear           share of flops that such products reach; 1 where it is not known
     [link]        bandwidth, adapters, latency, overhead
     [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
-    [disk]        bandwidth
-    [decoding]    pixels
+    [disk]        bandwidth                     bytes per second of a node
+    [decoding]    pixels                        JPEG pixels per second of a core
     [slow_links]  "3" = 4.0                     nodes whose links are slower, and how many times
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
     [measured]    "link.latency" = "how"        values that `unisono probe` has measured

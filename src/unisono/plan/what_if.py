@@ -1,8 +1,9 @@
 """Machines that are not there yet: one with links twice as fast, or half the latency.
 
-bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription
+bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription,
+disk (disk.bandwidth) and decoding (decoding.pixels)
 
-Rows of collectives and messages that were measured on the machine are left out where another value than flops changes:
+Rows of collectives and messages that were measured on the machine are left out where its network or memory changes:
 exchanges are estimated from the link alone.
 """
 
@@ -21,8 +22,13 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "flops": ("node", "flops"),
     "memory_bandwidth": ("node", "memory_bandwidth"),
     "oversubscription": ("topology", "oversubscription"),
+    "disk": ("disk", "bandwidth"),
+    "decoding": ("decoding", "pixels"),
 }
 """Table and key of a machine file by the word that changes it."""
+
+OTHERS = "wire=bfloat16 or rule=local_sgd:16"
+"""Examples of changes that are not of the machine, for the error."""
 
 
 def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
@@ -36,7 +42,9 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     except ValueError:
         times = 0.0
     if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
-        raise UsageError(f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}: bandwidth=2x")
+        raise UsageError(
+            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or {OTHERS}"
+        )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
@@ -48,6 +56,8 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
 
 def _without_rows(machine: MachineFacts, name: str, times: float) -> MachineFacts:
     """Return the machine without rows that were measured on the other one; FLOP/s of products are multiplied."""
+    if name in ("disk", "decoding"):
+        return machine
     if name != "flops":
         return replace(machine, collectives=(), messages=())
     products = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]

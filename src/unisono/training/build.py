@@ -23,6 +23,7 @@ from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
 from unisono.models.registry import make_network
 from unisono.optimizers.build import make_optimizer
+from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import data_world, data_world_of, split_model
@@ -35,9 +36,6 @@ from unisono.training.trainer import Trainer
 from unisono.training.warmup import warm_up
 from unisono.user_function import is_user_function
 from unisono.world import World
-
-MAX_DECODING_THREADS = 8
-"""Largest number of decoding threads, unless the recipe gives more."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
