@@ -90,18 +90,18 @@ class TopologyFacts:
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """Storage of a node; 0: not known."""
+    """Storage that a node reads samples from."""
 
     bandwidth: float = 0.0
-    """Bytes per second of a node that reads files from one end to the other, past its memory."""
+    """Bytes per second that a node reads; 0: not known."""
 
 
 @dataclass(frozen=True)
 class DecodingFacts:
-    """Decoding of images; 0: not known."""
+    """Decoding of images."""
 
     pixels: float = 0.0
-    """Pixels per second that a core decodes from JPEG files."""
+    """JPEG pixels per second of a core; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class MachineFacts:
     efficiency: EfficiencyFacts = field(default_factory=EfficiencyFacts)
     link: LinkFacts = field(default_factory=LinkFacts)
     topology: TopologyFacts = field(default_factory=TopologyFacts)
+    disk: DiskFacts = field(default_factory=DiskFacts)
+    decoding: DecodingFacts = field(default_factory=DecodingFacts)
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Reason for each value that is in no source, by its key: "link.latency"."""
     measured: Mapping[str, str] = field(default_factory=dict)
     """Measurement of each value that was measured, by its key."""
-    disk: DiskFacts = field(default_factory=DiskFacts)
-    decoding: DecodingFacts = field(default_factory=DecodingFacts)
     slow_links: Mapping[int, float] = field(default_factory=dict)
     """Times that the link of a node is slower than `link`, by the node's number."""
     probe: ProbeFacts = field(default_factory=ProbeFacts)

@@ -3,8 +3,8 @@
 bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription,
 disk (disk.bandwidth) and decoding (decoding.pixels)
 
-Rows of collectives and messages that were measured on the machine are left out where its network or memory changes:
-exchanges are estimated from the link alone.
+Rows that were measured change with it: those of products are multiplied with flops, and those of collectives and
+messages are left out where links or memory change, so that exchanges are estimated from the link alone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ CHANGES: Mapping[str, tuple[str, str]] = {
 
 OTHERS = "wire=bfloat16 or rule=local_sgd:16"
 """Examples of changes that are not of the machine, for the error."""
+
+CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscription")
+"""Changes with which measured exchanges are those of another machine."""
 
 
 def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
@@ -55,10 +58,8 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
 
 
 def _without_rows(machine: MachineFacts, name: str, times: float) -> MachineFacts:
-    """Return the machine without rows that were measured on the other one; FLOP/s of products are multiplied."""
-    if name in ("disk", "decoding"):
-        return machine
-    if name != "flops":
-        return replace(machine, collectives=(), messages=())
-    products = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]
-    return replace(machine, products=tuple(products))
+    """Return the machine without the rows that the change makes wrong; FLOP/s of products are multiplied."""
+    if name == "flops":
+        rows = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]
+        return replace(machine, products=tuple(rows))
+    return replace(machine, collectives=(), messages=()) if name in CHANGES_OF_EXCHANGES else machine
