@@ -169,6 +169,31 @@ def test_a_run_that_is_not_predicted_says_so(
     group.call_on_root(check)
 
 
+def test_runs_that_a_machine_file_does_not_predict_say_so(
+    spread: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = spread.call_on_root(lambda: tmp_path)
+    machine = spread.call_on_root(lambda: machine_in(home))
+    recipe, workers = recipe_of(packs), replace(recipe_of(packs).rule, name="easgd", every=2, overlap="auto")
+    train(recipe, spread, home / "uneven", None, machine=machine)
+    split = replace(recipe, parallel=replace(recipe.parallel, layers="auto"))
+    train(split, spread, home / "split", None, machine=machine)
+    cases = [("split", "its layers are split over ranks, which a machine file does not predict")]
+    if spread.size == 3:
+        cases.append(("uneven", "3 ranks do not spread evenly over 2 nodes"))
+    if spread.size > 1:
+        train(replace(recipe, rule=workers), spread, home / "easgd", None, machine=machine)
+        cases.append(("easgd", "rule easgd has no step that all ranks make together"))
+    output = capsys.readouterr().out
+
+    def check() -> None:
+        for name, words in cases:
+            assert seals_of(home / name) == []
+            assert [line for line in output.splitlines() if "no prediction is sealed" in line and words in line] != []
+
+    spread.call_on_root(check)
+
+
 def test_a_rule_with_a_period_is_measured_by_periods(group: World, packs: Path, tmp_path: Path) -> None:
     home = group.call_on_root(lambda: tmp_path)
     machine = group.call_on_root(lambda: machine_in(home))
