@@ -126,6 +126,8 @@ class RunForesight:
         found = find_machine(machine)
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
         facts = replace(self._facts(done), machine=found.name, machine_digest=digest)
+        if self.recipe.parallel.layers:
+            return "its layers are split over ranks, which a machine file does not predict"
         if facts.ranks % facts.nodes:
             return f"{facts.ranks} ranks do not spread evenly over {facts.nodes} nodes"
         try:
