@@ -47,6 +47,12 @@ def test_layers_add_up_to_the_row() -> None:
         assert {one.name: one.parallelism for one in layers if one.parallelism != "data"} == row.split
 
 
+def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
+    found = predicted(parallel=ParallelRecipe(2, {"layers.2": "column"}))
+    assert [row.parallelism for row in layers_on(found, 4) if row.name == "layers.2"] == ["column 2"]
+    assert {row.parallelism for row in layers_on(found, 1)} == {"data"}
+
+
 def test_the_time_is_that_of_what_the_recipe_splits() -> None:
     whole, split = (predicted(nodes=(4,), parallel=one) for one in (None, ParallelRecipe(layers="auto")))
     assert job_of(whole).steps == pytest.approx(10 * whole.rows[0].high)

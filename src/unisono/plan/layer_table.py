@@ -1,8 +1,10 @@
 """Layers of a planned run as a table: what each computes and exchanges, and how it is parallel.
 
-    layer         kind    GFLOP  weights   parallelism  computing  exchange  activations  G  sent at G and beside it
-    features.0    Conv2d   44.4   0.0 MB   data            9.8 ms    0.0 ms       0.0 ms
-    classifier.0  Linear   25.9   411 MB   column 4        5.2 ms    0.0 ms       1.1 ms  1  1: 51 MB, 2: 436 MB
+    layer         kind    GFLOP   weights  parallelism  computing  exchange  activations   G  sent at G and beside it
+    features.8    Conv2d  2,841   2.36 MB  data         118.12 ms   3.73 ms      0.00 ms  64  63: 30.74 MB, 64: 4.719 MB
+    classifier.1  Linear  157.8  411.1 MB  row 4          2.11 ms  154.8 ms      1.38 ms   1  1: 51.38 MB, 2: 51.38 MB
+
+Worked example: two layers of VGG-A, 256 images on 64 nodes of `aws_c4_8xlarge`, split in groups of 4. Columns:
 
     computing      seconds of its three passes on a rank
     exchange       seconds of its gradients, hidden or not

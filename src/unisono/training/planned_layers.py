@@ -42,7 +42,7 @@ def split_model_of(
     if not able and not isinstance(given, str):
         raise UsageError(f"[parallel] names layers, but no rule of {', '.join(run.rules)} takes split ones: plan bsp")
     samples = len(example)
-    traces = trace_forward(network.train(), example, lambda: torch.device("meta"))
+    traces = trace_forward(network.train(), example, lambda: torch.device("meta"), repetitions=1)
     once = {name for name, trace in traces.items() if trace.once}
     seconds = dict.fromkeys(traces, 0.0) | {
         layer.name: product_seconds(layer, layer.forward_flops, machine) / samples for layer in layers

@@ -21,6 +21,7 @@ from unisono.plan.machines import MachineFacts
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_row import RunPlan
 from unisono.plan.run_settings import RunSettings
+from unisono.plan.split import candidate
 from unisono.plan.split_plan import SplitModel, split_inputs
 from unisono.plan.trace import TracedLayer, trace
 from unisono.plan.wall_time import JobSeconds, job_seconds
@@ -70,7 +71,8 @@ def layers_on(found: RunPrediction, nodes: int) -> list[PlannedLayer]:
     settings = found.settings
     cost = exchange_cost(found.machine, nodes, settings.ranks_per_node).cost
     inputs = split_inputs(settings, nodes, cost, found.split)
-    return planned_layers(found.layers, settings.traced, inputs, found.split.choose(inputs))
+    chosen = found.split.choose(inputs) if inputs.ranks > 1 else candidate(inputs, 1, {})
+    return planned_layers(found.layers, settings.traced, inputs, chosen)
 
 
 def notes_of(found: RunPrediction) -> list[str]:
