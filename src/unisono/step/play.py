@@ -19,7 +19,8 @@ import torch
 
 from unisono.engine.communicator_pool import CommunicatorPool, call_labelled
 from unisono.engine.dependencies import Variable
-from unisono.engine.engine import Engine, Handle, Observe
+from unisono.engine.engine import Engine, Handle
+from unisono.engine.spans import Observe
 from unisono.errors import OperationError, UsageError
 from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value
 from unisono.step.replica import Replica
