@@ -55,10 +55,12 @@ class Setting(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Setting, and its predicted times."""
+    """Setting with its predicted times, and the rule and the costs that were played for them."""
 
     setting: Setting
     prediction: Prediction
+    rule: BaseRule
+    costs: Costs
 
 
 class PredictionInputs(NamedTuple):
@@ -169,7 +171,8 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding, halves)
-    return Candidate(setting, predict(rule, Costs(layout, computing, inputs.cost)))
+    costs = Costs(layout, computing, inputs.cost)
+    return Candidate(setting, predict(rule, costs), rule, costs)
 
 
 def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 1) -> Layout:
