@@ -74,10 +74,22 @@ def test_a_step_that_was_faster_than_predicted_has_the_next_prediction_in_a_lane
     assert lay([PredictedStep(0, STEP), PredictedStep(4, STEP)]) == [
         shown("forward", "main", 0, 2),
         shown("backward 1", "main", 2, 6),
-        shown("backward 1", "main", 6, 10),
         shown("forward", "main 2", 4, 6),
+        shown("backward 1", "main 2", 6, 10),
         shown("allreduce 1", "communication", 4, 9),
         shown("allreduce 1", "communication 2", 8, 13),
+    ]
+
+
+def test_collectives_at_once_have_a_lane_each_and_a_step_that_overlaps_has_as_many_below() -> None:
+    step = [shown("allreduce 1", "communication", 1, 4), shown("allreduce 2", "communication", 2, 5)]
+    assert lay([PredictedStep(begin, step) for begin in (0, 3, 6)]) == [
+        shown("allreduce 1", "communication", 1, 4),
+        shown("allreduce 2", "communication 2", 2, 5),
+        shown("allreduce 1", "communication", 7, 10),
+        shown("allreduce 2", "communication 2", 8, 11),
+        shown("allreduce 1", "communication 3", 4, 7),
+        shown("allreduce 2", "communication 4", 5, 8),
     ]
 
 

@@ -7,13 +7,13 @@
     predicted communication                   │ allreduce 1 │             │ allreduce 1 │
                                0                            10
 
-Where a step was faster than predicted, the end of its prediction overlaps with the next one: that goes to a lane of its
-own below, "predicted main 2". So do predicted collectives that run at once.
+The prediction of a step that was faster than predicted ends after the next one begins. That one goes, as a whole, to a
+lane of its own below: "predicted main 2". Predicted collectives that run at once have a lane each, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from unisono.step import operations as op
@@ -31,6 +31,15 @@ class PredictedStep(NamedTuple):
     begin: float
     """Seconds."""
     spans: Sequence[TimelineSpan]
+
+
+class LaidStep(NamedTuple):
+    """Spans of one step in one lane, on the clock of all steps, and the time that they take together."""
+
+    begin: float
+    """Seconds."""
+    end: float
+    spans: list[TimelineSpan]
 
 
 def spans_of(step: Sequence[TaskSpan]) -> list[TimelineSpan]:
@@ -53,10 +62,23 @@ def spans_of(step: Sequence[TaskSpan]) -> list[TimelineSpan]:
 
 def lay(steps: Sequence[PredictedStep]) -> list[TimelineSpan]:
     """Return the predicted spans of all steps, on the clock of their begins, by lane and in order of time."""
-    laid = [one._replace(begin=begin + one.begin, end=begin + one.end) for begin, spans in steps for one in spans]
-    return [
-        one if number == 1 else one._replace(lane=f"{lane} {number}")
-        for lane in dict.fromkeys(one.lane for one in laid)
-        for number, track in enumerate(tracks(one for one in laid if one.lane == lane), 1)
-        for one in track
-    ]
+    lanes = dict.fromkeys(one.lane for step in steps for one in step.spans)
+    return [span for lane in lanes for span in _numbered([*_laid(steps, lane)])]
+
+
+def _laid(steps: Sequence[PredictedStep], lane: str) -> Iterator[LaidStep]:
+    """Yield what steps have in a lane."""
+    for begin, spans in steps:
+        mine = [one._replace(begin=begin + one.begin, end=begin + one.end) for one in spans if one.lane == lane]
+        if mine:
+            yield LaidStep(min(one.begin for one in mine), max(one.end for one in mine), mine)
+
+
+def _numbered(steps: Sequence[LaidStep]) -> Iterator[TimelineSpan]:
+    """Yield the spans of a lane, in lanes of their own where they overlap: first spans of one step, then steps."""
+    height = max(len(tracks(step.spans)) for step in steps)
+    for turn, together in enumerate(tracks(steps)):
+        for step in together:
+            for row, track in enumerate(tracks(step.spans)):
+                number = turn * height + row + 1
+                yield from (one if number == 1 else one._replace(lane=f"{one.lane} {number}") for one in track)
