@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
 from unisono.data.packed_feed import FeedOptions, PackedFeed, check_splits, image_options
 from unisono.data.sources.source import AUDIO, IMAGE, RAW
+from unisono.engine import OperationSpan
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -255,3 +257,41 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
         about.std,
         "scale",
     )
+
+
+def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered: Path) -> None:
+    """Each thread decodes a stretch of each batch."""
+
+    def work(world: Any) -> Counter[tuple[str, str]]:
+        spans = list[OperationSpan]()
+        feed = PackedFeed(FeedOptions(numbered, threads=2), world, SEED, observe=spans.append)
+        assert [span.name for span in spans] == ["read training set", "read test set"]
+        list(feed.epoch(0, BATCH, 0))
+        list(feed.test_batches(BATCH))
+        feed.close()
+        threads = {span.thread.partition("_")[0] for span in spans if span.kind == "decoding"}
+        assert threads == {"decoding", "test decoding"}
+        return Counter((span.name, span.kind) for span in spans)
+
+    steps, tests = steps_of(151, BATCH), steps_of(37, BATCH)
+    for found in on_ranks(2, work):
+        assert found == {
+            ("read training set", "loading"): 1,
+            ("read test set", "loading"): 1,
+            ("read batch", "loading"): steps + tests,
+            ("decode", "decoding"): 2 * (steps + tests),
+            ("shuffle", "shuffle"): 1,
+        }
+
+
+def test_a_data_set_in_memory_is_observed() -> None:
+    samples = Samples(torch.zeros(10, 1, 2, 2), torch.zeros(10, dtype=torch.int64))
+    spans = list[OperationSpan]()
+    feed = InMemoryFeed(Dataset(samples, samples, 2), SimpleNamespace(rank=0, size=1), 3, spans.append)
+    list(feed.epoch(0, 4, 1))
+    list(feed.test_batches(4))
+    next(feed.own_batches(4, 0))
+    assert [(span.name, span.kind) for span in spans] == [
+        ("shuffle", "shuffle"),
+        *[("read batch", "loading")] * (2 + 3 + 1),
+    ]

@@ -63,7 +63,7 @@ def loader_of(
         yield loader, memory
     finally:
         loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decoding")]
 
 
 def shown(number: int, throws: CounterRNG | None, view: ImageOptions = VIEW) -> torch.Tensor:

@@ -18,13 +18,14 @@ from unisono.data.audio.windows import AudioOptions
 from unisono.data.images.augmentation import AUGMENTS as IMAGE_AUGMENTS
 from unisono.data.images.augmentation import ImageOptions
 from unisono.data.images.transform import ImageTransform
-from unisono.data.loading import Batch, Loader, Mode, SampleTransform
+from unisono.data.loading import DECODING, Batch, Loader, Mode, SampleTransform
 from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
 from unisono.data.pack.index import Index, read_index
 from unisono.data.sources.source import AUDIO
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
+from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World
 
@@ -54,13 +55,21 @@ class FeedOptions:
 class PackedFeed:
     """Feed from two packs: a training set and a test set."""
 
-    def __init__(self, options: FeedOptions, everyone: World, seed: int, sharing: World | None = None) -> None:
+    def __init__(
+        self,
+        options: FeedOptions,
+        everyone: World,
+        seed: int,
+        sharing: World | None = None,
+        observe: Observe | None = None,
+    ) -> None:
         """Read both packs into memory. Collective. Raises PackError on every rank.
 
         `sharing` is the world of the ranks that share each batch, where those are not `everyone`: layers are split.
+        `observe` is called with the spans of reading, decoding and shuffling.
         """
         world = everyone if sharing is None else sharing
-        self._world, self._seed = world, seed
+        self._world, self._seed, self._observe = world, seed, observe
         train, test = world.call_on_all(
             lambda: [read_index(split_folder(options.folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
         )
@@ -74,19 +83,21 @@ class PackedFeed:
         self.samples, self.test_samples, self.classes = len(train), len(test), len(train.about.classes)
         transform = transform_of(train, options)
         replicated, groups = options.replicated, options.groups
-        self._train = ReplicatedStorage(train, everyone) if replicated else PartitionedStorage(train, world, groups)
-        self._test = ReplicatedStorage(test, world) if options.whole_test else PartitionedStorage(test, world)
+        with observed(observe, "read training set", "loading"):
+            self._train = ReplicatedStorage(train, everyone) if replicated else PartitionedStorage(train, world, groups)
+        with observed(observe, "read test set", "loading"):
+            self._test = ReplicatedStorage(test, world) if options.whole_test else PartitionedStorage(test, world)
         self._own: NDArray[np.int64] | None = None
         if options.whole_test:
             self._own = self._draw_own(replicated)
-        self._loader = Loader(train, self._train, transform, options.threads)
-        self._tester = Loader(test, self._test, transform, options.threads)
+        self._loader = Loader(train, self._train, transform, options.threads, observe=observe)
+        name = f"test {DECODING}"  # both may decode at once: a worker reads ahead while it tests
+        self._tester = Loader(test, self._test, transform, options.threads, name=name, observe=observe)
         self.channels = self._loader.shape[-1]
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Shuffle the samples across ranks, then return this rank's share of each step."""
-        order = permutation(self.samples, self._seed, epoch)
-        self._train.epoch(order, batch)
+        order = self._shuffle(epoch, batch)
         steps = range(done, steps_of(self.samples, batch))
         wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
         return self._loader.batches(wanted, Mode.TRAIN, self._seed, epoch)
@@ -109,12 +120,18 @@ class PackedFeed:
         parts = test_ranges(self.test_samples, batch, 0, 1)
         return self._tester.batches((np.array(part) for part in parts), Mode.VALIDATE)
 
+    def _shuffle(self, epoch: int, batch: int) -> NDArray[np.int64]:
+        """Shuffle the samples across ranks, for steps of `batch` samples. Return the order of the epoch."""
+        with observed(self._observe, "shuffle", "shuffle"):
+            order = permutation(self.samples, self._seed, epoch)
+            self._train.epoch(order, batch)
+        return order
+
     def _draw_own(self, replicated: bool) -> NDArray[np.int64]:
         """Return the samples that this rank trains on: all of a copy, or its share after one shuffle of all ranks."""
         if replicated:
             return np.arange(self.samples)
-        order = permutation(self.samples, self._seed, 0)
-        self._train.epoch(order, self.samples)
+        order = self._shuffle(0, self.samples)
         return np.sort(share(order, self.samples, 0, self._world.rank, self._world.size))
 
     def blank(self, samples: int) -> torch.Tensor:

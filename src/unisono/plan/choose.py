@@ -55,10 +55,12 @@ class Setting(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Setting, and its predicted times."""
+    """Setting with its predicted times, and the rule and the costs that were played for them."""
 
     setting: Setting
     prediction: Prediction
+    rule: BaseRule
+    costs: Costs
 
 
 class PredictionInputs(NamedTuple):
@@ -166,7 +168,8 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
         order = sequence(computing, buckets, inputs.cost)
     setting = Setting(overlap, size, order, outstanding, halves)
     rule, layout = laid_out(inputs, setting)
-    return Candidate(setting, predict(rule, Costs(layout, computing, inputs.cost)))
+    costs = Costs(layout, computing, inputs.cost)
+    return Candidate(setting, predict(rule, costs), rule, costs)
 
 
 def laid_out(inputs: PredictionInputs, setting: Setting) -> tuple[BaseRule, Layout]:

@@ -13,6 +13,7 @@ the step; `tuning.py` finds it. The weight of each rank's gradients is known onc
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -31,7 +32,7 @@ from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.errors import OperationError, UsageError
 from unisono.optimizers.segments import Segment
 from unisono.optimizers.sharded import ShardedStep, check_optimizer, needs_norms
-from unisono.plan.choose import PredictionInputs, Setting
+from unisono.plan.choose import Candidate, PredictionInputs, Setting
 from unisono.plan.choose_rule import describe, rank_rules
 from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
@@ -256,6 +257,8 @@ class Reducer:
         began = time.perf_counter()
         if self._programs.player.wait_for(weights(number)):
             self.times.add_waiting(began)
+            thread, now = threading.current_thread().name, time.perf_counter()
+            self.observe(OperationSpan("wait for weights", "waiting", thread, began, now))
         self.times.record_read(number)
 
     def wait_for_replies(self) -> None:
@@ -348,7 +351,12 @@ class Reducer:
     @property
     def predicted(self) -> Prediction | None:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
-        return self._tuning.predicted
+        return None if self._tuning.chosen is None else self._tuning.chosen.prediction
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
+        return self._tuning.chosen
 
     @property
     def prediction_inputs(self) -> PredictionInputs | None:
@@ -433,7 +441,8 @@ class Reducer:
         norms = optimizer is not None and needs_norms(optimizer)
         ranked = rank_rules(rules, inputs._replace(clip=self.clip, layer_norms=norms), *self._tuning.space)
         if ranked[0].rule.sharded:
-            self._tuning.setting, self._tuning.predicted = ranked[0].best
+            self._tuning.chosen = ranked[0].best
+            self._tuning.setting = ranked[0].best.setting
         self._adopt_rule(ranked[0].rule)
         if self._collectives.rank == 0:
             self._tuning.log(describe(ranked))

@@ -19,6 +19,7 @@ from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InMemoryFeed
 from unisono.data.requirements import check_installed
+from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
 from unisono.models.registry import make_network
@@ -65,15 +66,21 @@ def describe_precision(recipe: Recipe, world: World) -> str:
 
 
 def make_feed(
-    recipe: Recipe, world: World, share: CoreShare, layers: ParallelPlan | None = None, whole_test: bool = False
+    recipe: Recipe,
+    world: World,
+    share: CoreShare,
+    layers: ParallelPlan | None = None,
+    whole_test: bool = False,
+    observe: Observe | None = None,
 ) -> Feed:
     """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves.
 
-    Ranks that hold parts of one model, whose plan is `layers`, get the same samples.
+    Ranks that hold parts of one model, whose plan is `layers`, get the same samples. `observe` is called with the spans
+    of the feed's work.
     """
     data, sharing = recipe.data, world if layers is None else data_world_of(layers, world)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed)
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe)
     check_installed()
     from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
 
@@ -81,7 +88,7 @@ def make_feed(
     conversion = data.size, data.augment, threads, data.windows, data.context
     replicated = data.storage == "replicated"
     options = FeedOptions(Path(data.pack), replicated, data.groups, *conversion, whole_test=whole_test)
-    return PackedFeed(options, world, recipe.training.seed, sharing)
+    return PackedFeed(options, world, recipe.training.seed, sharing, observe)
 
 
 def make_model(recipe: Recipe, feed: Feed) -> torch.nn.Module:
