@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tomli_w
 
-from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import RAW, Source
+from unisono.data.kinds import RAW
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources.source import Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.models.names import NETWORKS
 from unisono.training.packaged_recipes import find_recipe

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,7 +30,9 @@ from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
+    from unisono.data.kinds.kind import SampleTransform
     from unisono.data.pack.index import Index
+    from unisono.data.storage.storage import SampleReader
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
@@ -50,38 +52,13 @@ class Mode(Enum):
     VALIDATE = "validate"
 
 
-class SampleStorage(Protocol):
-    """Storage of samples."""
-
-    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """Return the bytes of the samples with these numbers."""
-        ...
-
-
-class SampleTransform(Protocol):
-    """Transform from the bytes of samples to network inputs, used by one thread."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
-        ...
-
-    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
-        ...
-
-    def batch(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""
-        ...
-
-
 class Loader:
     """Loader of batches of a pack's samples, with threads of its own."""
 
     def __init__(
         self,
         index: Index,
-        storage: SampleStorage,
+        storage: SampleReader,
         transform: Callable[[], SampleTransform],
         threads: int,
         dtype: torch.dtype = torch.float32,

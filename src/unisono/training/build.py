@@ -67,9 +67,9 @@ def describe_precision(recipe: Recipe, world: World) -> str:
 
 
 def make_feed(
-    recipe: Recipe, world: World, share: CoreShare, layers: ParallelPlan | None = None, whole_test: bool = False
+    recipe: Recipe, world: World, share: CoreShare, layers: ParallelPlan | None = None, out_of_step: bool = False
 ) -> Feed:
-    """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves.
+    """Return the feed of the recipe's data set; `out_of_step`: for ranks that draw and test by themselves.
 
     Ranks that hold parts of one model, whose plan is `layers`, get the same samples.
     """
@@ -77,12 +77,14 @@ def make_feed(
     if not data.pack:
         return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed)
     check_installed()
-    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
+    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
+    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415
+    from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
     threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
-    conversion = data.size, data.augment, threads, data.windows, data.context
-    replicated = data.storage == "replicated"
-    options = FeedOptions(Path(data.pack), replicated, data.groups, *conversion, whole_test=whole_test)
+    storage = StorageOptions(data.storage, data.groups)
+    transform = TransformOptions(data.size, data.augment, data.windows, data.context)
+    options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step)
     return PackedFeed(options, world, recipe.training.seed, sharing)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.compute.formats import AUTO, PRECISIONS
-from unisono.data.audio.windows import AUGMENTS as AUDIO_AUGMENTS
-from unisono.data.images.augmentation import AUGMENTS as IMAGE_AUGMENTS
+from unisono.data.kinds import all_augments
 from unisono.data.splits import TRAIN_SAMPLES, train_samples
+from unisono.data.storage import STORAGES
 from unisono.errors import RecipeError
 from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
@@ -50,7 +50,7 @@ class DataRecipe:
     """Data set that comes with Unisono; not used where `pack` is given."""
     pack: str = ""
     """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
-    storage: str = choice("partitioned", "partitioned", "replicated")
+    storage: str = choice("partitioned", *STORAGES)
     """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks."""
     groups: int = number(1, at_least=1)
     """Copies of the pack over all ranks, one in each group of ranks; must be 1 where `storage` is "replicated"."""
@@ -60,7 +60,7 @@ class DataRecipe:
     """Windows of an audio recording that the network gets, evenly spaced."""
     context: int = number(15, at_least=0)
     """Frames of 10 ms before the middle of each window, and as many after it."""
-    augment: str = choice("none", *dict.fromkeys((*IMAGE_AUGMENTS, *AUDIO_AUGMENTS)))
+    augment: str = choice("none", *all_augments())
     """Random changes in training. Images: none, mirror, shift, scale. Audio: none, shift, mask."""
     threads: int = number(0, at_least=0)
     """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""

@@ -1,6 +1,6 @@
 """Partitioned storage: each rank holds a partition, all ranks (or each group) hold one copy; the three calls of DIMD.
 
-load     a stretch each, from few stripes
+read     a stretch each, from few stripes
 epoch    shuffle, so that each rank holds what it will see
 samples  any of those, from memory
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import share
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage.blocks import block_of, blocks_of
@@ -18,12 +19,18 @@ from unisono.data.storage.free_memory import check_free_memory, has_free_memory
 from unisono.data.storage.ownership import check_groups, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, nbytes_of
 from unisono.data.storage.shuffle import shuffle
+from unisono.data.storage.storage import StorageOptions
 from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 SEGMENT_BYTES = 64 << 20
 """Approximate bytes that a rank exchanges at once."""
+
+
+def read(index: Index, options: StorageOptions, world: World, everyone: World) -> PartitionedStorage:  # noqa: ARG001
+    """Return the pack in the memory of the ranks that share each batch, with a copy in each of their groups."""
+    return PartitionedStorage(index, world, options.groups)
 
 
 class PartitionedStorage:
@@ -56,6 +63,11 @@ class PartitionedStorage:
         owners = owners_in_epoch(order, batch, self._world.size, self.members)
         shuffle(self._store, owners)
         self._index_rows(np.flatnonzero(owners == self._group.rank))
+
+    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
+        self.epoch(order, len(order))
+        return np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
