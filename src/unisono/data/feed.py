@@ -26,6 +26,8 @@ class Feed(Protocol):
     """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     fingerprint: str
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
+    notes: tuple[str, ...]
+    """Lines on what was chosen, for the start of a run."""
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
@@ -62,6 +64,7 @@ class InMemoryFeed:
         self._data, self._world, self._seed = data, world, seed
         self.samples, self.test_samples, self.classes = len(data.train), len(data.test), data.classes
         self.channels, self.fingerprint = data.train.inputs.shape[1], f"{self.samples} in memory"
+        self.notes: tuple[str, ...] = ()
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Yield this rank's share of each step."""

@@ -17,6 +17,8 @@ from unisono.data.loading import Batch, Loader, Mode
 from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
 from unisono.data.pack.index import Index, read_index
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.storage import AUTO
+from unisono.data.storage.choose import resolve_storage
 from unisono.data.storage.storage import StorageOptions, read_storage
 from unisono.errors import PackError
 from unisono.world import World
@@ -58,7 +60,14 @@ class PackedFeed:
         self.samples, self.test_samples, self.classes = len(train), len(test), len(train.about.classes)
         transform = transform_of(train, options.transform)
         test_storage = StorageOptions("replicated" if options.out_of_step else "partitioned")
-        self._train = read_storage(options.storage, train, world, everyone)
+        if options.out_of_step and options.storage.name == AUTO:
+            raise PackError(
+                'data.storage = "auto", but ranks out of step own other samples in another storage, which a replay has '
+                'to repeat: set "partitioned" or "replicated"'
+            )
+        chosen = resolve_storage(options.storage, train, world, everyone)
+        self.notes: tuple[str, ...] = (f"storage: {chosen.reason}",) if chosen.reason else ()
+        self._train = read_storage(chosen.options, train, world, everyone)
         self._test = read_storage(test_storage, test, world, world)
         self._own: NDArray[np.int64] | None = None
         if options.out_of_step:

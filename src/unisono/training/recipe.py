@@ -12,6 +12,7 @@ from typing import Any
 from unisono.compute.formats import AUTO, PRECISIONS
 from unisono.data.kinds import all_augments
 from unisono.data.splits import TRAIN_SAMPLES, train_samples
+from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
 from unisono.errors import RecipeError
 from unisono.models.user_network import check_name
@@ -50,10 +51,11 @@ class DataRecipe:
     """Data set that comes with Unisono; not used where `pack` is given."""
     pack: str = ""
     """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
-    storage: str = choice("partitioned", *STORAGES)
-    """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks."""
+    storage: str = choice("partitioned", *STORAGES, AUTO_STORAGE)
+    """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks;
+    "auto", chosen by the memory there is."""
     groups: int = number(1, at_least=1)
-    """Copies of the pack over all ranks, one in each group of ranks; must be 1 where `storage` is "replicated"."""
+    """Copies of the pack over all ranks, one in each group of ranks; must be 1 unless `storage` is "partitioned"."""
     size: int = number(0, at_least=0)
     """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
     windows: int = number(8, at_least=1)
@@ -288,10 +290,10 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
             f"{optimizer.momentum}: it needs sgd with a momentum above 0"
         )
-    if recipe.data.storage == "replicated" and recipe.data.groups > 1:
+    if recipe.data.storage != "partitioned" and recipe.data.groups > 1:
         raise RecipeError(
-            f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
-            "leave groups away"
+            f'data.groups = {recipe.data.groups}, but data.storage = "{recipe.data.storage}": only "partitioned" takes '
+            "groups; leave groups away"
         )
     samples = train_samples(data, recipe.data.pack)
     if batch > samples:

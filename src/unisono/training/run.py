@@ -91,6 +91,7 @@ def _train(
         if layers is not None and layers.sharing > 1:
             feed.close()
             feed = make_feed(recipe, world, share, layers)
+    lines += feed.notes
     timeline = None if trace is None else Timeline(world)
     source = resume or replay
     plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)

@@ -13,3 +13,6 @@ STORAGES = Registry(
     },
 )
 """Storages by name. Each is a function (index, options, world, everyone) that returns a `Storage` (`storage.py`)."""
+
+AUTO = "auto"
+"""Name in recipes for the storage that is chosen from the memory there is (`choose.py`)."""

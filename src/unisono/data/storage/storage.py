@@ -27,7 +27,7 @@ class StorageOptions:
     """Place of the samples of a pack."""
 
     name: str = "partitioned"
-    """Name in `STORAGES`."""
+    """Name in `STORAGES`, or AUTO for a choice by the memory there is (`choose.py`)."""
     groups: int = 1
     """Copies of the pack over all ranks, one in each group of ranks, if it is partitioned."""
 
