@@ -28,7 +28,7 @@ from unisono.data.images.crops import part_of
 from unisono.data.images.decode import ImageDecoder
 from unisono.data.images.transform import ImageTransform
 from unisono.data.images.turbojpeg import JpegDecoder
-from unisono.data.loading import Loader, Mode
+from unisono.data.loading import Mode, Prefetcher
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
 
@@ -115,7 +115,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
     files = [Path(folder) / key for key in keys_of(index)]
     labels = index.label.tolist()
     pillow, opencv = (Files(files, labels, options, read) for read in (by_pillow, by_opencv))
-    loader = Loader(index, memory, lambda: ImageTransform(options, ImageDecoder(3)), threads=1)
+    loader = Prefetcher(index, memory, lambda: ImageTransform(options, ImageDecoder(3)), threads=1)
     decoder = JpegDecoder()
 
     def ours(turn: int) -> float:

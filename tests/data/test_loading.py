@@ -18,7 +18,7 @@ from unisono.data.images.decode import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform
 from unisono.data.kinds import IMAGE, RAW
 from unisono.data.kinds.kind import SampleTransform
-from unisono.data.loading import PREFETCHED_BATCHES, Loader, Mode
+from unisono.data.loading import PREFETCHED_BATCHES, Mode, Prefetcher
 from unisono.data.pack.index import About, Index
 from unisono.errors import DecodeError
 
@@ -46,14 +46,14 @@ def loader_of(
     threads: int = 2,
     dtype: torch.dtype = torch.float32,
     show: Callable[..., SampleTransform] = ImageTransform,
-) -> Iterator[tuple[Loader, Listed]]:
+) -> Iterator[tuple[Prefetcher, Listed]]:
     raw = samples is PICTURES
     about = About(RAW if raw else IMAGE, ("a", "b", "c"), SHAPE if raw else None, view.mean, view.std)
     nothing = np.zeros(len(samples), np.int32)
     lengths = np.array([len(sample) for sample in samples], np.int32)
     labels = (np.arange(len(samples)) % 3).astype(np.int32)
     memory = Listed(samples)
-    loader = Loader(
+    loader = Prefetcher(
         Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")),
         memory,
         lambda: show(view, RawDecoder(SHAPE) if raw else ImageDecoder(view.channels)),

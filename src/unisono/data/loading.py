@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -52,8 +52,8 @@ class Mode(Enum):
     VALIDATE = "validate"
 
 
-class Loader:
-    """Loader of batches of a pack's samples, with threads of its own."""
+class Prefetcher:
+    """Batches of a pack's samples, prepared in advance by threads of its own."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Loader:
         threads: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Start the loader. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16."""
+        """Start the threads. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16."""
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._index, self._storage, self._make_transform, self._dtype = index, storage, transform, dtype
         first = transform()  # loads libraries once here, not in all threads at once
@@ -72,7 +72,7 @@ class Loader:
         self._pool = ThreadPoolExecutor(threads, "loading", self._begin)
         self._spare: list[torch.Tensor] = []
 
-    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Generator[Batch]:
         """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
 
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from unisono.data.kinds import find_kind
 from unisono.data.kinds.kind import SampleTransform, TransformOptions
-from unisono.data.loading import Batch, Loader, Mode
+from unisono.data.loading import Batch, Mode, Prefetcher
 from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
 from unisono.data.pack.index import Index, read_index
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
@@ -72,11 +72,11 @@ class PackedFeed:
         self._own: NDArray[np.int64] | None = None
         if options.out_of_step:
             self._own = self._train.own(permutation(self.samples, seed, 0))
-        self._loader = Loader(train, self._train, transform, options.threads)
-        self._tester = Loader(test, self._test, transform, options.threads)
+        self._loader = Prefetcher(train, self._train, transform, options.threads)
+        self._tester = Prefetcher(test, self._test, transform, options.threads)
         self.channels = self._loader.shape[-1]
 
-    def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Shuffle the samples across ranks, then return this rank's share of each step."""
         order = permutation(self.samples, self._seed, epoch)
         self._train.epoch(order, batch)
@@ -106,10 +106,14 @@ class PackedFeed:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
         return self._loader.blank(samples)
 
-    def close(self) -> None:
-        """Stop the threads and free the memory. Collective."""
+    def stop_threads(self) -> None:
+        """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
         self._loader.close()
         self._tester.close()
+
+    def close(self) -> None:
+        """Stop the threads and free the memory. Collective."""
+        self.stop_threads()
         self._train.close()
         self._test.close()
 
