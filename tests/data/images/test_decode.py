@@ -168,9 +168,7 @@ def test_a_decoder_decodes_no_more_of_a_jpeg_than_is_needed(photo: Photo, encode
     decoder = ImageDecoder(3)
     decoder.header(encode(photo(640, 480)))
     found = decoder.decode(middle(640, 480), 64)
-    assert found.shape == (105, 105, 3)
-    assert found.base is not None
-    assert found.base.shape[1] <= 107
+    assert (found.shape, found.base.shape[1] <= 107) == ((105, 105, 3), True)
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
@@ -179,10 +177,9 @@ def test_a_header_has_the_size_of_the_image_as_it_is_stored(photo: Photo, encode
     assert ImageDecoder(3).header(turned(photo(40, 30), 6, encode, kind))[:2] == (30, 40)
 
 
-def test_a_header_alone_decodes_nothing(photo: Photo, encode: Encode) -> None:
-    """The beginning of a file has it."""
-    for kind in ("4:2:0", "PNG"):
-        assert ImageDecoder(3).header(encode(photo(200, 150), kind)[:700])[:2] == (200, 150)
+@pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
+def test_a_header_needs_the_beginning_of_a_file_alone(photo: Photo, encode: Encode, kind: str) -> None:
+    assert ImageDecoder(3).header(encode(photo(200, 150), kind)[:700])[:2] == (200, 150)
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "grey"])
