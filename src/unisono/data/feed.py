@@ -27,6 +27,8 @@ class Feed(Protocol):
     """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     fingerprint: str
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
+    notes: tuple[str, ...]
+    """Lines on what was chosen, for the start of a run."""
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
@@ -64,6 +66,7 @@ class InMemoryFeed:
         self._data, self._world, self._seed, self._observe = data, world, seed, observe
         self.samples, self.test_samples, self.classes = len(data.train), len(data.test), data.classes
         self.channels, self.fingerprint = data.train.inputs.shape[1], f"{self.samples} in memory"
+        self.notes: tuple[str, ...] = ()
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Yield this rank's share of each step."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
+    from unisono.data.kinds.kind import SampleTransform
     from unisono.data.pack.index import Index
+    from unisono.data.storage.storage import SampleReader
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
@@ -54,47 +56,22 @@ class Mode(Enum):
     VALIDATE = "validate"
 
 
-class SampleStorage(Protocol):
-    """Storage of samples."""
-
-    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """Return the bytes of the samples with these numbers."""
-        ...
-
-
-class SampleTransform(Protocol):
-    """Transform from the bytes of samples to network inputs, used by one thread."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
-        ...
-
-    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
-        ...
-
-    def batch(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""
-        ...
-
-
-class Loader:
-    """Loader of batches of a pack's samples, with threads of its own."""
+class Prefetcher:
+    """Batches of a pack's samples, prepared in advance by threads of its own."""
 
     def __init__(
         self,
         index: Index,
-        storage: SampleStorage,
+        storage: SampleReader,
         transform: Callable[[], SampleTransform],
         threads: int,
         dtype: torch.dtype = torch.float32,
         name: str = DECODING,
         observe: Observe | None = None,
     ) -> None:
-        """Start the loader. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16.
+        """Start the threads. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16.
 
-        Its threads have the name `name`. `observe` is called with the spans of reading and decoding.
+        The threads have the name `name`. `observe` is called with the spans of reading and decoding.
         """
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._index, self._storage, self._make_transform, self._dtype = index, storage, transform, dtype
@@ -104,7 +81,7 @@ class Loader:
         self._pool, self._observe = ThreadPoolExecutor(threads, name, self._begin), observe
         self._spare: list[torch.Tensor] = []
 
-    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Generator[Batch]:
         """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
 
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.

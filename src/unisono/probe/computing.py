@@ -82,7 +82,8 @@ def prepare_decoding(probe: DecodingProbe) -> Iterator[PreparedCall]:
 
     def call() -> tuple[float]:
         start = time.perf_counter()
-        decoder.read(jpeg, lambda width, height: Box(0, 0, width, height), min(shape))
+        header = decoder.header(jpeg)
+        decoder.decode(Box(0, 0, header.width, header.height), min(shape))
         return (time.perf_counter() - start,)
 
     yield PreparedCall(call)

@@ -70,10 +70,10 @@ def make_feed(
     world: World,
     share: CoreShare,
     layers: ParallelPlan | None = None,
-    whole_test: bool = False,
+    out_of_step: bool = False,
     observe: Observe | None = None,
 ) -> Feed:
-    """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves.
+    """Return the feed of the recipe's data set; `out_of_step`: for ranks that draw and test by themselves.
 
     Ranks that hold parts of one model, whose plan is `layers`, get the same samples. `observe` is called with the spans
     of the feed's work.
@@ -82,12 +82,14 @@ def make_feed(
     if not data.pack:
         return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe)
     check_installed()
-    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
+    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
+    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415
+    from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
     threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
-    conversion = data.size, data.augment, threads, data.windows, data.context
-    replicated = data.storage == "replicated"
-    options = FeedOptions(Path(data.pack), replicated, data.groups, *conversion, whole_test=whole_test)
+    storage = StorageOptions(data.storage, data.groups)
+    transform = TransformOptions(data.size, data.augment, data.windows, data.context)
+    options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step)
     return PackedFeed(options, world, recipe.training.seed, sharing, observe)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.data.builtin import BUILTIN_DATASETS
+from unisono.data.kinds import IMAGE
 from unisono.data.requirements import check_installed
-from unisono.data.sources.source import IMAGE
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.errors import RecipeError
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts

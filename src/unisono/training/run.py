@@ -103,6 +103,7 @@ def _train(
         if layers is not None and layers.sharing > 1:
             feed.close()
             feed = make_feed(recipe, world, share, layers, observe=observe)
+    lines += feed.notes
     source = resume or replay
     plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
     trainer = make_trainer(recipe, world, feed, rule, layers, timeline, plan)

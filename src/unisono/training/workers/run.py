@@ -51,7 +51,7 @@ def make_worker_feed(
     """
     trains = world.rank < rule.seats(world.size).workers
     group = world.split(0 if trains else 1)
-    feed = make_feed(recipe, group, share, whole_test=True, observe=observe) if trains else None
+    feed = make_feed(recipe, group, share, out_of_step=True, observe=observe) if trains else None
     facts = world.call_on_root(lambda: None if feed is None else facts_of(feed))
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed
