@@ -129,6 +129,12 @@ def test_split_layers_have_a_line_and_count_beside_the_rule_without_them() -> No
     assert worthwhile([ALONE, replace(two, speedup=1.2), split], 0.5) == {"bsp": 1, "bsp + split layers": 1}
 
 
+def test_a_short_epoch_keeps_its_digits() -> None:
+    lines = list(as_lines([replace(ALONE, epoch=0.0123), replace(FOUR, epoch=1234.5)], MACHINE, 0.5))
+    assert " 0.012 s " in lines[1]
+    assert " 1,234 s " in lines[2]
+
+
 def test_a_rule_that_is_replaced_is_named() -> None:
     assert "auto, 4 nodes: Sharded, computing" in "\n".join(
         as_lines([replace(FOUR, rule="auto", choice="Sharded")], MACHINE, 0.5)

@@ -26,6 +26,9 @@ BASIS_WORDS = {
 }
 """Words for the basis of the cost of an exchange (`exchange_cost.BASES`)."""
 
+MIN_WHOLE_SECONDS = 10
+"""Seconds of an epoch from which on they are printed as whole ones."""
+
 
 def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, notes: Sequence[str] = ()) -> Iterator[str]:
     """Yield a table of the plans, the bottleneck of each, its splits, the last worthwhile numbers of nodes, and what is
@@ -119,7 +122,11 @@ def _cells(plan: RunPlan, loads: bool) -> tuple[str, ...]:
         *map(_ms, parts),
         f"{plan.speedup:.4g}",
         f"{plan.efficiency:.0%}",
-        *(() if plan.epoch is None else (f"{plan.epoch:,.0f} s",)),
+        *(
+            ()
+            if plan.epoch is None
+            else (f"{plan.epoch:,.0f} s" if plan.epoch >= MIN_WHOLE_SECONDS else f"{plan.epoch:.2g} s",)
+        ),
         f"{plan.memory.total / 1e9:.3g} GB",
         plan.overlap,
         f"{plan.bucket_bytes / (1 << 20):g} MiB",
