@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unisono.data.images import turbojpeg
+from unisono.data.images import decode, turbojpeg
 from unisono.data.images.crops import Box, ImageHeader, middle
 from unisono.data.images.decode import ImageDecoder, RawDecoder, decode_image, pixels_of
 from unisono.errors import DecodeError
@@ -172,9 +172,13 @@ def test_a_decoder_decodes_no_more_of_a_jpeg_than_is_needed(photo: Photo, encode
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
-def test_a_header_has_the_size_of_the_image_as_it_is_stored(photo: Photo, encode: Encode, kind: str) -> None:
+def test_an_image_is_decoded_as_it_is_stored(photo: Photo, encode: Encode, kind: str) -> None:
     """Packs hold images that were rotated already."""
-    assert ImageDecoder(3).header(turned(photo(40, 30), 6, encode, kind))[:2] == (30, 40)
+    file, decoder = turned(photo(40, 30), 6, encode, kind), ImageDecoder(3)
+    assert decoder.header(file)[:2] == (30, 40)
+    found = decoder.decode(Box(0, 0, 30, 40), 30)
+    stored = np.asarray(photo(40, 30).transpose(Image.Transpose.ROTATE_90), np.int64)
+    assert np.abs(found - stored).mean() < 4
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "PNG"])
@@ -241,6 +245,16 @@ def test_what_is_no_image_is_refused(file: bytes) -> None:
     decoder = ImageDecoder(3)
     with pytest.raises(DecodeError):
         decoder.decode(middle(*decoder.header(file)[:2]), 16)
+
+
+def test_an_image_of_another_size_than_its_header_is_refused(
+    photo: Photo, encode: Encode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = ImageDecoder(3)
+    decoder.header(encode(photo(40, 30), "PNG"))
+    monkeypatch.setattr(decode, "decode_image", lambda file, rotate: photo(20, 30))
+    with pytest.raises(DecodeError, match="header says 40 x 30 pixels, but it has 20 x 30"):
+        decoder.decode(Box(0, 0, 40, 30), 8)
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (6, 9, 1), (6, 9, 3)])
