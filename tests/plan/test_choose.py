@@ -131,7 +131,7 @@ def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
     inputs = ask(NETWORK, loads, at(1))._replace(rule=Sharded(), ranks=4)
     found = {one.setting.overlap: one for one in candidates(inputs)}
     assert [name for name, one in found.items() if one.setting.halves] == ["chain"]
-    setting, prediction = found["chain"]
+    setting, prediction = found["chain"].setting, found["chain"].prediction
     buckets = loads(setting.bucket_bytes)
     assert sorted(setting.halves) == sorted(2 * [*range(1, len(buckets) + 1)])
     assert tuple(dict.fromkeys(setting.halves)) == tuple(range(1, len(buckets) + 1))

@@ -31,7 +31,7 @@ from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.errors import OperationError, UsageError
 from unisono.optimizers.segments import Segment
 from unisono.optimizers.sharded import ShardedStep, check_optimizer, needs_norms
-from unisono.plan.choose import PredictionInputs, Setting
+from unisono.plan.choose import Candidate, PredictionInputs, Setting
 from unisono.plan.choose_rule import describe, rank_rules
 from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
@@ -348,13 +348,12 @@ class Reducer:
     @property
     def predicted(self) -> Prediction | None:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
-        return self._tuning.predicted
+        return None if self._tuning.chosen is None else self._tuning.chosen.prediction
 
     @property
-    def prediction_inputs(self) -> PredictionInputs | None:
-        """Measurements behind `predicted`, for the rule of now; None where nothing was measured."""
-        inputs = self._tuning.inputs
-        return None if inputs is None else inputs._replace(rule=self.rule)
+    def chosen(self) -> Candidate | None:
+        """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
+        return self._tuning.chosen
 
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)
@@ -433,7 +432,8 @@ class Reducer:
         norms = optimizer is not None and needs_norms(optimizer)
         ranked = rank_rules(rules, inputs._replace(clip=self.clip, layer_norms=norms), *self._tuning.space)
         if ranked[0].rule.sharded:
-            self._tuning.setting, self._tuning.predicted = ranked[0].best
+            self._tuning.chosen = ranked[0].best
+            self._tuning.setting = ranked[0].best.setting
         self._adopt_rule(ranked[0].rule)
         if self._collectives.rank == 0:
             self._tuning.log(describe(ranked))

@@ -40,7 +40,7 @@ from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.step_times import StepTimes
 from unisono.rules import BaseRule
 from unisono.rules.base import AUTO
-from unisono.step.costs import Computing, Cost, Prediction, fit
+from unisono.step.costs import Computing, Cost, fit
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
@@ -70,8 +70,8 @@ class Tuning:
         self.setting = initial_setting(rule, self._buckets, world.size)
         self.log: Log = logging.getLogger("unisono").info
         """Function that rank 0 reports the choice with."""
-        self.predicted: Prediction | None = None
-        """Prediction for the chosen setting; None where nothing had to be predicted."""
+        self.chosen: Candidate | None = None
+        """Chosen setting, with its prediction; None where nothing had to be predicted."""
         self.inputs: PredictionInputs | None = None
         """Measurements of the search, once it has ended; None where nothing had to be measured."""
         self._recorded_order: Sequence[int] = self.order
@@ -166,7 +166,7 @@ class Tuning:
             slowest = self._world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
             measured.append((slowest.tolist(), one))
         steps, chosen = reduce(_better, measured)
-        self._finished, self.predicted, self.inputs = True, chosen.prediction, inputs
+        self._finished, self.chosen, self.inputs = True, chosen, inputs
         if self._world.rank == 0:
             for line in _report(computing, cost, median(steps), chosen, measured, worth):
                 self.log(line)
@@ -195,7 +195,7 @@ def _report(
     found: Sequence[Candidate],
 ) -> Iterator[str]:
     """Yield a few lines: the choice, and the reasons for it."""
-    setting, prediction = chosen
+    setting, prediction = chosen.setting, chosen.prediction
     off = seconds / prediction.step - 1
     rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
