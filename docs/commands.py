@@ -36,6 +36,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "unisono lab": ("tests/cli/test_lab.py", '"lab"'),
     "unisono run --ranks 2 train_": ("tests/examples/test_frameworks.py", '"run", "--ranks", "2"'),
     "mpiexec -n 8 -ppn 1 -hosts": ("tests/cli/test_tune.py", '"tune"'),
+    "mpiexec -n 4 -ppn 1 -hosts": ("tests/cli/test_probe.py", '"probe"'),
 }
 """Beginnings of commands that are run elsewhere: the file that runs them, and a text of it."""
 

@@ -32,6 +32,7 @@ FLOORS = [
     ("horovod",),
     ("compute", "data", "models"),
     ("training",),
+    ("probe",),
     ("bench",),
     ("cli",),
     ("__init__", "__main__"),

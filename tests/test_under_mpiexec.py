@@ -31,7 +31,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "reducer/test_step.py",
         "tensor_parallel/test_runs.py",
     ),
-    4: ("data", "step", "reducer", "torch_backend/test_direct.py", "training", "tuning"),
+    4: ("data", "probe", "step", "reducer", "torch_backend/test_direct.py", "training", "tuning"),
 }
 """By the number of ranks, what is not run on so many.
 

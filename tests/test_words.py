@@ -144,7 +144,8 @@ PHRASES = (
 CONVERTERS = {
     "choosing/schedule_table.py": {"part_reduce", "part_broadcast"},
     "training/recipe.py": {"embedding", "tried"},
-    "data/sources/source.py": {"picture", "sound"},
+    "data/kinds/image.py": {"picture"},
+    "data/kinds/audio.py": {"sound"},
     "data/pack/index.py": {"deviation"},
     "data/pack/stripe.py": {"mark"},
     "training/resume.py": {"meeting"},

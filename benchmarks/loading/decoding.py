@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,10 @@ from torch.utils.data import DataLoader, Dataset
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.images.augmentation import ImageAugmentation, ImageOptions, choose_augmentation
 from unisono.data.images.crops import part_of
+from unisono.data.images.decode import ImageDecoder
 from unisono.data.images.transform import ImageTransform
 from unisono.data.images.turbojpeg import JpegDecoder
-from unisono.data.loading import Loader, Mode
+from unisono.data.loading import Mode, Prefetcher
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
 
@@ -115,7 +115,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
     files = [Path(folder) / key for key in keys_of(index)]
     labels = index.label.tolist()
     pillow, opencv = (Files(files, labels, options, read) for read in (by_pillow, by_opencv))
-    loader = Loader(index, memory, partial(ImageTransform, options), threads=1)
+    loader = Prefetcher(index, memory, lambda: ImageTransform(options, ImageDecoder(3)), threads=1)
     decoder = JpegDecoder()
 
     def ours(turn: int) -> float:
@@ -137,6 +137,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
             file = memory.each[number].tobytes()
             header = decoder.header(file)
             assert header is not None
+            assert header.block is not None
             box = choose_augmentation(options, header.width, header.height, numbers_of(turn, number)).box
             parts.append((file, part_of(box, header.width, header.height, header.block, options.size)[0]))
         begun = time.perf_counter()

@@ -14,9 +14,11 @@ from files import Files
 from torch.utils.data import DataLoader
 
 import unisono
+from unisono.data.images.augmentation import image_options
+from unisono.data.kinds.kind import TransformOptions
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, PackedFeed, image_options
+from unisono.data.packed_feed import FeedOptions, PackedFeed
 from unisono.models.registry import MODELS
 
 BATCH, STEPS, ROUNDS = 128, 40, 3
@@ -30,10 +32,11 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 def main(output: str, pack: str, folder: str) -> None:
     """STEPS steps each by turns, ROUNDS times, after some that are not timed, in which workers start."""
     world = unisono.init()
-    options = FeedOptions(Path(pack), size=32, augment="shift")
+    transform = TransformOptions(size=32, augment="shift")
+    options = FeedOptions(Path(pack), transform=transform)
     index = read_index(options.folder / "train")
     feed = PackedFeed(options, world, 0)
-    files = Files(Path(folder), keys_of(index), index.label.tolist(), image_options(index, options))
+    files = Files(Path(folder), keys_of(index), index.label.tolist(), image_options(index, transform))
     model = MODELS["resnet20"](feed.classes, feed.channels)
     trainer = unisono.Trainer(model, world, unisono.BSP(unisono.Exchange()), torch.optim.SGD(model.parameters(), 0.1))
     steps = steps_of(len(index), BATCH)

@@ -24,6 +24,7 @@ COLOURS = {
     "update": "#74c476",
     "pack": "#dadaeb",
     "set_grads": "#bcbddc",
+    "wait": "#f7f7f7",
 }
 
 Event = dict[str, Any]
@@ -35,6 +36,7 @@ def main(source: str, target: str, first: str, last: str) -> None:
     begin, end = float(first) * 1e3, float(last) * 1e3
     names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
     spans = [one for one in events if one["ph"] == "X" and one["ts"] < end and one["ts"] + one["dur"] > begin]
+    spans.sort(key=lambda one: -one["dur"])  # what lies within another is drawn over it
     lanes = sorted({(one["pid"], one["tid"]) for one in spans})
     places = {lane: len(lanes) - 1 - number for number, lane in enumerate(lanes)}
     figure, axes = plt.subplots(figsize=(13, 0.75 + 0.5 * len(lanes)))

@@ -28,15 +28,51 @@ def test_a_table_of_rules_and_nodes(in_process: Run) -> None:
     assert "assumed, link.latency: 1 us" in done.stdout
 
 
-def test_json_of_a_changed_machine(in_process: Run) -> None:
-    steps = []
-    for what_if in ((), ("--what-if=bandwidth=0.01x", "--what-if=latency=2x")):
-        done = in_process("plan", *SMALL, "--nodes=4", "--json", *what_if)
-        assert done.returncode == 0, done.stderr
-        data = json.loads(done.stdout)
-        steps.append(data["rows"][0]["step"])
-    assert data["machine"].endswith("bandwidth=0.01x, latency=2x")
-    assert steps[0] < steps[1]
+def test_changes_are_shown_beside_the_plan_without_them(in_process: Run) -> None:
+    changes = ("bandwidth=0.01x,latency=2x", "wire=bfloat16", "rule=local_sgd:16")
+    options = (*SMALL, "--nodes=4", *(f"--what-if={words}" for words in changes))
+    done = in_process("plan", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    (before,) = data["rows"]
+    slower, wire, rule = (one["rows"][0] for one in data["what_if"])
+    assert [one["change"] for one in data["what_if"]] == list(changes)
+    assert data["what_if"][0]["plan"]["machine"].endswith("bandwidth=0.01x, latency=2x")
+    assert slower["step"] == before["step"] < slower["step_then"]
+    assert (wire["rule_then"], rule["rule_then"]) == ("bsp", "local_sgd:16")
+    assert data["what_if"][1]["plan"]["rows"][0]["wire"] == "bfloat16"
+    lines = in_process("plan", *options).stdout.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("what if  "))
+    assert lines[head + 1].split()[:3] == [changes[0], "bsp", "4"]
+
+
+def test_a_starved_run_is_foretold(in_process: Run, tmp_path: Path) -> None:
+    rates = "[decoding]\npixels = 1e6\n[disk]\nbandwidth = 1e6\n"
+    (tmp_path / "mine.toml").write_text(f'name = "ours"\n[node]\nflops = 1e12\ncores = 4\naccelerators = 1\n{rates}')
+    options = ("--model=small_convnet", "--machine=./mine.toml", "--minibatch=64", "--sample-pixels=10000")
+    done = in_process("plan", *options)
+    assert "starved: decoding takes 160 ms" in done.stdout
+    done = in_process("plan", *options, "--sample-bytes=5000", "--from-disk")
+    assert "starved: reading takes 320 ms" in done.stdout
+    done = in_process("plan", *options, "--what-if=disk=4x,decoding=2x", "--sample-bytes=5000", "--from-disk")
+    assert re.search(r"disk=4x,decoding=2x +bsp +1 +320.0 ms +80.0 ms +-75% +loading -240.0 ms", done.stdout)
+
+
+def test_a_table_of_layers(in_process: Run) -> None:
+    done = in_process("plan", *SMALL, "--nodes=1,4", "--layers")
+    assert done.returncode == 0, done.stderr
+    assert "layers on 1 node\n" in done.stdout
+    assert re.search(r"layers on 4 nodes\n\nlayer +kind +GFLOP +weights +parallelism", done.stdout)
+    data = json.loads(in_process("plan", *SMALL, "--nodes=4", "--layers", "--json").stdout)
+    assert {one["parallelism"] for one in data["layers"]["4"]} == {"data"}
+
+
+def test_split_layers_of_a_recipe_are_planned(in_process: Run, tmp_path: Path) -> None:
+    text = '[model]\nname = "cd_dnn"\n[training]\nbatch = 256\n[parallel]\nlayers = "auto"\n'
+    (tmp_path / "wide.toml").write_text(text)
+    done = in_process("plan", "--recipe=wide.toml", "--machine=aws_c4_8xlarge", "--nodes=4")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^bsp \+ split layers, 4 nodes: .*: column 4", done.stdout, re.MULTILINE)
 
 
 def test_a_recipe_with_a_time_and_a_chart(in_process: Run, recipe: str, tmp_path: Path) -> None:
@@ -46,6 +82,11 @@ def test_a_recipe_with_a_time_and_a_chart(in_process: Run, recipe: str, tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout == "0-00:01:00\n"
     assert "<svg" in (tmp_path / "speedup.svg").read_text()
+    parts = json.loads(
+        in_process("plan", f"--recipe={recipe}", *options[:2], "--time", "--json", "--start-seconds=90").stdout
+    )
+    assert (parts["start"], parts["time"]) == (90, "0-00:02:00")
+    assert parts["total"] == sum(parts[part] for part in ("start", "pack", "tuning", "steps", "tests", "checkpoints"))
 
 
 def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_path: Path) -> None:
@@ -74,12 +115,15 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         ((*SMALL, "--model=resnet9000"), "resnet9000"),
         ((*SMALL, "--nodes=1,128"), "a minibatch of 64 is less than a sample for each of 128 ranks"),
         ((*SMALL, "--rule=bps"), "there is no rule 'bps'"),
-        ((*SMALL, "--rule=easgd"), "rule easgd has no step of its own"),
+        ((*SMALL, "--rule=easgd"), "rule easgd has no step that all ranks make together"),
         ((*SMALL, "--wire=float9", "--nodes=2"), "float9"),
         ((*SMALL, "--nodes=4,2"), "--nodes 4,2: give rising numbers"),
         ((*SMALL, "--nodes=1,...,8"), "--nodes 1,...,8: two numbers"),
         ((*SMALL, "--input=3x"), "--input 3x: give the shape"),
         ((*SMALL, "--what-if=speed=2x"), "--what-if speed=2x: give a factor"),
+        ((*SMALL, "--what-if=wire=float9"), "there is no wire 'float9'"),
+        ((*SMALL, "--sample-pixels=0"), "--sample-pixels 0"),
+        ((*SMALL, "--start-seconds=-1"), "--start-seconds -1"),
         ((*SMALL, "--ranks-per-node=0"), "--ranks-per-node 0"),
         ((*SMALL, "--optimizer=adagrad"), "there is no optimizer 'adagrad'"),
         ((*SMALL, "--time"), "--time is that of one rule"),

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from unisono.data.kinds import AUDIO, RAW
 from unisono.data.pack.index import Index
-from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
 from unisono.data.sources import find
-from unisono.data.sources.source import AUDIO, RAW, Source
+from unisono.data.sources.source import Source
 from unisono.world import World
 
 Result = TypeVar("Result")

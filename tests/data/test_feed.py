@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,15 @@ from hypothesis import strategies as st
 
 from unisono.data.dataset import Dataset, Samples
 from unisono.data.feed import InMemoryFeed
+from unisono.data.images.augmentation import image_options
+from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.packed_feed import FeedOptions, PackedFeed, check_splits, image_options
-from unisono.data.sources.source import AUDIO, IMAGE, RAW
+from unisono.data.packed_feed import FeedOptions, PackedFeed, check_splits
+from unisono.data.storage.storage import StorageOptions
+from unisono.engine import OperationSpan
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -87,10 +92,10 @@ def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
 
 @pytest.mark.parametrize("augment", ["none", "shift"])
 def test_any_number_of_ranks_sees_the_batches_that_one_sees(on_ranks: OnRanks, numbered: Path, augment: str) -> None:
-    options = FeedOptions(numbered, augment=augment)
+    options = augmented(numbered, augment)
     alone = epoch_on(on_ranks, 1, options, 2)
     for ranks, groups in ((2, 1), (3, 1), (6, 2), (9, 1)):
-        together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
+        together = epoch_on(on_ranks, ranks, replace(options, storage=StorageOptions(groups=groups)), 2)
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
@@ -120,7 +125,7 @@ def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once
 
 
 def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -> None:
-    options = FeedOptions(numbered, augment="shift", threads=2)
+    options = FeedOptions(numbered, transform=TransformOptions(augment="shift"), threads=2)
 
     def work(world: Any) -> list[list[Batch]]:
         feed = PackedFeed(options, world, SEED)
@@ -189,32 +194,37 @@ def test_both_parts_are_of_one_data_set(other: dict[str, Any], words: str) -> No
         check_splits(train, test)
 
 
+def augmented(folder: Path, augment: str) -> FeedOptions:
+    return FeedOptions(folder, transform=TransformOptions(augment=augment))
+
+
 def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, chirps: Path) -> None:
     with pytest.raises(
         PackError, match=r"data\.augment = 'mirror', but .* holds audio; the augmentations of these are none, sh"
     ):
-        on_ranks(1, lambda world: PackedFeed(FeedOptions(chirps, augment="mirror"), world, 0))
+        on_ranks(1, lambda world: PackedFeed(augmented(chirps, "mirror"), world, 0))
     with pytest.raises(
         PackError, match=r"data\.augment = 'mask', but .* holds images; the augmentations of these are none, mir"
     ):
-        on_ranks(1, lambda world: PackedFeed(FeedOptions(numbered, augment="mask"), world, 0))
+        on_ranks(1, lambda world: PackedFeed(augmented(numbered, "mask"), world, 0))
     with pytest.raises(PackError, match=r"rank 0: .* has no pack named train or training"):
         on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered / "train"), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
-        on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered, groups=3), world, 0))
+        on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered, StorageOptions(groups=3)), world, 0))
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "mask"])
 def test_any_number_of_ranks_has_the_same_windows_as_one_rank(on_ranks: OnRanks, chirps: Path, augment: str) -> None:
-    options = FeedOptions(chirps, augment=augment, windows=3, context=1, threads=2)
+    transform = TransformOptions(augment=augment, windows=3, context=1)
+    options = FeedOptions(chirps, transform=transform, threads=2)
     alone = epoch_on(on_ranks, 1, options, 2)
     assert [tuple(inputs.shape) for inputs, _ in alone] == [(BATCH, 3, 120)] * 7 + [(8, 3, 120)]
     for ranks, groups in ((2, 1), (3, 1), (6, 2)):
-        together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
+        together = epoch_on(on_ranks, ranks, replace(options, storage=StorageOptions(groups=groups)), 2)
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
-    changed = epoch_on(on_ranks, 1, replace(options, augment="none"), 2)
+    changed = epoch_on(on_ranks, 1, replace(options, transform=replace(transform, augment="none")), 2)
     unlike = [(one[0] != other[0]).flatten(1).any(dim=1) for one, other in zip(alone, changed, strict=True)]
     assert (torch.cat(unlike).float().mean() > 0.5) == (augment != "none")
 
@@ -223,7 +233,8 @@ def test_from_recordings_a_network_learns_which_tones_climb(on_ranks: OnRanks, c
     """Windows come in their order, with their labels, and what is in the test set is heard as what was trained on."""
 
     def work(world: Any) -> float:
-        feed = PackedFeed(FeedOptions(chirps, augment="shift", windows=4, context=4), world, SEED)
+        transform = TransformOptions(augment="shift", windows=4, context=4)
+        feed = PackedFeed(FeedOptions(chirps, transform=transform), world, SEED)
         assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (120, 40, 2, 360)
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * feed.channels, feed.classes))
@@ -246,8 +257,8 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
     about = About(IMAGE, ("a",), shape, (0.5,) * 3, (0.25,) * 3)
     index = Index(about, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(PackError, match=r"images of different sizes; set data\.size"):
-        image_options(index, FeedOptions(Path("pack")))
-    found = image_options(index, FeedOptions(Path("pack"), size=5, augment="scale"))
+        image_options(index, TransformOptions())
+    found = image_options(index, TransformOptions(size=5, augment="scale"))
     assert (found.size, found.channels, found.mean, found.std, found.augment) == (
         5,
         3,
@@ -255,3 +266,41 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
         about.std,
         "scale",
     )
+
+
+def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered: Path) -> None:
+    """Each thread decodes a stretch of each batch."""
+
+    def work(world: Any) -> Counter[tuple[str, str]]:
+        spans = list[OperationSpan]()
+        feed = PackedFeed(FeedOptions(numbered, threads=2), world, SEED, observe=spans.append)
+        assert [span.name for span in spans] == ["read training set", "read test set"]
+        list(feed.epoch(0, BATCH, 0))
+        list(feed.test_batches(BATCH))
+        feed.close()
+        threads = {span.thread.partition("_")[0] for span in spans if span.kind == "decoding"}
+        assert threads == {"decoding", "test decoding"}
+        return Counter((span.name, span.kind) for span in spans)
+
+    steps, tests = steps_of(151, BATCH), steps_of(37, BATCH)
+    for found in on_ranks(2, work):
+        assert found == {
+            ("read training set", "loading"): 1,
+            ("read test set", "loading"): 1,
+            ("read batch", "loading"): steps + tests,
+            ("decode", "decoding"): 2 * (steps + tests),
+            ("shuffle", "shuffle"): 1,
+        }
+
+
+def test_a_data_set_in_memory_is_observed() -> None:
+    samples = Samples(torch.zeros(10, 1, 2, 2), torch.zeros(10, dtype=torch.int64))
+    spans = list[OperationSpan]()
+    feed = InMemoryFeed(Dataset(samples, samples, 2), SimpleNamespace(rank=0, size=1), 3, spans.append)
+    list(feed.epoch(0, 4, 1))
+    list(feed.test_batches(4))
+    next(feed.own_batches(4, 0))
+    assert [(span.name, span.kind) for span in spans] == [
+        ("shuffle", "shuffle"),
+        *[("read batch", "loading")] * (2 + 3 + 1),
+    ]

@@ -4,7 +4,6 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,12 @@ from PIL import Image
 from unisono.data import loading
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.images.augmentation import ImageOptions
+from unisono.data.images.decode import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform
-from unisono.data.loading import PREFETCHED_BATCHES, Loader, Mode, SampleTransform
+from unisono.data.kinds import IMAGE, RAW
+from unisono.data.kinds.kind import SampleTransform
+from unisono.data.loading import PREFETCHED_BATCHES, Mode, Prefetcher
 from unisono.data.pack.index import About, Index
-from unisono.data.sources.source import IMAGE, RAW
 from unisono.errors import DecodeError
 
 COUNT = 300
@@ -45,17 +46,17 @@ def loader_of(
     threads: int = 2,
     dtype: torch.dtype = torch.float32,
     show: Callable[..., SampleTransform] = ImageTransform,
-) -> Iterator[tuple[Loader, Listed]]:
+) -> Iterator[tuple[Prefetcher, Listed]]:
     raw = samples is PICTURES
     about = About(RAW if raw else IMAGE, ("a", "b", "c"), SHAPE if raw else None, view.mean, view.std)
     nothing = np.zeros(len(samples), np.int32)
     lengths = np.array([len(sample) for sample in samples], np.int32)
     labels = (np.arange(len(samples)) % 3).astype(np.int32)
     memory = Listed(samples)
-    loader = Loader(
+    loader = Prefetcher(
         Index(about, nothing, nothing, nothing, lengths, labels, Path("pack")),
         memory,
-        partial(show, view, about.shape),
+        lambda: show(view, RawDecoder(SHAPE) if raw else ImageDecoder(view.channels)),
         threads,
         dtype,
     )
@@ -63,13 +64,13 @@ def loader_of(
         yield loader, memory
     finally:
         loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decoding")]
 
 
 def shown(number: int, throws: CounterRNG | None, view: ImageOptions = VIEW) -> torch.Tensor:
     """An image as one thread shows it."""
     out = torch.empty(8, 8, 3)
-    ImageTransform(view, SHAPE).into(out, memoryview(bytearray(PICTURES[number])), throws)
+    ImageTransform(view, RawDecoder(SHAPE)).into(out, memoryview(bytearray(PICTURES[number])), throws)
     return out.permute(2, 0, 1)
 
 

@@ -12,13 +12,14 @@ from tests.plan.test_run_plan import MACHINE, SETTINGS, network
 from unisono.foresight.predictions import NOMINAL_SHARE, planned_prediction, program_of, tuned_prediction
 from unisono.plan.choose import PredictionInputs, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
-from unisono.plan.run_plan import LARGEST_ERROR, plan_run
-from unisono.rules import BSP, BaseRule, Exchange, LocalSGD, Sharded
+from unisono.plan.run_plan import plan_run
+from unisono.plan.run_row import LARGEST_ERROR
+from unisono.rules import BSP, Auto, BaseRule, Exchange, LocalSGD, Sharded
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("rule", [BSP(), Sharded(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
+@pytest.mark.parametrize("rule", [BSP(), Sharded(), Auto(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
     settings = replace(SETTINGS, rules={"this": rule}, nodes=(nodes,), ranks_per_node=2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import LabError
-from unisono.lab.plan import HEAD_ADDRESS, HOME, Command, Lab, commands, hosts_file, parse_rate
+from unisono.lab.plan import HEAD_ADDRESS, HOME, Command, Lab, commands, hosts_file, parse_rate, parse_slow_host
 
 TWO = Lab(supernodes=2, hosts=2, rate=200_000_000, oversubscribe=4)
 ONE = Lab(supernodes=1, hosts=3, rate=1_000_000_000)
@@ -56,6 +59,18 @@ def test_two_supernodes_hang_on_a_core_by_uplinks() -> None:
     assert starting(TWO, "ip", "address") == [("ip", "address", "add", "10.99.0.1/16", "dev", "core")]
 
 
+def test_a_slow_host_has_a_slower_link_both_ways() -> None:
+    slow = shapes(replace(TWO, slow_hosts=((1, 4.0),)))
+    assert slow == shapes(TWO) | {"port1": "50000000bit", "h1.eth0": "50000000bit"}
+
+
+@pytest.mark.parametrize("text", ["1", "1:", ":2", "-1:2", "1:-2", "h1:2"])
+def test_slow_hosts_are_a_number_and_a_factor(text: str) -> None:
+    assert parse_slow_host("1:2.5") == (1, 2.5)
+    with pytest.raises(LabError, match=f"--slow-host {text}: write the host's number and a factor, such as 3:4"):
+        parse_slow_host(text)
+
+
 def test_one_supernode_is_one_switch_without_uplinks() -> None:
     assert shapes(ONE) == {name: "1000000000bit" for k in range(3) for name in (f"port{k}", f"h{k}.eth0")}
     bridges = [command[3] for command in starting(ONE, "ip", "link", "add") if command[-1] == "bridge"]
@@ -90,11 +105,11 @@ def test_every_host_has_a_name_and_an_address_of_its_own(lab: Lab) -> None:
 def test_a_bucket_holds_a_train_and_a_queue_every_window(lab: Lab) -> None:
     ranks = lab.supernodes * lab.hosts * lab.ranks_per_host
     there = lab.ranks_per_host * lab.hosts
-    for link in (lab.link, lab.uplink):
+    for link in (lab.link(0), lab.uplink):
         packets = -(-link.train // 1448)
         assert link.bucket >= link.train + 66 * packets
         assert link.train <= 65_536
-    assert lab.link.queue >= min((ranks - lab.ranks_per_host) * lab.ranks_per_host * lab.window, 2**31)
+    assert lab.link(0).queue >= min((ranks - lab.ranks_per_host) * lab.ranks_per_host * lab.window, 2**31)
     assert lab.uplink.queue >= min(there * (ranks - there) * lab.window, 2**31)
 
 
@@ -128,9 +143,11 @@ def test_bad_rates(text: str) -> None:
         ({"oversubscribe": float("nan")}, "--oversubscribe nan: give 0.01 to 1000"),
         ({"rate": 99_999}, "--rate of 99999 bits per second: a lab's links can have 100kbit to 100gbit"),
         ({"rate": 10**12}, "--rate of 1000000000000 bits per second"),
+        ({"slow_hosts": ((4, 2.0),)}, "--slow-host 4:2: there is no host 4; hosts are 0 to 3"),
+        ({"slow_hosts": ((1, 0.5),)}, "--slow-host 1:0.5: the factor is 1 to 2000"),
         ({"rate": 10**6, "oversubscribe": 100}, "uplinks of 20000 bits per second: raise --rate"),
     ],
 )
-def test_bad_labs(change: dict[str, int], words: str) -> None:
+def test_bad_labs(change: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError, match=words):
         Lab(**{"supernodes": 2, "hosts": 2, "rate": 200_000_000, **change})

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from unisono.collectives import watch, watch_messages
-from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import RAW, Source
+from unisono.data.kinds import RAW
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources.source import Source
 from unisono.placement import place
 from unisono.world import World, init
 

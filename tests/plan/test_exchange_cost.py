@@ -1,16 +1,22 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from unisono.placement import place
+from unisono.network import estimate
+from unisono.placement import one_rank_per_node, place
 from unisono.plan.exchange_cost import FREE, exchange_cost, placement_of
 from unisono.plan.machines import LinkFacts, MachineFacts, NodeFacts, TopologyFacts, find_machine
+from unisono.plan.measured_rows import CollectiveRow
+from unisono.schedules import find
+from unisono.wires import encoded_share
 
 MACHINE = MachineFacts("example", link=LinkFacts(1e9, latency=1e-5))
 
 
 def test_the_worked_example() -> None:
-    schedule, cost = exchange_cost(MACHINE, 4, 1)
+    schedule, cost, basis = exchange_cost(MACHINE, 4, 1)
+    assert basis == "estimated"
     assert schedule == "direct"
     assert cost.latency == pytest.approx(20e-6)
     assert cost.per_byte == pytest.approx(1.5e-9)
@@ -18,13 +24,87 @@ def test_the_worked_example() -> None:
 
 
 def test_one_node_sends_nothing() -> None:
-    assert exchange_cost(MACHINE, 1, 4) == ("", FREE)
+    assert exchange_cost(MACHINE, 1, 4) == ("", FREE, "")
 
 
 def test_sums_take_the_time_of_memory_that_the_ranks_of_a_node_share() -> None:
     known = replace(MACHINE, node=NodeFacts(memory_bandwidth=1e10))
     costs = [exchange_cost(one, 4, 1).cost.per_byte for one in (MACHINE, known)]
     assert costs[0] < costs[1]
+
+
+def row(nodes: int, nbytes: int, seconds: float, **changes: Any) -> CollectiveRow:
+    return replace(CollectiveRow("allreduce", "ring", "float32", nodes, nodes, nbytes, seconds, 0.0), **changes)
+
+
+def test_rows_of_the_same_exchange_are_its_cost() -> None:
+    rows = (row(4, 1 << 20, 0.011), row(4, 2 << 20, 0.021), row(2, 1 << 20, 1.0), row(4, 1 << 20, 1.0, wire="bfloat16"))
+    schedule, cost, basis = exchange_cost(replace(MACHINE, collectives=rows), 4, 1)
+    assert (schedule, basis) == ("ring", "measured")
+    assert cost.latency == pytest.approx(0.001)
+    assert cost.seconds(1 << 20) == pytest.approx(0.011)
+
+
+def test_rows_within_a_node_are_its_cost_and_no_other_nodes() -> None:
+    rows = (row(1, 1 << 20, 0.01, ranks=4), row(1, 2 << 20, 0.02, ranks=4))
+    known = replace(MACHINE, collectives=rows)
+    assert exchange_cost(known, 1, 4).cost.seconds(1 << 20) == pytest.approx(0.01)
+    assert exchange_cost(known, 1, 2) == exchange_cost(MACHINE, 1, 2)
+    assert exchange_cost(known, 4, 1) == exchange_cost(MACHINE, 4, 1)
+
+
+@pytest.mark.parametrize("nodes", [4, 8])
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+def test_the_nearest_rows_correct_an_estimate(nodes: int, wire: str | None) -> None:
+    """Rows that are 1.2 times the estimate of the ring make all other numbers of nodes 1.2 times as long."""
+
+    def of_ring(ranks: int, nbytes: int) -> float:
+        network, sent = MACHINE.network(), int(nbytes * encoded_share(wire))
+        placement = one_rank_per_node(ranks)
+        return float(estimate(find("ring", placement).allreduce, placement, network, sent))
+
+    sizes = (1 << 19, 8 << 20)
+    rows = tuple(row(2, nbytes, 1.2 * of_ring(2, nbytes), wire=wire or "float32") for nbytes in sizes)
+    schedule, cost, basis = exchange_cost(replace(MACHINE, collectives=rows), nodes, 1, wire)
+    assert (schedule, basis) == ("ring", "corrected")
+    for nbytes in sizes:
+        assert cost.seconds(nbytes) == pytest.approx(1.2 * of_ring(nodes, nbytes), rel=1e-4)
+
+
+def test_the_schedule_of_a_row_is_left_where_its_payload_is_short_for_all_ranks() -> None:
+    known = replace(MACHINE, collectives=(row(2, 1 << 19, 0.001), row(2, 8 << 20, 0.01)))
+    assert exchange_cost(known, 256, 1)[::2] == ("ring", "corrected")
+    schedule, _, basis = exchange_cost(known, 4096, 1)
+    assert basis == "corrected"
+    assert schedule != "ring"
+
+
+def test_a_schedule_without_a_program_corrects_the_cheapest_one() -> None:
+    rows = tuple(row(2, nbytes, 1.0, schedule="library") for nbytes in (1 << 19, 8 << 20))
+    schedule, _, basis = exchange_cost(replace(MACHINE, collectives=rows), 4, 1)
+    assert (schedule, basis) == ("direct", "corrected")
+
+
+def test_sharded_gradients_are_scattered_and_weights_are_gathered_unencoded() -> None:
+    whole = exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20)
+    assert exchange_cost(MACHINE, 4, 1, sharded=True).cost.seconds(8 << 20) == pytest.approx(whole, rel=0.01)
+    narrow = exchange_cost(MACHINE, 4, 1, "bfloat16", sharded=True).cost.seconds(8 << 20)
+    assert narrow == pytest.approx(0.75 * whole, rel=0.01)
+    rows = [
+        row(4, 1 << 20, seconds, collective=collective, wire=wire)
+        for collective, wire, seconds in (("reduce_scatter", "bfloat16", 1.0), ("all_gather", "float32", 2.0))
+    ]
+    found = [
+        exchange_cost(replace(MACHINE, collectives=tuple(some)), 4, 1, "bfloat16", True) for some in (rows, rows[:1])
+    ]
+    assert found[0].cost.seconds(1 << 20) == pytest.approx(3.0)
+    assert [one.basis for one in found] == ["measured", "estimated"]
+
+
+def test_a_slow_link_among_the_nodes_slows_all() -> None:
+    slow = replace(MACHINE, slow_links={2: 4.0})
+    assert exchange_cost(slow, 2, 1) == exchange_cost(MACHINE, 2, 1)
+    assert exchange_cost(slow, 4, 1).cost.per_byte == pytest.approx(4 * exchange_cost(MACHINE, 4, 1).cost.per_byte)
 
 
 def test_a_narrow_wire_halves_the_bytes() -> None:

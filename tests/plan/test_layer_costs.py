@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from unisono.plan.layer_costs import computing_of, linear_shape, product_seconds, scaled_layers
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, NodeFacts
+from unisono.plan.measured_rows import ProductRow
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import trace
@@ -42,3 +45,21 @@ def test_a_layer_is_needed_when_it_begins_and_ready_when_its_backward_pass_ends(
     assert found.ready == pytest.approx((8 * (2 * first + 3 * last), 8 * (first + 3 * last)))
     assert found.whole == pytest.approx(found.ready[0])
     assert computing_of(layers, MACHINE, 2, 2, ranks_per_node=4).whole == pytest.approx(found.whole)
+
+
+def test_the_nearest_measured_product_of_the_kind_gives_the_rate() -> None:
+    (layer,) = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True))
+    (other,) = trace(nn.Conv2d(3, 8, 3), torch.empty(2, 3, 6, 6))
+    rows = (
+        ProductRow("linear", 8, 1024, 1024, 1, 2e11, 1e11, 0.0),
+        ProductRow("linear", 800, 1024, 1024, 1, 8e11, 4e11, 0.0),
+    )
+    known = replace(MACHINE, products=rows)
+    assert product_seconds(layer, 6e11, known, "forward") == pytest.approx(3)
+    assert product_seconds(layer, 6e11, known, "backward") == pytest.approx(6)
+    assert product_seconds(layer, 6e11, known) == pytest.approx(2e11 / 2e11 + 4e11 / 1e11)
+    assert product_seconds(layer, 6e11, known, "forward", scale=90.0) == pytest.approx(6 / 8)
+    assert product_seconds(other, 6e11, known) == product_seconds(other, 6e11, MACHINE)
+    alone, many = (computing_of([layer], known, 8, samples).whole for samples in (8, 720))
+    assert alone == pytest.approx(16e6 / 2e11 + 32e6 / 1e11)
+    assert many == pytest.approx(90 * alone / 4)  # more rows of a rank are another product

@@ -7,6 +7,7 @@ import pytest
 from unisono.errors import UsageError
 from unisono.network import NetworkError
 from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_file, machine_names
+from unisono.plan.measured_rows import MessageRow
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -56,6 +57,22 @@ def test_a_machine_of_the_users(tmp_path: Path) -> None:
         mine.name = "yours"  # type: ignore[misc]
 
 
+def test_a_machine_that_was_measured(tmp_path: Path) -> None:
+    file = tmp_path / "measured.toml"
+    file.write_text(
+        'name = "measured"\n[link]\nbandwidth = 1e9\noverhead = 1e-6\n'
+        "[disk]\nbandwidth = 2e9\n[decoding]\npixels = 3e8\n"
+        '[slow_links]\n3 = 4\n[measured]\n"disk.bandwidth" = "how"\n[probe]\nhosts = ["a"]\n'
+        "[[message]]\nbytes = 4\nseconds = 1e-5\nspread = 0\n"
+    )
+    machine = find_machine(str(file))
+    assert (machine.disk.bandwidth, machine.decoding.pixels, machine.slow_links) == (2e9, 3e8, {3: 4.0})
+    assert machine.messages == (MessageRow(4, 1e-5, 0.0),)
+    assert (machine.measured["disk.bandwidth"], machine.probe.hosts) == ("how", ("a",))
+    assert machine.network().overhead == 1e-6
+    assert (MachineFacts("unknown").disk.bandwidth, MachineFacts("unknown").decoding.pixels) == (0, 0)
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
         UsageError, match=r"no machine cray: there are aws_c4_8xlarge, .*, or give a TOML file"
@@ -68,7 +85,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ("text", "words"),
     [
         ("name = 3", "name = 3"),
-        ('name = "x"\n[nodes]', "nodes is not one of assumed, efficiency, link, name, node, topology"),
+        ('name = "x"\n[nodes]', "nodes is not one of assumed, collective, decoding, disk, efficiency, link"),
         ('name = "x"\n[node]\ncore = 3', "node.core is not one of cores, accelerators"),
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),
@@ -76,6 +93,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops"'),
         ('name = "x"\nassumed = 3', "assumed = 3; it is a table of reasons"),
         ('name = "x"\n[assumed]\n"name." = "why"', 'assumed."name."'),
+        ('name = "x"\n[measured]\n"node.flops" = "how"', 'measured."node.flops"'),
+        ('name = "x"\n[slow_links]\n3 = 0.5', 'slow_links."3" = 0.5; it is a factor of 1 or more'),
+        ('name = "x"\n[[message]]\nbytes = 4', "message row 0 has no seconds; it has bytes, seconds, spread"),
         ("name = ", "Invalid value"),
     ],
 )

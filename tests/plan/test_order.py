@@ -127,16 +127,18 @@ def test_the_half_that_is_ready_and_needed_first_is_next(
     due = [min(computing.needed[at] for at in load.parameters) for load in loads]
     now = 0.0
     for number in order:
-        half = 0 if (number, 0) in there else 1
         now = max(now, min(there.values()))
-        if there[number, half] > now:
-            assert half == 1
-            earlier = [key for key, ready in there.items() if ready <= now]
-            _, _, instead = min((due[one], turn, one) for one, turn in earlier)
-            assert due[number] < due[instead]
-            assert there[number, half] < now + cost.seconds(loads[instead].nbytes) / 2
-            now = there[number, half]
-        assert all(due[number] <= due[one] for (one, _), ready in there.items() if ready <= now)
+        while True:
+            _, _, first = min((due[one], turn, one) for (one, turn), ready in there.items() if ready <= now)
+            ends = now + cost.seconds(loads[first].nbytes) / 2
+            gathers = [(due[one], ready) for (one, turn), ready in there.items() if turn == 1]
+            urgent = [ready for needed, ready in gathers if needed < due[first] and now < ready < ends]
+            if not urgent:
+                break
+            now = min(urgent)
+        half = 0 if (number, 0) in there else 1
+        assert there[number, half] <= now
+        assert due[number] == due[first]
         del there[number, half]
         now += cost.seconds(loads[number].nbytes) / 2
         if not half:

@@ -17,13 +17,13 @@ def luminance(color: str) -> float:
 def test_the_chart_is_svg_with_text_and_no_background(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "chart.svg"
-    draw_chart([ALONE, FOUR], "a title", path)
+    draw_chart([ALONE, FOUR], "a title", "a machine", path)
     text = path.read_text()
     for words in ("<svg", "a title", ">bsp<", ">ideal<", "speedup over one node"):
         assert words in text
     assert "fill: #ffffff" not in text
     with pytest.raises(UsageError, match=r"--chart .*: Is a directory"):
-        draw_chart([ALONE, FOUR], "a title", tmp_path)
+        draw_chart([ALONE, FOUR], "a title", "a machine", tmp_path)
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#0d1117"])
@@ -35,4 +35,4 @@ def test_text_is_readable_on_light_and_dark(page: str) -> None:
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"install unisono\[bench\]"):
-        draw_chart([ALONE], "a title", tmp_path / "chart.svg")
+        draw_chart([ALONE], "a title", "a machine", tmp_path / "chart.svg")

@@ -14,8 +14,11 @@ from unisono.errors import UsageError
 from unisono.plan.choose import PredictionInputs, candidates, layout_of
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_costs import computing_of
-from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
-from unisono.plan.run_plan import LARGEST_ERROR, RunPlan, buckets_of, plan_run, predict_run, update_seconds
+from unisono.plan.loading import SampleFacts
+from unisono.plan.machines import DecodingFacts, DiskFacts, EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.measured_rows import CollectiveRow
+from unisono.plan.run_plan import buckets_of, plan_run, predict_run, update_seconds
+from unisono.plan.run_row import LARGEST_ERROR, RunPlan
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer, trace
 from unisono.plan.what_if import changed_machine
@@ -100,6 +103,20 @@ def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() ->
     assert saved["sharded"] == pytest.approx(0.25, abs=0.02)
 
 
+def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
+    rows = tuple(
+        CollectiveRow("allreduce", "direct", "float32", nodes, 2 * nodes, nbytes, nbytes * 1e-9 * nodes, 0.0)
+        for nodes in (1, 2)
+        for nbytes in (1 << 19, 8 << 20)
+    )
+    settings = replace(SETTINGS, ranks_per_node=2, rules={"bsp": BSP()})
+    found = plans(replace(MACHINE, collectives=rows), settings)
+    assert [found["bsp", nodes].basis for nodes in (1, 2, 4)] == ["measured", "measured", "corrected"]
+    assert found["bsp", 1].communicating > 0
+    assert found["bsp", 1].speedup == pytest.approx(1)
+    assert [plans(settings=settings)["bsp", nodes].basis for nodes in (1, 2)] == ["", "estimated"]
+
+
 def test_rarer_exchanges_cost_less() -> None:
     rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)} | {"auto": LocalSGD(every="auto")}
     found = plans(changed_machine(MACHINE, "bandwidth=0.1x"), replace(SETTINGS, rules=rules))
@@ -125,6 +142,37 @@ def test_the_interval_is_that_of_measured_predictions() -> None:
     assert row.computing + row.update <= row.low < row.step
 
 
+def test_auto_is_planned_as_the_faster_of_its_rules() -> None:
+    slow = replace(MACHINE, node=replace(MACHINE.node, memory_bandwidth=1e9))  # updates take long
+    for machine in (MACHINE, slow):
+        found = plans(machine, replace(SETTINGS, rules={**RULES, "auto": Auto()}))
+        assert found["auto", 4].step <= 1.01 * min(found[rule, 4].step for rule in ("bsp", "sharded"))
+        assert found["auto", 4].choice in ("BSP", "Sharded")
+    assert found["auto", 4].choice == "Sharded"
+    assert found["bsp", 4].choice == ""
+
+
+def test_a_step_takes_as_long_as_its_loading() -> None:
+    node = replace(MACHINE.node, cores=4, accelerators=1)
+    machine = replace(MACHINE, node=node, decoding=DecodingFacts(1e6), disk=DiskFacts(1e6))
+    samples = SampleFacts(nbytes=1e5, pixels=1e6, threads=2)
+    decoded = plans(machine, replace(SETTINGS, samples=samples))["bsp", 4]
+    assert decoded.decoding == decoded.step == decoded.low == decoded.high == 16 * 1e6 / (2 * 1e6)
+    assert decoded.step == pytest.approx(decoded.computing + decoded.communication + decoded.update + decoded.loading)
+    assert decoded.bottleneck.startswith("starved: decoding takes 8e+03 ms")
+    assert decoded.speedup == pytest.approx(4)  # one node loads four times as many samples
+    read = plans(machine, replace(SETTINGS, samples=samples._replace(pixels=0, from_disk=True)))["bsp", 4]
+    assert read.reading == read.step == pytest.approx(1.6)
+    whole = plans(machine, replace(SETTINGS, samples=samples._replace(pixels=0)))["bsp", 4]
+    assert (whole.loading, whole.step) == (0, plans()["bsp", 4].step)
+
+
+def test_samples_in_memory_are_part_of_a_ranks_memory() -> None:
+    settings = replace(SETTINGS, samples=SampleFacts(nbytes=1e3), epoch_samples=6400)
+    assert plans(settings=settings)["bsp", 4].memory.samples == 1.6e6
+    assert plans(settings=settings)["bsp", 1].memory.samples == 6.4e6
+
+
 def test_an_epoch_has_all_its_samples() -> None:
     row = plans(settings=replace(SETTINGS, epoch_samples=100))["bsp", 2]
     assert row.epoch == 2 * row.step
@@ -136,8 +184,7 @@ def test_an_epoch_has_all_its_samples() -> None:
         (MACHINE, replace(SETTINGS, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
         (replace(MACHINE, node=NodeFacts()), SETTINGS, "example has no node.flops"),
         (replace(MACHINE, link=LinkFacts()), SETTINGS, "example has no link.bandwidth"),
-        (MACHINE, replace(SETTINGS, rules={"easgd": EASGD()}), "rule easgd has no step of its own"),
-        (MACHINE, replace(SETTINGS, rules={"auto": Auto()}), "rule auto has no step of its own"),
+        (MACHINE, replace(SETTINGS, rules={"easgd": EASGD()}), "rule easgd has no step that all ranks make together"),
     ],
 )
 def test_what_cannot_be_planned(machine: MachineFacts, settings: RunSettings, words: str) -> None:

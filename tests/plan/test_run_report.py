@@ -1,17 +1,14 @@
-"""Planned runs as a table, as JSON of a fixed form, and as a wall time."""
+"""Planned runs as a table, and as JSON of a fixed form."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
-import pytest
-
-from unisono.errors import UsageError
 from unisono.plan.machines import LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_plan import RunPlan
-from unisono.plan.run_report import as_data, as_lines, wall_time, worthwhile
+from unisono.plan.run_report import as_data, as_lines, worthwhile
+from unisono.plan.run_row import RunPlan
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), link=LinkFacts(1e9), assumed={"link.bandwidth": "a guess"})
 
@@ -56,14 +53,25 @@ def test_the_table_has_the_parts_of_the_step_and_says_what_is_assumed() -> None:
     head, first, second, *below = as_lines([ALONE, FOUR], MACHINE, 0.5)
     assert head.split() == [
         *("rule", "nodes", "step", "from", "-", "to", "computing", "communication", "update", "speedup", "efficiency"),
-        *("epoch", "memory", "overlap", "buckets", "schedule"),
+        *("epoch", "memory", "overlap", "buckets", "schedule", "wire"),
     ]
     assert first.split()[:4] == ["bsp", "1", "100.0", "ms"]
     assert second.split()[2:14] == ["50.0", "ms", "45.0", "ms", "-", "60.0", "ms", "25.0", "ms", "20.0", "ms", "5.0"]
-    assert second.split()[-7:] == ["3", "s", "5", "GB", "chain", "8", "MiB", "direct"][1:]
+    assert second.split()[-9:] == ["3", "s", "5", "GB", "chain", "8", "MiB", "direct", "float32"]
     text = "\n".join(below)
     for words in ("bsp, 1 node: computing: 100%", "up to 1, where", "no node.memory_bandwidth", "a guess", "7.5%"):
         assert words in text
+
+
+def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
+    plans = [ALONE, replace(FOUR, nodes=2, basis="measured"), replace(FOUR, basis="corrected")]
+    plans.append(replace(FOUR, nodes=8, rule="sharded", basis="corrected"))
+    (line,) = [line for line in as_lines(plans, MACHINE, 0.5) if line.startswith("exchanges: ")]
+    assert line == (
+        "exchanges: measured on 2 nodes; estimated from the link, times what was measured over its own estimate on "
+        "4, 8 nodes"
+    )
+    assert not any("exchanges" in line for line in as_lines([ALONE], MACHINE, 0.5))
 
 
 def test_the_form_of_json() -> None:
@@ -74,8 +82,12 @@ def test_the_form_of_json() -> None:
         "rows": [
             {
                 **{key: getattr(one, key) for key in ("rule", "nodes", "ranks", "samples", "overlap", "bucket_bytes")},
-                **{key: getattr(one, key) for key in ("schedule", "computing", "communication", "update", "epoch")},
+                **{
+                    key: getattr(one, key)
+                    for key in ("schedule", "basis", "computing", "communication", "update", "epoch")
+                },
                 **{key: getattr(one, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
+                **{key: getattr(one, key) for key in ("wire", "loading", "reading", "decoding", "split", "choice")},
                 "efficiency": one.speedup / one.nodes,
                 "memory": {
                     "weights": 1e9,
@@ -83,6 +95,7 @@ def test_the_form_of_json() -> None:
                     "optimizer": 1e9,
                     "anchor": 0.0,
                     "activations": 2e9,
+                    "samples": 0.0,
                     "total": 5e9,
                 },
             }
@@ -98,14 +111,31 @@ def test_each_rule_has_its_own_last_worthwhile_number() -> None:
     assert worthwhile([ALONE, FOUR, *other], 0.5) == {"bsp": 1, "sharded": 4}
 
 
-@pytest.mark.parametrize(
-    ("epochs", "expected"), [(1, "0-00:01:00"), (100, "0-00:06:00"), (1000, "0-01:00:00"), (30_000, "1-06:00:00")]
-)
-def test_wall_time_is_that_of_the_slow_end(epochs: int, expected: str) -> None:
-    assert wall_time([FOUR], epochs, 64, 3840) == expected  # 60 steps of 60 ms
+def test_a_starved_run_has_a_column_for_loading_and_notes_are_lines() -> None:
+    starved = replace(FOUR, loading=0.01, decoding=0.06)
+    head, _, second, *below = as_lines([ALONE, starved], MACHINE, 0.5, ["decoding takes no time here"])
+    assert head.split()[6:10] == ["computing", "communication", "update", "loading"]
+    assert "60.0 ms" in second
+    assert "10.0 ms" in second
+    assert "decoding takes no time here" in below
 
 
-def test_wall_time_needs_one_plan_and_the_samples() -> None:
-    for plans, samples in (([ALONE, FOUR], 3840), ([FOUR], None)):
-        with pytest.raises(UsageError, match="--time is that of one rule on one number of nodes, with --epoch-samples"):
-            wall_time(plans, 1, 64, samples)
+def test_split_layers_have_a_line_and_count_beside_the_rule_without_them() -> None:
+    split = replace(FOUR, rule="bsp + split layers", speedup=3.9, split={"fc": "column 4", "out": "row 4"})
+    text = "\n".join(as_lines([ALONE, FOUR, split], MACHINE, 0.5))
+    assert "bsp + split layers, 4 nodes: fc: column 4, out: row 4; all other layers data parallel" in text
+    two = replace(FOUR, nodes=2, speedup=1.9)
+    assert worthwhile([ALONE, two, FOUR, split], 0.5) == {"bsp": 2, "bsp + split layers": 4}
+    assert worthwhile([ALONE, replace(two, speedup=1.2), split], 0.5) == {"bsp": 1, "bsp + split layers": 1}
+
+
+def test_a_short_epoch_keeps_its_digits() -> None:
+    lines = list(as_lines([replace(ALONE, epoch=0.0123), replace(FOUR, epoch=1234.5)], MACHINE, 0.5))
+    assert " 0.012 s " in lines[1]
+    assert " 1,234 s " in lines[2]
+
+
+def test_a_rule_that_is_replaced_is_named() -> None:
+    assert "auto, 4 nodes: Sharded, computing" in "\n".join(
+        as_lines([replace(FOUR, rule="auto", choice="Sharded")], MACHINE, 0.5)
+    )

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.plan.choose import layout_of
-from unisono.rules import BSP
+from unisono.rules import BSP, LocalSGD
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
-from unisono.step.predict import predict
+from unisono.step.predict import predict, steady_step
+from unisono.step.program import Step
 
 BYTES = Cost(0.0, 1.0)
 """A second for a byte."""
@@ -187,3 +188,38 @@ def test_a_chain_is_one_exchange_after_another_each_once_its_bucket_is_full(
     for load in loads:
         now = max(now, *(computing.ready[one] for one in load.parameters)) + cost.seconds(load.nbytes)
     assert played(computing, loads, cost, "chain", deferred=False).step == max(now, computing.whole)
+
+
+def test_a_steady_step_begins_with_what_the_step_before_has_left() -> None:
+    """w0 comes 3 into the step, from the exchange that the step before has begun."""
+    costs = Costs(layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], True), TWO, BYTES)
+    spans = [one for one in steady_step(BSP(overlap="chain"), costs) if one.end > one.begin]
+    assert [(str(one.task), one.begin, one.end) for one in spans] == [
+        ("forward 0", 3, 7),
+        ("backward 0", 7, 11),
+        ("backward 2", 11, 15),
+        ("allreduce 1", 11, 17),
+        ("allreduce 2", 17, 18),
+    ]
+
+
+@settings(deadline=None)
+@given(cases(), costs, st.sampled_from(NAMES), st.booleans())
+def test_a_steady_step_has_the_tasks_of_a_program_and_none_begins_before_it(
+    case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
+) -> None:
+    computing, loads = case
+    rule, layout = BSP(overlap=name), layout_of(computing, loads, deferred)
+    spans = steady_step(rule, Costs(layout, computing, cost))
+    program = rule(Step(0), 0, layout)
+    assert [one.task for one in sorted(spans, key=lambda one: one.number)] == list(program)
+    assert sorted(one.number for one in spans) == list(range(len(program)))
+    assert min(one.begin for one in spans) == 0
+    assert [one.end for one in spans] == sorted(one.end for one in spans)
+
+
+def test_a_steady_step_of_a_period_is_its_first() -> None:
+    rule, layout = LocalSGD(every=3), layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], True)
+    spans = steady_step(rule, Costs(layout, TWO, BYTES))
+    assert [one.task for one in sorted(spans, key=lambda one: one.number)] == list(rule(Step(0), 0, layout))
+    assert min(one.begin for one in spans) == 0

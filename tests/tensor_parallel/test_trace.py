@@ -155,3 +155,8 @@ def test_several_arguments_are_a_tuple() -> None:
     example = torch.zeros(3, 2), torch.zeros(3, 2)
     assert samples_of(example) == samples_of(example[0]) == 3
     assert list(trace_forward(Sum(), example, nullcontext)) == [""]
+
+
+def test_a_trace_has_as_many_passes_as_it_is_asked_for() -> None:
+    found = trace_forward(network(), torch.zeros(5, 4), nullcontext, repetitions=1)
+    assert all(one.calls == [1, 1] and len(one.seconds) == 2 and one.once for one in found.values())

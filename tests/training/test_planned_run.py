@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
+from unisono.plan.wall_time import Job
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, Sharded
-from unisono.training.planned_run import planned_run, rule_of, settings_of, traced_layers
-from unisono.training.recipe import parse_recipe
+from unisono.training.planned_run import example_of, network_of, planned_run, rule_of, settings_of, with_rules
 
 
 def test_the_run_of_a_recipe_has_its_batch_rule_and_optimizer() -> None:
@@ -23,12 +23,24 @@ def test_the_run_of_a_network_averages_gradients() -> None:
         planned_run(None, "vgg_a", None)
 
 
-def test_split_layers_are_not_planned(tmp_path: Path) -> None:
-    text = '[parallel]\nlayers = "auto"\n'
-    assert parse_recipe({"parallel": {"layers": "auto"}}, "here").parallel.layers == "auto"
-    (tmp_path / "wide.toml").write_text(text)
-    with pytest.raises(UsageError, match="plan it without its table"):
-        planned_run(tmp_path / "wide.toml", None, None)
+def test_the_run_of_a_recipe_has_its_data_its_job_and_its_split_layers(tmp_path: Path) -> None:
+    (tmp_path / "wide.toml").write_text('[training]\nepochs = 3\n[parallel]\nlayers = "auto"\n')
+    run = planned_run(tmp_path / "wide.toml", None, None)
+    assert run.parallel.layers == "auto"
+    assert (run.data.train, run.data.test, run.data.classes) == (1437, 360, 10)
+    assert run.job == Job(3, 360, 0, autotunes=True)
+    assert settings_of(run, (1,), 1, 2).epoch_samples == 1437
+    assert not planned_run(None, "vgg_a", 256).parallel.layers
+
+
+def test_a_wire_keeps_the_rule_and_rules_keep_the_exchange() -> None:
+    run = planned_run(Path("digits_local_sgd"), None, None)
+    (rule,) = with_rules(run, None, "bfloat16").rules.values()
+    assert isinstance(rule, LocalSGD)
+    assert rule.exchange == Exchange(wire="bfloat16")
+    both = with_rules(with_rules(run, None, "int8"), "bsp,local_sgd:4", None)
+    assert both.rules == {"bsp": BSP(Exchange(wire="int8")), "local_sgd:4": LocalSGD(Exchange(wire="int8"), every=4)}
+    assert with_rules(run, None, None) == run
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,8 @@ def test_settings_are_those_of_the_optimizer() -> None:
     assert not settings_of(run, (1, 2), 4, 2).layer_norms
 
 
-def test_layers_are_traced_for_the_samples() -> None:
-    layers = traced_layers(planned_run(None, "small_convnet", 4), (1, 8, 8), 10, 2)
-    assert sum(layer.parameters for layer in layers) > 1000
-    assert layers[0].input_shapes[0] == (2, 1, 8, 8)
+def test_a_network_takes_no_memory_for_weights() -> None:
+    network = network_of(planned_run(None, "small_convnet", 4), (1, 8, 8), 10)
+    assert sum(one.numel() for one in network.parameters()) > 1000
+    assert all(one.is_meta for one in network.parameters())
+    assert (example_of((1, 8, 8), 2).shape, example_of((1, 8, 8), 2).is_meta) == ((2, 1, 8, 8), True)

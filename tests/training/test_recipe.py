@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tomli_w
 
-from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import RAW, Source
+from unisono.data.kinds import RAW
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources.source import Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.models.names import NETWORKS
 from unisono.training.packaged_recipes import find_recipe
@@ -92,7 +94,7 @@ def test_differences_name_the_keys_but_not_the_ranks() -> None:
         ("rule.overlp=chain", "unknown key rule.overlp; did you mean rule.overlap?"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
-        ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated"),
+        ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated, auto"),
         ("data.groups=0", "data.groups = 0, but it has to be at least 1"),
         ("data.size=-1", "data.size = -1, but it has to be at least 0"),
         ("data.size=32.5", "data.size = 32.5 is not a whole number"),
@@ -131,8 +133,9 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (
             ["data.storage=replicated", "data.groups=2"],
             2,
-            'data.groups = 2, but with data.storage = "replicated" each node has a copy',
+            'data.groups = 2, but data.storage = "replicated": only "partitioned" takes groups',
         ),
+        (["data.storage=auto", "data.groups=2"], 2, 'data.groups = 2, but data.storage = "auto": only'),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),
         (["model.name=nowhere:"], 1, "a network is named module:function"),

@@ -4,7 +4,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.tuning.topology import Pair, pairings, supernodes
+from unisono.tuning.topology import Pair, pairings, slow_links, supernodes
 
 
 @given(st.integers(0, 20), st.integers(0, 60), st.integers(0, 99))
@@ -50,3 +50,24 @@ def test_groups_are_found_for_any_order_of_nodes(
 def test_one_switch_is_one_supernode(nodes: int, chance: random.Random) -> None:
     speeds = [(pair, chance.uniform(0.8, 1.0)) for pairs in pairings(nodes, 20) for pair in pairs]
     assert supernodes(nodes, speeds) == (0,) * nodes
+
+
+def test_a_slow_link_is_that_of_a_node_whose_pairs_are_all_slow() -> None:
+    pairs = [(one, other) for one in range(4) for other in range(one + 1, 4)]
+    assert slow_links(4, [(pair, 25.0 if 3 in pair else 100.0) for pair in pairs]) == {3: 4.0}
+    assert slow_links(4, [(pair, 70.0 if 3 in pair else 100.0) for pair in pairs]) == {}
+
+
+def test_narrow_uplinks_are_no_slow_links() -> None:
+    pairs = [(one, other) for one in range(4) for other in range(one + 1, 4)]
+    assert slow_links(4, [(pair, 100.0 if pair in ((0, 1), (2, 3)) else 10.0) for pair in pairs]) == {}
+
+
+def test_a_late_exchange_makes_no_slow_link() -> None:
+    speeds = [((0, 1), speed) for speed in (100.0, 1.0, 100.0)] + [((2, 3), 100.0)] * 3
+    assert slow_links(4, speeds) == {}
+
+
+def test_two_nodes_have_one_pair_and_none_is_slow() -> None:
+    assert slow_links(2, [((0, 1), 3.0)]) == {}
+    assert slow_links(1, []) == {}

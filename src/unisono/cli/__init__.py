@@ -17,6 +17,7 @@ from unisono.cli.layers import layers
 from unisono.cli.pack import pack
 from unisono.cli.plan import plan
 from unisono.cli.price import price
+from unisono.cli.probe import probe
 from unisono.cli.run import run
 from unisono.cli.shutdown import INTERRUPTED, Shutdown
 from unisono.cli.simulate import simulate
@@ -41,6 +42,7 @@ app.command()(accuracy)
 app.command()(tune)
 app.command()(layers)
 app.command()(plan)
+app.command()(probe)
 app.command()(foresight)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")

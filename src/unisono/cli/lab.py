@@ -19,13 +19,18 @@ def lab(
         float, typer.Option(help="Sum of a switch's host rates, divided by the rate of its uplink.")
     ] = 1.0,
     ranks_per_host: Annotated[int, typer.Option(help="Number of ranks per host.")] = 1,
+    slow_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--slow-host", help="NUMBER:FACTOR, the link of that host is so much slower. May be repeated."),
+    ] = None,
     mpiexec: Annotated[
         Path | None, typer.Option(help="MPI launcher; default: the one of this Python environment.")
     ] = None,
 ) -> None:
     """Run a command on an emulated cluster: hosts are network namespaces, links are shaped. Needs root."""
     from unisono.lab.cluster import run
-    from unisono.lab.plan import Lab, parse_rate
+    from unisono.lab.plan import Lab, parse_rate, parse_slow_host
 
-    cluster = Lab(supernodes, hosts, parse_rate(rate), oversubscribe, ranks_per_host)
+    slow = tuple(map(parse_slow_host, slow_hosts or ()))
+    cluster = Lab(supernodes, hosts, parse_rate(rate), oversubscribe, ranks_per_host, slow)
     raise typer.Exit(run(cluster, mpiexec or find_mpiexec(), command))

@@ -52,7 +52,7 @@ def pack(
         return
     if source is None or out is None:
         raise UsageError("missing SOURCE or OUT: unisono pack SOURCE OUT")
-    from unisono.data.pack.packing import PackOptions
+    from unisono.data.pack.options import PackOptions
 
     skipped = _pack(source, out, PackOptions(short_side, stripes, nbytes_of(stripe_size), quality))
     raise typer.Exit(1 if skipped else 0)
@@ -63,7 +63,8 @@ def _pack(source: Path, out: Path, options: object) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from unisono.data.pack.packing import PackOptions, pack
+    from unisono.data.pack.options import PackOptions
+    from unisono.data.pack.packing import pack
     from unisono.data.sources import find
     from unisono.launch import cores
 

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from unisono.world import World
 
 
-def join(what: str) -> World:
-    """Return the world of the ranks that a launcher has started; one rank reports bad input. `what` is the command."""
+def join(what: str, alone: bool = False) -> World:
+    """Return the world of the ranks that a launcher has started; one rank reports bad input. `what` is the command.
+
+    Raises UsageError for a single rank, unless the command can do with it `alone`.
+    """
     from unisono.mpi import MPI
     from unisono.world import init
 
@@ -24,7 +27,7 @@ def join(what: str) -> World:
             raise SystemExit(2) from error
         raise
     with world.agree_on_errors():
-        if world.size == 1:
+        if world.size == 1 and not alone:
             raise UsageError(f"a single rank cannot communicate; start several: mpiexec -n 4 unisono {what}")
     return world
 

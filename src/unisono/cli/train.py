@@ -58,7 +58,10 @@ def train(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Folder of the new run; default: a new one under runs/.")] = None,
     timeline: Annotated[
-        Path | None, typer.Option(help="Output file for a trace of all threads of all ranks, for ui.perfetto.dev.")
+        Path | None,
+        typer.Option(
+            help="Output file for a trace of all threads of all ranks and of predicted steps, for ui.perfetto.dev."
+        ),
     ] = None,
     machine: Annotated[
         str | None,

@@ -23,6 +23,7 @@ class BlankFeed:
     fingerprint: str
     first: torch.Tensor
     """Zeros with the shape and memory layout of a batch of one sample."""
+    notes: tuple[str, ...] = ()
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Raise UsageError: a server has no batches."""

@@ -8,9 +8,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from unisono.data.dataset import Dataset
+from unisono.data.dataset import Dataset, Samples
 from unisono.data.loading import Batch
 from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
+from unisono.engine import Observe, observed
 from unisono.world import World
 
 
@@ -26,6 +27,8 @@ class Feed(Protocol):
     """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     fingerprint: str
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
+    notes: tuple[str, ...]
+    """Lines on what was chosen, for the start of a run."""
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
@@ -58,33 +61,36 @@ class Feed(Protocol):
 class InMemoryFeed:
     """Feed from a small data set, of which every rank holds a copy."""
 
-    def __init__(self, data: Dataset, world: World, seed: int) -> None:
-        self._data, self._world, self._seed = data, world, seed
+    def __init__(self, data: Dataset, world: World, seed: int, observe: Observe | None = None) -> None:
+        """Keep the data set. `observe` is called with the span of each shuffle and of each batch that is read."""
+        self._data, self._world, self._seed, self._observe = data, world, seed, observe
         self.samples, self.test_samples, self.classes = len(data.train), len(data.test), data.classes
         self.channels, self.fingerprint = data.train.inputs.shape[1], f"{self.samples} in memory"
+        self.notes: tuple[str, ...] = ()
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Yield this rank's share of each step."""
-        order = permutation(self.samples, self._seed, epoch)
+        with observed(self._observe, "shuffle", "shuffle"):
+            order = permutation(self.samples, self._seed, epoch)
         for step in range(done, steps_of(self.samples, batch)):
             rows = torch.from_numpy(share(order, batch, step, self._world.rank, self._world.size))
-            yield self._data.train.inputs[rows], self._data.train.labels[rows]
+            yield self._read(self._data.train, rows)
 
     def test_batches(self, batch: int) -> Iterator[Batch]:
         """Yield this rank's share of the test set."""
         for part in test_ranges(self.test_samples, batch, self._world.rank, self._world.size):
-            yield self._data.test.inputs[part.start : part.stop], self._data.test.labels[part.start : part.stop]
+            yield self._read(self._data.test, slice(part.start, part.stop))
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
         """Yield batches of this rank's own, from all samples."""
         for _, numbers in own_numbers(np.arange(self.samples), self._seed, self._world.rank, batch, step):
             rows = torch.from_numpy(numbers)
-            yield self._data.train.inputs[rows], self._data.train.labels[rows]
+            yield self._read(self._data.train, rows)
 
     def all_test_batches(self, batch: int) -> Iterator[Batch]:
         """Yield the whole test set."""
         for part in test_ranges(self.test_samples, batch, 0, 1):
-            yield self._data.test.inputs[part.start : part.stop], self._data.test.labels[part.start : part.stop]
+            yield self._read(self._data.test, slice(part.start, part.stop))
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
@@ -92,3 +98,7 @@ class InMemoryFeed:
 
     def close(self) -> None:
         """Do nothing: there are no threads and no shared memory."""
+
+    def _read(self, samples: Samples, rows: torch.Tensor | slice) -> Batch:
+        with observed(self._observe, "read batch", "loading"):
+            return samples.inputs[rows], samples.labels[rows]

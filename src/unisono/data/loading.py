@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,14 +26,20 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
+    from unisono.data.kinds.kind import SampleTransform
     from unisono.data.pack.index import Index
+    from unisono.data.storage.storage import SampleReader
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
+
+DECODING = "decoding"
+"""Name of the threads of a loader, and kind of the spans of their work."""
 
 Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -50,52 +56,32 @@ class Mode(Enum):
     VALIDATE = "validate"
 
 
-class SampleStorage(Protocol):
-    """Storage of samples."""
-
-    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
-        """Return the bytes of the samples with these numbers."""
-        ...
-
-
-class SampleTransform(Protocol):
-    """Transform from the bytes of samples to network inputs, used by one thread."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
-        ...
-
-    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
-        ...
-
-    def batch(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""
-        ...
-
-
-class Loader:
-    """Loader of batches of a pack's samples, with threads of its own."""
+class Prefetcher:
+    """Batches of a pack's samples, prepared in advance by threads of its own."""
 
     def __init__(
         self,
         index: Index,
-        storage: SampleStorage,
+        storage: SampleReader,
         transform: Callable[[], SampleTransform],
         threads: int,
         dtype: torch.dtype = torch.float32,
+        name: str = DECODING,
+        observe: Observe | None = None,
     ) -> None:
-        """Start the loader. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16."""
+        """Start the threads. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16.
+
+        The threads have the name `name`. `observe` is called with the spans of reading and decoding.
+        """
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._index, self._storage, self._make_transform, self._dtype = index, storage, transform, dtype
         first = transform()  # loads libraries once here, not in all threads at once
         self.shape, self._batch = first.shape, first.batch
         self._threads, self._own = threads, threading.local()
-        self._pool = ThreadPoolExecutor(threads, "loading", self._begin)
+        self._pool, self._observe = ThreadPoolExecutor(threads, name, self._begin), observe
         self._spare: list[torch.Tensor] = []
 
-    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
+    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Generator[Batch]:
         """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
 
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
@@ -140,15 +126,17 @@ class Loader:
         self, numbers: Numbers, mode: Mode, seed: int, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
         """Submit a batch to the threads, a stretch of samples to each; return its memory, numbers and futures."""
-        memory = self._buffer(len(numbers))
-        samples = self._storage.samples(numbers)
+        with observed(self._observe, "read batch", "loading"):
+            memory, samples = self._buffer(len(numbers)), self._storage.samples(numbers)
 
         def transform(first: int, last: int) -> None:
             own = numbers[first:last]
             training = mode is Mode.TRAIN
             draws = uniform_numbers(seed, epoch, own, DRAWS_PER_SAMPLE).tolist() if training else [None] * len(own)
-            for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
-                self._transform_one(memory[row], samples[row], None if drawn is None else CounterRNG(drawn), number)
+            with observed(self._observe, "decode", DECODING):
+                for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
+                    rng = None if drawn is None else CounterRNG(drawn)
+                    self._transform_one(memory[row], samples[row], rng, number)
 
         cuts = [bounds(len(numbers), self._threads, thread) for thread in range(self._threads)]
         return memory, numbers, [self._pool.submit(transform, first, last) for first, last in cuts if first < last]

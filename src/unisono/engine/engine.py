@@ -18,10 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue, make_operation
+from unisono.engine.spans import Observe, OperationSpan
 from unisono.engine.thread_pool import ThreadPool
 from unisono.errors import OperationError, UsageError
 
@@ -32,23 +33,6 @@ MAIN = "main"
 """Kind of the operations that the main thread carries out itself; it waits until they may run."""
 
 Action = Callable[[], object]
-
-
-class OperationSpan(NamedTuple):
-    """Time and thread of an operation that was carried out."""
-
-    name: str
-    kind: str
-    thread: str
-    begin: float
-    """Seconds, by `time.perf_counter`."""
-    end: float
-    about: Any = None
-    """Description from the caller that pushed the operation: a task of a step program."""
-
-
-Observe = Callable[[OperationSpan], None]
-"""Called with the span of an operation that was carried out."""
 
 
 class Handle:

@@ -24,11 +24,13 @@ from importlib.metadata import version
 
 from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
 from unisono.plan.choose import Candidate
-from unisono.plan.exchange_cost import FREE, exchange_cost
+from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import LARGEST_ERROR, plan_run, predict_run
+from unisono.plan.run_plan import plan_run, predict_fastest
+from unisono.plan.run_row import LARGEST_ERROR
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer
+from unisono.rules import BaseRule
 from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step, StepProgram
 
@@ -45,14 +47,17 @@ def planned_prediction(
     """
     (plan,) = plan_run(layers, machine, settings)
     ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
-    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire).cost
-    run = predict_run(layers, machine, settings, rule, nodes, cost)
+
+    def exchange_of(one: BaseRule, nodes: int) -> ExchangeCost:
+        return exchange_cost(machine, nodes, settings.ranks_per_node, one.exchange.wire, one.sharded)
+
+    run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
     program, updating = program_of(run.best)
     return SealedPrediction(
         sealed=BEFORE,
         version=version("unisono"),
         run=facts,
-        parts=StepParts(plan.computing, plan.communication, plan.update),
+        parts=StepParts(plan.computing, plan.communication, plan.update, plan.loading),
         low=plan.low,
         high=plan.high,
         share=NOMINAL_SHARE,

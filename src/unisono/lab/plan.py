@@ -115,9 +115,10 @@ class Host:
 class Lab:
     """Cluster of `supernodes` switches with `hosts` hosts each.
 
-    A link between a host and its switch carries `rate` bits per second each way. A switch's uplink carries the sum of
-    its hosts' rates, divided by `oversubscribe`. `ranks_per_host` ranks run on each host. Raises LabError for values
-    out of range.
+    A link between a host and its switch carries `rate` bits per second each way; that of a host in `slow_hosts`, as
+    (number, factor), carries the factor's share of it. A switch's uplink carries the sum of its hosts' rates without
+    slow ones, divided by `oversubscribe`. `ranks_per_host` ranks run on each host. Raises LabError for values out of
+    range.
     """
 
     supernodes: int
@@ -125,6 +126,7 @@ class Lab:
     rate: int
     oversubscribe: float = 1.0
     ranks_per_host: int = 1
+    slow_hosts: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for option, count in (("supernodes", self.supernodes), ("hosts", self.hosts)):
@@ -138,6 +140,12 @@ class Lab:
             raise LabError(f"--rate of {self.rate} bits per second: a lab's links can have 100kbit to 100gbit")
         if self.supernodes > 1 and self.uplink_rate < SLOWEST:
             raise LabError(f"uplinks of {self.uplink_rate} bits per second: raise --rate or lower --oversubscribe")
+        for number, factor in self.slow_hosts:
+            if not 0 <= number < self.supernodes * self.hosts:
+                last = self.supernodes * self.hosts - 1
+                raise LabError(f"--slow-host {number}:{factor:g}: there is no host {number}; hosts are 0 to {last}")
+            if not 1 <= factor <= self.rate / SLOWEST:
+                raise LabError(f"--slow-host {number}:{factor:g}: the factor is 1 to {self.rate / SLOWEST:g}")
 
     @property
     def uplink_rate(self) -> int:
@@ -149,21 +157,17 @@ class Lab:
         """Bytes that a connection may have in flight."""
         return max(int(self.rate * WINDOW_SECONDS / 8), SMALLEST_WINDOW)
 
-    @property
-    def link(self) -> Link:
-        """Link between a host and its switch."""
+    def link(self, host: int) -> Link:
+        """Return the link between a host and its switch."""
         here, others = self.ranks_per_host, self.ranks_per_host * (self.supernodes * self.hosts - 1)
-        return Link(self.rate, self._train, self._queue(here * others))
+        rate = int(self.rate / dict(self.slow_hosts).get(host, 1.0))
+        return Link(rate, _train(rate), self._queue(here * others))
 
     @property
     def uplink(self) -> Link:
         """Link between a switch and the core."""
         here = self.ranks_per_host * self.hosts
-        return Link(self.uplink_rate, self._train, self._queue(here * here * (self.supernodes - 1)))
-
-    @property
-    def _train(self) -> int:
-        return min(max(int(self.rate * BUCKET_SECONDS / 8), 2 * MTU), LARGEST_TRAIN)
+        return Link(self.uplink_rate, _train(self.rate), self._queue(here * here * (self.supernodes - 1)))
 
     def _queue(self, pairs: int) -> int:
         """Return the bytes of a queue with room for two connections of each pair of ranks."""
@@ -187,6 +191,25 @@ def parse_rate(text: str) -> int:
     if match is None:
         raise LabError(f"--rate {text}: write a rate like 200mbit, in kbit, mbit or gbit per second")
     return round(Fraction(match[1]) * UNITS[match[2]])
+
+
+def parse_slow_host(text: str) -> tuple[int, float]:
+    """Return the number of a host, and the factor by which its link is slower.
+
+    >>> parse_slow_host("3:4")
+    (3, 4.0)
+
+    Raises LabError for any other form.
+    """
+    match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)", text)
+    if match is None:
+        raise LabError(f"--slow-host {text}: write the host's number and a factor, such as 3:4")
+    return int(match[1]), float(match[2])
+
+
+def _train(rate: int) -> int:
+    """Return the most bytes that TCP hands over at once on a link of this rate."""
+    return min(max(int(rate * BUCKET_SECONDS / 8), 2 * MTU), LARGEST_TRAIN)
 
 
 def commands(lab: Lab) -> tuple[Command, ...]:
@@ -240,10 +263,10 @@ def _host(lab: Lab, host: Host) -> Iterator[Command]:
     port = f"port{host.number}"
     yield ("unshare", *host.namespaces, "--", "hostname", host.name)
     yield ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"{HOME}/{host.name}/net")
-    yield from _port(port, f"switch{host.supernode}", lab.link)
+    yield from _port(port, f"switch{host.supernode}", lab.link(host.number))
     yield ("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", f"{HOME}/{host.name}/shm")
     yield host.inside("ip", "link", "set", "lo", "up")
     yield host.inside("ip", "address", "add", f"{host.address}/16", "dev", "eth0")
-    yield from (host.inside(*command) for command in _end("eth0", lab.link))
+    yield from (host.inside(*command) for command in _end("eth0", lab.link(host.number)))
     for name, value in (("congestion_control", CONGESTION_CONTROL), ("rmem", f"4096 {lab.window} {lab.window}")):
         yield host.inside("sh", "-c", f"echo {value} > /proc/sys/net/ipv4/tcp_{name}")

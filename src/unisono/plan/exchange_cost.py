@@ -1,29 +1,38 @@
-"""Cost of the exchange of a bucket on a machine: the estimate of the schedule that `auto` takes there, as a line.
+"""Cost of the exchange of a bucket on a machine, with the schedule that `auto` takes there, as a line over its bytes.
 
     seconds
-       │            ╱ ● 8 MiB          latency + bytes * per_byte goes through the estimates of two sizes,
-       │       ╱                       those that a run measures (`choose.MEASURED_BUCKET_BYTES`)
+       │            ╱ ● 8 MiB          latency + bytes * per_byte goes through the seconds of some sizes: those that a
+       │       ╱                       run measures (`choose.MEASURED_BUCKET_BYTES`), or those of the machine's rows
        ● ╱ 512 KiB
        └──────────────── bytes
 
+    measured     rows of the machine file for this collective and wire, on as many nodes and ranks
+    corrected    estimate * (seconds of a row / estimate at that row), for each size of the nearest rows
+    estimated    by the link alone: the machine file has no rows between nodes
+
     a byte on the wire    encoded: 0.5 of a float32 gradient's bytes with "bfloat16"
     a byte summed         3 bytes of memory: two are read, one is written; the ranks of a node share its bandwidth
-    within a node         no time: machine files have no rate for it
+    a slow link           all bytes take as long as on the slowest link of these nodes: each rank waits for it
+    within a node         no time, unless it was measured: machine files have no rate for it
 
 Worked example: 4 nodes with links of 1 GB/s and 10 us. `direct` has 2 rounds, and each rank sends 1.5 n bytes: 20 us +
-1.5 ns a byte, which for 8 MiB are 12.6 ms.
+1.5 ns a byte, which for 8 MiB are 12.6 ms. If a probe on 2 nodes took 10.1 ms for 8 MiB, where the estimate is 1.0 n
+bytes, 8.41 ms, all is 1.2 times as long: 15.1 ms on 4 nodes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from unisono.choosing.priced import choose_by_price
-from unisono.network import estimate
+from unisono.choosing.priced import LONG_BYTES_PER_RANK, choose_by_price
+from unisono.network import Network, estimate
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
+from unisono.plan.collective_rows import nearest_rows, rows_of
 from unisono.plan.machines import MachineFacts
-from unisono.schedules import find
+from unisono.plan.measured_rows import FLOAT32_WIRE, CollectiveRow
+from unisono.schedules import find, names
 from unisono.step.costs import Cost, fit
 from unisono.wires import encoded_share
 
@@ -33,33 +42,99 @@ BYTES_OF_A_SUM = 3
 FREE = Cost(0.0, 0.0)
 """Cost where nothing goes over a link."""
 
+BASES = ("measured", "corrected", "estimated")
+"""Bases of a cost, the surest first."""
+
 
 class ExchangeCost(NamedTuple):
-    """Cost of an allreduce on a machine."""
+    """Cost of an exchange on a machine."""
 
     schedule: str
     """Name of the schedule for large buckets; empty where nothing goes over a link."""
     cost: Cost
     """Seconds for bytes of float32 gradients, encoded by the wire."""
+    basis: str = ""
+    """One of BASES; empty where nothing goes over a link."""
 
 
-def exchange_cost(machine: MachineFacts, nodes: int, ranks_per_node: int, wire: str | None = None) -> ExchangeCost:
-    """Return the cost of an allreduce over `nodes` nodes.
+class PricedExchange(NamedTuple):
+    """Collective among ranks of a machine that is to be priced."""
+
+    collective: str
+    wire: str | None
+    nodes: int
+    ranks_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.nodes * self.ranks_per_node
+
+
+def exchange_cost(
+    machine: MachineFacts, nodes: int, ranks_per_node: int, wire: str | None = None, sharded: bool = False
+) -> ExchangeCost:
+    """Return the cost of an allreduce over `nodes` nodes; if `sharded`, of a reduce_scatter and an all_gather, whose
+    weights are not encoded.
 
     Raises NetworkError for a machine without a bandwidth, and TensorError for an unknown wire.
     """
+    calls = (("reduce_scatter", wire), ("all_gather", None)) if sharded else (("allreduce", wire),)
+    found = [_cost(machine, PricedExchange(*call, nodes, ranks_per_node)) for call in calls]
+    cost = Cost(sum(one.cost.latency for one in found), sum(one.cost.per_byte for one in found))
+    bases = [one.basis for one in found if one.basis]
+    return ExchangeCost(found[0].schedule, cost, max(bases, key=BASES.index, default=""))
+
+
+def _cost(machine: MachineFacts, exchange: PricedExchange) -> ExchangeCost:
+    collective, wire, nodes, _ = exchange
     share = encoded_share(wire)
+    if rows := rows_of(machine.collectives, collective, wire or FLOAT32_WIRE, nodes, exchange.ranks):
+        cost = fit([row.bytes for row in rows], [row.seconds for row in rows])
+        return ExchangeCost(rows[-1].schedule, cost, "measured")
     if nodes == 1:
         return ExchangeCost("", FREE)
+    if rows := nearest_rows(machine.collectives, collective, share, nodes, exchange.ranks):
+        found = [_corrected(machine, exchange, row) for row in rows]
+        cost = fit([row.bytes for row in rows], [seconds for _, seconds in found])
+        return ExchangeCost(found[-1][0], cost, "corrected")
+    found = [_estimated(machine, exchange, nbytes) for nbytes in MEASURED_BUCKET_BYTES]
+    return ExchangeCost(found[-1][0], fit(MEASURED_BUCKET_BYTES, [seconds for _, seconds in found]), "estimated")
+
+
+def _corrected(machine: MachineFacts, exchange: PricedExchange, row: CollectiveRow) -> tuple[str, float]:
+    """Return the schedule and the estimate for the bytes of a row, times what the row took over its own estimate.
+
+    The schedule is the row's, which `auto` took there, if a node has as many ranks, and the payload is long for all of
+    them: on thousands of nodes `auto` takes no ring.
+    """
+    measured = PricedExchange(row.collective, row.wire, row.nodes, row.ranks // row.nodes)
+    _, before = _estimated(machine, measured, row.bytes, row.schedule)
+    long = row.bytes * encoded_share(exchange.wire) >= LONG_BYTES_PER_RANK * exchange.ranks
+    alike = long and measured.ranks_per_node == exchange.ranks_per_node
+    schedule, after = _estimated(machine, exchange, row.bytes, row.schedule if alike else "")
+    return schedule, after * row.seconds / before
+
+
+def _estimated(machine: MachineFacts, exchange: PricedExchange, nbytes: int, named: str = "") -> tuple[str, float]:
+    """Return the schedule called `named`, if it offers the collective, else the cheapest, and its estimated seconds."""
+    collective, wire, nodes, ranks_per_node = exchange
     placement = placement_of(machine, nodes, ranks_per_node)
+    network, sent = network_of(machine, nodes, ranks_per_node), int(nbytes * encoded_share(wire))
+    offered = named in names() and getattr(find(named, placement), collective) is not None
+    schedule = named if offered else choose_by_price(collective, placement, network, sent).algorithm
+    return schedule, float(estimate(getattr(find(schedule, placement), collective), placement, network, sent))
+
+
+def network_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Network:
+    """Return the links between the first `nodes` nodes, each as slow as the slowest of them.
+
+    Raises NetworkError for a machine without a bandwidth.
+    """
     memory = machine.node.memory_bandwidth
     network = machine.network(BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0)
-    seconds, schedule = list[float](), ""
-    for nbytes in MEASURED_BUCKET_BYTES:
-        sent = int(nbytes * share)
-        schedule = choose_by_price("allreduce", placement, network, sent).algorithm
-        seconds.append(float(estimate(find(schedule, placement).allreduce, placement, network, sent)))
-    return ExchangeCost(schedule, fit(MEASURED_BUCKET_BYTES, seconds))
+    slowest = max((factor for node, factor in machine.slow_links.items() if node < nodes), default=1.0)
+    return replace(network, beta=network.beta * slowest)
 
 
 def placement_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Placement:

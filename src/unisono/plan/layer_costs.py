@@ -1,6 +1,7 @@
 """Seconds of traced layers on a machine, and their sizes for groups of nodes.
 
     seconds = FLOPs / (peak FLOPs per second * efficiency of the kind of product)
+    seconds = FLOPs / FLOPs per second of the nearest measured product          where the machine file has rows of it
 
     Linear          efficiency.linear, and a shape: it can be split over a group of nodes (`hybrid.py`)
     all others      efficiency.convolution; data parallel
@@ -24,6 +25,7 @@ from math import prod
 
 from unisono.plan.machines import MachineFacts
 from unisono.plan.model_parallel import LayerShape
+from unisono.plan.product_rows import nearest_product, shape_of_product
 from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Computing
@@ -32,8 +34,20 @@ LINEAR = "Linear"
 """Kind of layers that groups of nodes can split."""
 
 
-def product_seconds(layer: TracedLayer, flops: float, machine: MachineFacts) -> float:
-    """Return the seconds of FLOPs of this layer on one node."""
+def product_seconds(
+    layer: TracedLayer, flops: float, machine: MachineFacts, direction: str = "step", scale: float = 1.0
+) -> float:
+    """Return the seconds of FLOPs of this layer on one node.
+
+    The rate is that of the nearest row of the machine (`product_rows.py`) for a rank's `scale` times the traced
+    samples: of its "forward" or "backward" pass, or of both in a "step". Without rows of its kind, the node's peak
+    times the efficiency of the kind.
+    """
+    shape = shape_of_product(layer, scale) if machine.products else None
+    row = nearest_product(machine.products, shape) if shape else None
+    if row is not None:
+        rate: float = getattr(row, direction)
+        return flops / rate
     share = machine.efficiency.linear if layer.kind == LINEAR else machine.efficiency.convolution
     return flops / (machine.node.flops * share)
 
@@ -65,9 +79,10 @@ def computing_of(
     The parameters of a layer count as one: needed when its forward pass begins, with a gradient when its backward pass
     ends. The backward pass goes through the layers in reverse order. Ranks of a node share its computing.
     """
-    scale = samples / traced * ranks_per_node
-    forward = [product_seconds(layer, layer.forward_flops, machine) * scale for layer in layers]
-    backward = [product_seconds(layer, layer.backward_flops, machine) * scale for layer in layers]
+    scale = samples / traced
+    of_node = scale * ranks_per_node
+    forward = [product_seconds(layer, layer.forward_flops, machine, "forward", scale) * of_node for layer in layers]
+    backward = [product_seconds(layer, layer.backward_flops, machine, "backward", scale) * of_node for layer in layers]
     begins = [0.0, *accumulate(forward)]
     ends = list(accumulate(reversed(backward), initial=begins[-1]))[:0:-1]
     with_parameters = [number for number, layer in enumerate(layers) if layer.parameters]

@@ -1,13 +1,19 @@
 """Machines as TOML: a node, its link and its network, as the equations need them.
 
-    machines/NAME.toml ─┐
-    a file of your own ─┴─▶ MachineFacts: node, efficiency, link, topology, assumed
+    machines/NAME.toml ───────┐
+    a file of your own ───────┼─▶ MachineFacts: node, efficiency, link, topology, disk, decoding, and what was measured
+    unisono probe OUT.toml ───┘
 
     [node]        cores, accelerators, flops, cache_bytes, simd_width, memory_bytes, memory_bandwidth
     [efficiency]  convolution, linear           share of flops that such products reach; 1 where it is not known
-    [link]        bandwidth, adapters, latency
+    [link]        bandwidth, adapters, latency, overhead
     [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
+    [disk]        bandwidth                     bytes per second of a node
+    [decoding]    pixels                        JPEG pixels per second of a core
+    [slow_links]  "3" = 4.0                     nodes whose links are slower, and how many times
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
+    [measured]    "link.latency" = "how"        values that `unisono probe` has measured
+    [probe], [[product]], [[message]], [[collective]]     the measurement and its rows (`measured_rows.py`)
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
 83 ps, beta_2 = 333 ps. `network` gives it as a network to price schedules on.
@@ -17,12 +23,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import UsageError
 from unisono.network import Network
+from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProbeFacts, ProductRow
+from unisono.plan.parse_tables import parse_factors, parse_rows, parse_table
 
 FOLDER = Path(__file__).parents[1] / "machines"
 
@@ -61,6 +69,8 @@ class LinkFacts:
     adapters: int = 1
     latency: float = 0.0
     """Seconds before the first byte arrives."""
+    overhead: float = 0.0
+    """Seconds that a rank is busy with each message."""
 
     @property
     def total_bandwidth(self) -> float:
@@ -79,6 +89,22 @@ class TopologyFacts:
 
 
 @dataclass(frozen=True)
+class DiskFacts:
+    """Storage that a node reads samples from."""
+
+    bandwidth: float = 0.0
+    """Bytes per second that a node reads; 0: not known."""
+
+
+@dataclass(frozen=True)
+class DecodingFacts:
+    """Decoding of images."""
+
+    pixels: float = 0.0
+    """JPEG pixels per second of a core; 0: not known."""
+
+
+@dataclass(frozen=True)
 class MachineFacts:
     """Facts of a machine."""
 
@@ -87,8 +113,18 @@ class MachineFacts:
     efficiency: EfficiencyFacts = field(default_factory=EfficiencyFacts)
     link: LinkFacts = field(default_factory=LinkFacts)
     topology: TopologyFacts = field(default_factory=TopologyFacts)
+    disk: DiskFacts = field(default_factory=DiskFacts)
+    decoding: DecodingFacts = field(default_factory=DecodingFacts)
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Reason for each value that is in no source, by its key: "link.latency"."""
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """Measurement of each value that was measured, by its key."""
+    slow_links: Mapping[int, float] = field(default_factory=dict)
+    """Times that the link of a node is slower than `link`, by the node's number."""
+    probe: ProbeFacts = field(default_factory=ProbeFacts)
+    products: tuple[ProductRow, ...] = ()
+    messages: tuple[MessageRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
 
     def network(self, gamma: float = 0.0) -> Network:
         """Return the links between nodes, all adapters together; `gamma` is the seconds to sum a byte.
@@ -98,10 +134,25 @@ class MachineFacts:
         beta = 1 / self.link.total_bandwidth if self.link.total_bandwidth else 0.0
         supernode = self.topology.supernode
         uplink = self.topology.oversubscription * beta / supernode if supernode else None
-        return Network(self.link.latency, beta, gamma, uplink)
+        return Network(self.link.latency, beta, gamma, uplink, overhead=self.link.overhead)
 
 
-TABLES = {"node": NodeFacts, "efficiency": EfficiencyFacts, "link": LinkFacts, "topology": TopologyFacts}
+TABLES: Mapping[str, type[Any]] = {
+    "node": NodeFacts,
+    "efficiency": EfficiencyFacts,
+    "link": LinkFacts,
+    "topology": TopologyFacts,
+    "disk": DiskFacts,
+    "decoding": DecodingFacts,
+    "probe": ProbeFacts,
+}
+"""Tables of a machine file, each an attribute of that name."""
+
+REASONS = ("assumed", "measured")
+"""Tables with words for values of the file."""
+
+ROWS: Mapping[str, type[Any]] = {"product": ProductRow, "message": MessageRow, "collective": CollectiveRow}
+"""Lists of rows, each an attribute of that name and an s."""
 
 
 def machine_names() -> list[str]:
@@ -134,33 +185,26 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
 
     Raises UsageError for a key or a value that it cannot have.
     """
-    known = {"name", *TABLES, "assumed"}
+    known = {"name", *TABLES, *REASONS, *ROWS, "slow_links"}
     if unknown := sorted(set(tables) - known):
         raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}")
-    name, assumed = tables.get("name", ""), tables.get("assumed", {})
+    name = tables.get("name", "")
     if not isinstance(name, str) or not name:
         raise UsageError(f"name = {name!r}; it is text, such as a processor and a network")
-    parsed = {table: _parse_table(table, kind, tables.get(table, {})) for table, kind in TABLES.items()}
-    if not isinstance(assumed, Mapping):
-        raise UsageError(f"assumed = {assumed!r}; it is a table of reasons")
-    for key, reason in assumed.items():
+    parsed: dict[str, Any] = {
+        **{table: parse_table(table, kind, tables.get(table, {})) for table, kind in TABLES.items()},
+        **{table: _parse_reasons(table, tables) for table in REASONS},
+        **{f"{row}s": parse_rows(row, kind, tables.get(row, [])) for row, kind in ROWS.items()},
+    }
+    return MachineFacts(name, **parsed, slow_links=parse_factors("slow_links", tables.get("slow_links", {})))
+
+
+def _parse_reasons(name: str, tables: Mapping[str, Any]) -> Mapping[str, str]:
+    reasons = tables.get(name, {})
+    if not isinstance(reasons, Mapping):
+        raise UsageError(f"{name} = {reasons!r}; it is a table of reasons")
+    for key, reason in reasons.items():
         table, _, value = key.partition(".")
         if table not in TABLES or value not in tables.get(table, {}) or not isinstance(reason, str):
-            raise UsageError(f'assumed."{key}" = {reason!r}; it gives the reason, as text, for a value of this file')
-    return MachineFacts(name, **parsed, assumed=assumed)
-
-
-def _parse_table(table: str, kind: type[Any], values: Any) -> Any:
-    types = {one.name: {"int": int, "float": float}[str(one.type)] for one in fields(kind)}
-    if not isinstance(values, Mapping):
-        raise UsageError(f"{table} = {values!r}; it is a table of {', '.join(types)}")
-    parsed = {}
-    for key, value in values.items():
-        if key not in types:
-            raise UsageError(f"{table}.{key} is not one of {', '.join(types)}")
-        wanted = types[key]
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (wanted is float and isinstance(value, float))) or not 0 < value < float("inf"):
-            raise UsageError(f"{table}.{key} = {value!r}; it is a {'whole ' if wanted is int else ''}number above 0")
-        parsed[key] = wanted(value)
-    return kind(**parsed)
+            raise UsageError(f'{name}."{key}" = {reason!r}; it gives the reason, as text, for a value of this file')
+    return reasons

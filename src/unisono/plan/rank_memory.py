@@ -5,8 +5,9 @@
     optimizer      numbers that it keeps for each weight: 0 or 1 for SGD, 2 for AdamW; a sharded rule, a p-th
     anchor         the weights of the last exchange, where a rule keeps them
     activations    outputs of all layers for the rank's samples, kept for the backward pass
+    samples        encoded samples that it holds for all of training (`loading.py`)
 
-    bytes = weights (2 + kept / (1 or p) + anchor) + samples * outputs of a sample
+    bytes = weights (2 + kept / (1 or p) + anchor) + samples * outputs of a sample + encoded samples
 
 Worked example: 4 ranks, 100 MB of weights, AdamW, 8 samples of 50 MB: 100 + 100 + 200 + 400 = 800 MB. Sharded, the
 optimizer has 50 MB: 650 MB.
@@ -35,6 +36,8 @@ class RankMemory(NamedTuple):
     optimizer: float
     anchor: float
     activations: float
+    samples: float = 0.0
+    """Encoded samples, where they are in memory."""
 
     @property
     def total(self) -> float:
@@ -43,14 +46,14 @@ class RankMemory(NamedTuple):
 
 
 def rank_memory(
-    layers: Sequence[TracedLayer], traced: int, samples: int, ranks: int, rule: BaseRule, kept: float
+    layers: Sequence[TracedLayer], traced: int, samples: int, ranks: int, rule: BaseRule, kept: float, held: float = 0.0
 ) -> RankMemory:
     """Return the memory of a rank with `samples` samples, of layers traced for `traced`; `kept` is the number of
-    numbers that the optimizer keeps for each weight."""
+    numbers that the optimizer keeps for each weight, `held` the bytes of its encoded samples."""
     weights = float(sum(layer.parameter_bytes for layer in layers))
     activations = sum(layer.activation_bytes for layer in layers) * samples / traced
     state = weights * kept / (ranks if rule.sharded else 1)
-    return RankMemory(weights, weights, state, weights if rule.keeps_anchor else 0.0, activations)
+    return RankMemory(weights, weights, state, weights if rule.keeps_anchor else 0.0, activations, held)
 
 
 def numbers_kept(optimizer: str, momentum: float) -> float:

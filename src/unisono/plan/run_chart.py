@@ -1,8 +1,9 @@
-"""Chart of planned runs: speedup against nodes, each rule a line with its interval, beside the ideal.
+"""Chart of planned runs: speedup against nodes, each rule a line with its interval, beside the ideal;
+at its end the efficiency on the most nodes.
 
 speedup │        ╱ ideal
         │     ╱ ╱── bsp         The background is transparent, and text and axes are of a gray that is readable
-        │  ╱╱                   on white and on black.
+        │  ╱╱      │     efficiency  on white and on black.
         └────────────── nodes
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.errors import UsageError
-from unisono.plan.run_plan import RunPlan
+from unisono.plan.run_row import RunPlan
 
 GRAY = "#7d858e"
 """Color of text and axes: contrast above 3.5 on white and on #0d1117."""
@@ -20,7 +21,7 @@ GRAY = "#7d858e"
 COLORS = ("#0a76c4", "#d9600a", "#0f9960", "#c2589b", "#a5840b", "#7a6fd0")
 
 
-def draw_chart(plans: Sequence[RunPlan], title: str, path: Path) -> None:
+def draw_chart(plans: Sequence[RunPlan], title: str, machine: str, path: Path) -> None:
     """Write the chart as SVG. Raises UsageError without matplotlib, and for a file that cannot be written."""
     try:
         import matplotlib as mpl  # noqa: PLC0415  only who draws needs it
@@ -48,10 +49,16 @@ def draw_chart(plans: Sequence[RunPlan], title: str, path: Path) -> None:
             high = [plan.speedup * plan.step / plan.low for plan in rows]
             axes.plot(across, [plan.speedup for plan in rows], color=color, marker="o", markersize=4, label=rule)
             axes.fill_between(across, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.set(xlabel="nodes", ylabel="speedup over one node", title=title)
+            axes.annotate(
+                f"{rows[-1].efficiency:.0%}", (across[-1], rows[-1].speedup), (7, -3), textcoords="offset points"
+            )
+        axes.set(xlabel="nodes", ylabel="speedup over one node")
+        axes.set_title(title, loc="left", fontweight="bold", pad=22)
+        axes.text(0, 1.02, f"on {machine}; bands: from - to, percent: efficiency", transform=axes.transAxes, fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(nodes, [f"{one:,}" for one in nodes])
+        axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(color=GRAY, alpha=0.3)
         axes.legend(frameon=False)

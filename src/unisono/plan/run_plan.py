@@ -1,7 +1,7 @@
 """Plan of a run before it starts: for each rule and number of nodes its step, speedup and memory, by prediction.
 
     layers ─ layer_costs ──▶ needed, ready ─┐
-    machine ─ exchange_cost ─▶ a collective ─┼─ choose_rule ─▶ overlap, buckets ─ predict ─▶ step ─▶ speedup, epoch
+    machine ─ exchange_cost ─▶ a collective ─┼─ choose_rule ─▶ overlap, buckets ─ predict ─▶ step ─▶ row (`run_row.py`)
     weights ─ bucket_layout ─▶ buckets ─────┘
 
     step           the rule's own program on a clock, in the setting that a run would choose with these times
@@ -12,103 +12,51 @@
 
 Worked example (`docs/planning.md`): 256 images of VGG-A on 16 nodes of 1.67 TFLOP/s with 10 Gbit/s Ethernet.
 
-**Interval.** Steps that a run predicted from measured computing and collectives were off by 7.5% at most, in 24 cases
-on 4 and 8 emulated hosts, whose computing was exact (`benchmarks/overlaps`). So that error is one of communication, and
-a step with communication is given plus and minus 7.5%, but never below its computing and updates. The interval does not
-cover what stands here in place of measurements: computing and memory at the rates of the machine file, and collectives
-at their estimate.
+A rule that is replaced by another after the first steps ("auto") is planned as the one that is predicted to be faster.
+Where layers can be split (`split_plan.py`), a row with the splits follows the row without, if they are faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 
-from unisono.plan.bottleneck import StepShares, bottleneck
+from unisono.plan.bottleneck import StepShares
 from unisono.plan.bucket_layout import plan_memory
-from unisono.plan.choose import Candidate, PredictionInputs, initial_setting, is_searched, predicted, space_of
+from unisono.plan.choose import (
+    TIE_RATIO,
+    Candidate,
+    PredictionInputs,
+    initial_setting,
+    is_searched,
+    predicted,
+    space_of,
+)
 from unisono.plan.choose_rule import rank_rules
 from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
 from unisono.plan.layer_costs import computing_of
+from unisono.plan.loading import Loading, held_bytes, least_step, loading_of
 from unisono.plan.machines import MachineFacts
-from unisono.plan.rank_memory import RankMemory, rank_memory
-from unisono.plan.run_settings import RunSettings, check_settings
-from unisono.plan.scaling import epoch_seconds
+from unisono.plan.rank_memory import rank_memory
+from unisono.plan.run_row import PlannedStep, RunPlan, row_of
+from unisono.plan.run_settings import RunSettings, check_settings, samples_of_node, samples_of_rank
+from unisono.plan.split_plan import SplitModel, split_step
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost
 from unisono.step.layout import Bucket
-from unisono.wires import encoded_share
-
-LARGEST_ERROR = 0.075
-"""Largest error of a predicted step in `benchmarks/overlaps`, relative to the measured one."""
 
 FLOAT32_BYTES = 4
 
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
 
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Prediction of a run by one rule on a number of nodes. Times are seconds of a step, sizes bytes of a rank."""
-
-    rule: str
-    nodes: int
-    ranks: int
-    samples: int
-    """Samples of the rank that has most."""
-    overlap: str
-    bucket_bytes: int
-    schedule: str
-    """Schedule of large buckets; empty where nothing goes over a link."""
-    computing: float
-    communication: float
-    update: float
-    communicating: float
-    """Seconds in which a collective runs, hidden or not."""
-    low: float
-    high: float
-    speedup: float
-    memory: RankMemory
-    bottleneck: str
-    epoch: float | None
-
-    @property
-    def step(self) -> float:
-        """Seconds of a step."""
-        return self.computing + self.communication + self.update
-
-    @property
-    def efficiency(self) -> float:
-        """Speedup over the number of nodes."""
-        return self.speedup / self.nodes
-
-
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
-
-
-def plan_run(layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings) -> list[RunPlan]:
-    """Return a plan for each rule and number of nodes, in the order of the settings.
-
-    Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
-    """
-    check_settings(layers, machine, settings)
-    wanted = {(nodes, rule.exchange.wire) for nodes in settings.nodes for rule in settings.rules.values()}
-    costs = {key: exchange_cost(machine, key[0], settings.ranks_per_node, key[1]) for key in sorted(wanted, key=str)}
-    found = []
-    for words, rule in settings.rules.items():
-        alone = predict_run(layers, machine, settings, rule, 1, FREE).step
-        for nodes in settings.nodes:
-            exchange = costs[nodes, rule.exchange.wire]
-            run = predict_run(layers, machine, settings, rule, nodes, exchange.cost)
-            found.append(_row(layers, machine, settings, words, nodes, exchange, run, alone))
-    return found
 
 
 class PredictedRun(NamedTuple):
@@ -127,21 +75,69 @@ class PredictedRun(NamedTuple):
         return self.best.prediction.step
 
 
+def plan_run(
+    layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, split: SplitModel | None = None
+) -> list[RunPlan]:
+    """Return a plan for each rule and number of nodes, in the order of the settings, and where `split` has faster
+    splits one with them.
+
+    Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
+    """
+    check_settings(layers, machine, settings)
+    exchange = cache(partial(exchange_cost, machine, ranks_per_node=settings.ranks_per_node))
+
+    def exchange_of(rule: BaseRule, nodes: int) -> ExchangeCost:
+        return exchange(nodes, wire=rule.exchange.wire, sharded=rule.sharded)
+
+    found = list[RunPlan]()
+    for words, rule in settings.rules.items():
+        alone = predict_fastest(layers, machine, settings, rule, 1, exchange_of).step
+        alone = max(alone, least_step(alone, 0.0, _loading(machine, settings, 1)))
+        rows, with_splits = list[RunPlan](), list[RunPlan]()
+        for nodes in settings.nodes:
+            run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
+            step = _planned_step(layers, machine, settings, words, nodes, exchange_of(run.rule, nodes), run)
+            rows.append(row_of(machine, settings, nodes, step, alone))
+            if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
+                activations = exchange(nodes)  # which are not encoded
+                faster = split_step(settings, nodes, activations, step, split)
+                with_splits += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
+        found += rows + with_splits
+    return found
+
+
+def predict_fastest(
+    layers: Sequence[TracedLayer],
+    machine: MachineFacts,
+    settings: RunSettings,
+    rule: BaseRule,
+    nodes: int,
+    exchange_of: Callable[[BaseRule, int], ExchangeCost],
+) -> PredictedRun:
+    """Return the prediction for a rule, or of its alternatives for the one that a run would take (`choose_rule.py`).
+
+    `exchange_of` returns the cost of a rule's exchanges on a number of nodes.
+    """
+    runs = [
+        predict_run(layers, machine, settings, one, nodes, exchange_of(one, nodes).cost)
+        for one in rule.alternatives or (rule,)
+    ]
+    best = min(run.step for run in runs)
+    return min(runs, key=lambda run: max(run.step, best * TIE_RATIO))
+
+
 def predict_run(
     layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, rule: BaseRule, nodes: int, cost: Cost
 ) -> PredictedRun:
-    """Return the prediction for a rule on `nodes` nodes whose allreduces have this cost, in the setting that a run
+    """Return the prediction for a rule on `nodes` nodes whose exchanges have this cost, in the setting that a run
     chooses with these times."""
     ranks = nodes * settings.ranks_per_node
-    samples = ceil(settings.minibatch / ranks)
+    samples = samples_of_rank(settings, nodes)
     computing = computing_of(layers, machine, settings.traced, samples, settings.ranks_per_node)
     played = min(ranks, MAX_PLAYED_RANKS)
     update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
     computing = replace(computing, update=update)
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
-    if rule.sharded:  # the weights of its all-gathers are not encoded
-        share = encoded_share(rule.exchange.wire)
-        cost = cost._replace(per_byte=cost.per_byte * (1 + 1 / share) / 2)
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     inputs = PredictionInputs(
@@ -175,7 +171,11 @@ def buckets_of(sizes: Sequence[int], largest: int) -> list[Bucket]:
     return [Bucket(one.nbytes, one.parameters) for one in plan_memory(lengths, order, largest).buckets]
 
 
-def _row(
+def _loading(machine: MachineFacts, settings: RunSettings, nodes: int) -> Loading:
+    return loading_of(machine, settings.samples, samples_of_node(settings, nodes), settings.ranks_per_node)
+
+
+def _planned_step(
     layers: Sequence[TracedLayer],
     machine: MachineFacts,
     settings: RunSettings,
@@ -183,35 +183,24 @@ def _row(
     nodes: int,
     exchange: ExchangeCost,
     run: PredictedRun,
-    alone: float,
-) -> RunPlan:
-    ranks, whole = nodes * settings.ranks_per_node, run.inputs.computing.whole
-    samples = ceil(settings.minibatch / ranks)
+) -> PlannedStep:
+    """Return a predicted run by its parts, with the memory of a rank."""
+    whole, ranks = run.inputs.computing.whole, nodes * settings.ranks_per_node
     update = max(0.0, run.silent - whole)
     communication = max(0.0, run.step - whole - update)
-    step = whole + update + communication
-    error = LARGEST_ERROR * step if run.inputs.cost != FREE else 0.0
-    memory = rank_memory(layers, settings.traced, samples, ranks, run.rule, settings.kept)
-    capacity = machine.node.memory_bytes / settings.ranks_per_node
-    shares = StepShares(whole, communication, update, run.best.prediction.communicating, run.inputs.cost)
-    return RunPlan(
-        rule=words,
-        nodes=nodes,
-        ranks=ranks,
-        samples=samples,
-        overlap=run.best.setting.overlap,
-        bucket_bytes=run.best.setting.bucket_bytes,
-        schedule=exchange.schedule,
-        computing=whole,
-        communication=communication,
-        update=update,
-        communicating=run.best.prediction.communicating,
-        low=max(whole + update, step - error),
-        high=step + error,
-        speedup=alone / step,
-        memory=memory,
-        bottleneck=bottleneck(shares, memory.weights / run.rule.period, memory.total, capacity),
-        epoch=None
-        if settings.epoch_samples is None
-        else epoch_seconds(settings.epoch_samples, settings.minibatch, step),
+    held = held_bytes(settings.samples, settings.epoch_samples, nodes, ranks)
+    samples = samples_of_rank(settings, nodes)
+    memory = rank_memory(layers, settings.traced, samples, ranks, run.rule, settings.kept, held)
+    setting, communicating = run.best.setting, run.best.prediction.communicating
+    return PlannedStep(
+        words,
+        StepShares(whole, communication, update, communicating, run.inputs.cost, _loading(machine, settings, nodes)),
+        memory,
+        memory.weights / run.rule.period,
+        setting.overlap,
+        setting.bucket_bytes,
+        exchange.schedule,
+        run.rule.exchange.wire,
+        choice=type(run.rule).__name__ if settings.rules[words].alternatives else "",
+        basis=exchange.basis,
     )

@@ -1,4 +1,4 @@
-"""Planned runs as a table, as JSON data, and as the wall time that a scheduler is asked for.
+"""Planned runs as a table, and as JSON data.
 
 nodes  step       low-high       computing  communication  update  speedup  ...
     1   486 ms                     486 ms           0 ms    0 ms     1.0
@@ -8,28 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from math import ceil
 from typing import Any
 
-from unisono.errors import UsageError
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import LARGEST_ERROR, RunPlan
-from unisono.plan.scaling import epoch_seconds, last_worthwhile
+from unisono.plan.run_row import LARGEST_ERROR, RunPlan
+from unisono.plan.scaling import last_worthwhile
+from unisono.plan.split_plan import without_splits
 
-HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update", "speedup", "efficiency")
-SETTING = ("memory", "overlap", "buckets", "schedule")
+HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
+RESULT = ("speedup", "efficiency")
+SETTING = ("memory", "overlap", "buckets", "schedule", "wire")
+
+BASIS_WORDS = {
+    "measured": "measured",
+    "corrected": "estimated from the link, times what was measured over its own estimate",
+    "estimated": "estimated from the link",
+}
+"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`)."""
+
+MIN_WHOLE_SECONDS = 10
+"""Seconds of an epoch from which on they are printed as whole ones."""
 
 
-def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> Iterator[str]:
-    """Yield a table of the plans, the bottleneck of each, the last worthwhile numbers of nodes, and what is assumed."""
-    epochs = ("epoch",) if any(plan.epoch is not None for plan in plans) else ()
-    rows = [(*HEAD, *epochs, *SETTING), *(_cells(plan) for plan in plans)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, notes: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a table of the plans, the bottleneck of each, its splits, the last worthwhile numbers of nodes, and what is
+    assumed; `notes` are lines about what is not predicted."""
+    yield from _table(plans)
     yield ""
     for plan in plans:
-        yield f"{plan.rule}, {plan.nodes} node{'s' * (plan.nodes > 1)}: {plan.bottleneck}"
+        yield f"{_name(plan)}: {f'{plan.choice}, ' if plan.choice else ''}{plan.bottleneck}"
+    if any(plan.split for plan in plans):
+        yield ""
+    for plan in plans:
+        if plan.split:
+            words = ", ".join(f"{layer}: {split}" for layer, split in plan.split.items())
+            yield f"{_name(plan)}: {words}; all other layers data parallel"
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
         yield f"{rule}: more nodes pay up to {nodes}, where each further node has added {least:g} to the speedup"
@@ -37,8 +50,11 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> I
         f"from - to: the error of predicted communication, {LARGEST_ERROR:.1%} of a step at most in the lab; computing "
         "and the cost of a collective follow from the machine file"
     )
+    if any(plan.basis for plan in plans):
+        yield f"exchanges: {_bases(plans)}"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
+    yield from notes
     for key, reason in machine.assumed.items():
         yield f"assumed, {key}: {reason}"
 
@@ -64,27 +80,40 @@ def as_data(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> di
 
 
 def worthwhile(plans: Sequence[RunPlan], least: float) -> dict[str, int]:
-    """Return the last number of nodes that pays, by rule; one node has a speedup of 1."""
+    """Return the last number of nodes that pays, by rule; one node has a speedup of 1.
+
+    Where layers are split on some numbers of nodes, the rule without splits counts on the others.
+    """
     rules = dict.fromkeys(plan.rule for plan in plans)
-    speedups = {rule: {1: 1.0} | {one.nodes: one.speedup for one in plans if one.rule == rule} for rule in rules}
+    speedups = {
+        rule: {1: 1.0} | {one.nodes: one.speedup for one in plans if one.rule in (without_splits(rule), rule)}
+        for rule in rules
+    }
     return {rule: last_worthwhile(sorted(found.items()), least) for rule, found in speedups.items()}
 
 
-def wall_time(plans: Sequence[RunPlan], epochs: int, minibatch: int, epoch_samples: int | None) -> str:
-    """Return the time of `epochs` epochs at the slow end of the interval, in whole minutes, as Slurm reads it:
-    days-hours:minutes:seconds.
-
-    Raises UsageError unless there is one plan, of a known number of samples.
-    """
-    if len(plans) != 1 or epoch_samples is None:
-        raise UsageError("--time is that of one rule on one number of nodes, with --epoch-samples: give one of each")
-    minutes = ceil(epochs * epoch_seconds(epoch_samples, minibatch, plans[0].high) / 60)
-    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+def _table(plans: Sequence[RunPlan]) -> Iterator[str]:
+    loads, epochs = any(plan.decoding or plan.reading for plan in plans), any(plan.epoch is not None for plan in plans)
+    head = (*HEAD, *(("loading",) if loads else ()), *RESULT, *(("epoch",) if epochs else ()), *SETTING)
+    rows = [head, *(_cells(plan, loads) for plan in plans)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _cells(plan: RunPlan) -> tuple[str, ...]:
+def _bases(plans: Sequence[RunPlan]) -> str:
+    """Return words for the basis of the exchanges on each number of nodes."""
+    found = {basis: dict.fromkeys(str(plan.nodes) for plan in plans if plan.basis == basis) for basis in BASIS_WORDS}
+    return "; ".join(
+        f"{BASIS_WORDS[basis]} on {', '.join(nodes)} node{'s' * (list(nodes) != ['1'])}"
+        for basis, nodes in found.items()
+        if nodes
+    )
+
+
+def _cells(plan: RunPlan, loads: bool) -> tuple[str, ...]:
     between = f"{_ms(plan.low)} - {_ms(plan.high)}" if plan.high > plan.low else ""
-    parts = (plan.computing, plan.communication, plan.update)
+    parts = (plan.computing, plan.communication, plan.update, *((plan.loading,) if loads else ()))
     return (
         plan.rule,
         str(plan.nodes),
@@ -93,12 +122,21 @@ def _cells(plan: RunPlan) -> tuple[str, ...]:
         *map(_ms, parts),
         f"{plan.speedup:.4g}",
         f"{plan.efficiency:.0%}",
-        *(() if plan.epoch is None else (f"{plan.epoch:,.0f} s",)),
+        *(
+            ()
+            if plan.epoch is None
+            else (f"{plan.epoch:,.0f} s" if plan.epoch >= MIN_WHOLE_SECONDS else f"{plan.epoch:.2g} s",)
+        ),
         f"{plan.memory.total / 1e9:.3g} GB",
         plan.overlap,
         f"{plan.bucket_bytes / (1 << 20):g} MiB",
         plan.schedule or "-",
+        plan.wire if plan.schedule else "-",
     )
+
+
+def _name(plan: RunPlan) -> str:
+    return f"{plan.rule}, {plan.nodes} node{'s' * (plan.nodes > 1)}"
 
 
 def _ms(seconds: float) -> str:

@@ -6,9 +6,11 @@ minibatch 256, nodes 1 2 4, 2 ranks a node     ─▶  256, 128, 64 samples for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 
 from unisono.errors import UsageError
+from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import MachineFacts
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
@@ -33,6 +35,8 @@ class RunSettings:
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
     epoch_samples: int | None = None
+    samples: SampleFacts = field(default_factory=SampleFacts)
+    """Samples as they are stored and loaded."""
 
 
 def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings) -> None:
@@ -50,5 +54,18 @@ def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, setting
     if not any(layer.parameters for layer in layers):
         raise UsageError("the model has no parameters, so there is nothing to exchange: plan another")
     for words, rule in settings.rules.items():
-        if rule.asynchronous or rule.alternatives:
-            raise UsageError(f"rule {words} has no step of its own to predict: plan bsp, sharded, local_sgd or diloco")
+        if rule.asynchronous:
+            raise UsageError(
+                f"rule {words} has no step that all ranks make together, so it is not predicted: plan bsp, sharded, "
+                "auto, local_sgd or diloco, or measure a short run of it"
+            )
+
+
+def samples_of_rank(settings: RunSettings, nodes: int) -> int:
+    """Return the samples of a step on the rank that has most."""
+    return ceil(settings.minibatch / (nodes * settings.ranks_per_node))
+
+
+def samples_of_node(settings: RunSettings, nodes: int) -> int:
+    """Return the samples of a step on the node that has most."""
+    return ceil(settings.minibatch / nodes)

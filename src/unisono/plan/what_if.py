@@ -1,6 +1,10 @@
 """Machines that are not there yet: one with links twice as fast, or half the latency.
 
-bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription
+bandwidth=2x    link.bandwidth of the machine file, times 2; so are latency, flops, memory_bandwidth, oversubscription,
+disk (disk.bandwidth) and decoding (decoding.pixels)
+
+Rows that were measured change with it: those of products are multiplied with flops, and those of collectives and
+messages are left out where links or memory change, so that exchanges are estimated from the link alone.
 """
 
 from __future__ import annotations
@@ -18,8 +22,16 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "flops": ("node", "flops"),
     "memory_bandwidth": ("node", "memory_bandwidth"),
     "oversubscription": ("topology", "oversubscription"),
+    "disk": ("disk", "bandwidth"),
+    "decoding": ("decoding", "pixels"),
 }
 """Table and key of a machine file by the word that changes it."""
+
+OTHERS = "wire=bfloat16 or rule=local_sgd:16"
+"""Examples of changes that are not of the machine, for the error."""
+
+CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscription")
+"""Changes with which measured exchanges are those of another machine."""
 
 
 def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
@@ -33,10 +45,21 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     except ValueError:
         times = 0.0
     if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
-        raise UsageError(f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}: bandwidth=2x")
+        raise UsageError(
+            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or {OTHERS}"
+        )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
         raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
+    machine = _without_rows(machine, name, times)
     changed = replace(facts, **{key: getattr(facts, key) * times})
     return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
+
+
+def _without_rows(machine: MachineFacts, name: str, times: float) -> MachineFacts:
+    """Return the machine without the rows that the change makes wrong; FLOP/s of products are multiplied."""
+    if name == "flops":
+        rows = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]
+        return replace(machine, products=tuple(rows))
+    return replace(machine, collectives=(), messages=()) if name in CHANGES_OF_EXCHANGES else machine

@@ -13,6 +13,7 @@ the step; `tuning.py` finds it. The weight of each rank's gradients is known onc
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -256,6 +257,8 @@ class Reducer:
         began = time.perf_counter()
         if self._programs.player.wait_for(weights(number)):
             self.times.add_waiting(began)
+            thread, now = threading.current_thread().name, time.perf_counter()
+            self.observe(OperationSpan("wait for weights", "waiting", thread, began, now))
         self.times.record_read(number)
 
     def wait_for_replies(self) -> None:

@@ -19,6 +19,7 @@ from unisono.step.costs import Computing, Cost, Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.program import Step, Task
 from unisono.step.rule import Rule
+from unisono.step.tracks import tracks
 
 COLUMNS = 4
 """Characters per unit of time."""
@@ -79,7 +80,7 @@ def draw(picture: Picture) -> str:
 def _rows(picture: Picture, lane: str) -> list[tuple[str, str]]:
     """Return a row for each thread of a lane that is ever needed: its name, and its tasks."""
     rows: list[tuple[str, str]] = []
-    for track in _tracks([one for one in picture.spans if one.task.lane == lane]):
+    for track in tracks(one for one in picture.spans if one.task.lane == lane):
         row = ""
         for span in track:
             first, last = (round(time * COLUMNS) for time in (span.begin, span.end))
@@ -101,9 +102,9 @@ def draw_svg(picture: Picture) -> str:
     top = MARGIN + 56
     body, y = [], top
     for lane in picture.lanes:
-        tracks = _tracks([span for span in picture.spans if span.task.lane == lane])
+        rows = tracks(span for span in picture.spans if span.task.lane == lane)
         body.append(f'<text x="{MARGIN:g}" y="{y + ROW / 2 + 4:g}">{escape(lane)}</text>')
-        for track in tracks:
+        for track in rows:
             body += [_box(span, y, colors) for span in track]
             y += ROW
         y += 6
@@ -122,18 +123,6 @@ def draw_svg(picture: Picture) -> str:
             "</svg>\n",
         ]
     )
-
-
-def _tracks(spans: Sequence[TaskSpan]) -> list[list[TaskSpan]]:
-    """Return a lane's tasks by thread. Each task goes to the first free thread."""
-    tracks: list[list[TaskSpan]] = []
-    for span in sorted(spans, key=lambda one: (one.begin, one.end)):
-        free = next((track for track in tracks if track[-1].end <= span.begin), None)
-        if free is None:
-            tracks.append([span])
-        else:
-            free.append(span)
-    return tracks
 
 
 def _box(span: TaskSpan, y: float, colors: dict[str, str]) -> str:

@@ -19,7 +19,8 @@ import torch
 
 from unisono.engine.communicator_pool import CommunicatorPool, call_labelled
 from unisono.engine.dependencies import Variable
-from unisono.engine.engine import Engine, Handle, Observe
+from unisono.engine.engine import Engine, Handle
+from unisono.engine.spans import Observe
 from unisono.errors import OperationError, UsageError
 from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value
 from unisono.step.replica import Replica
@@ -126,11 +127,11 @@ class Player:
                 self._writers[value] = handle
 
     def wait_for(self, value: Value) -> bool:
-        """Wait until the weights that a value names are up to date. Return True where there was a task to wait for."""
+        """Wait until the weights that a value names are up to date. Return True where they were not."""
         handle = self._writers.pop(value, None)
-        if handle is not None:
-            handle.wait()
-        return handle is not None
+        if handle is None or handle.wait(0):
+            return False
+        return handle.wait()
 
     def wait(self, *values: Value) -> None:
         """Wait for all tasks that write these values; without values, for all that were pushed, except collectives that

@@ -1,4 +1,4 @@
-"""Prediction of a step's time once steps follow one another: the rule's own programs on a clock with measured costs.
+"""Prediction of a step once steps follow one another: the rule's own programs on a clock with measured costs.
 
 main            ──backward──────────▶│    waits for w0   │──forward──▶
 communication        │ allreduce 1 │ allreduce 2 │ allreduce 3 │
@@ -7,10 +7,12 @@ update                            │ update 1 │ update 2 ...
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unisono.step import operations as op
-from unisono.step.clock import play_on_clock
+from unisono.step.clock import TaskSpan, play_on_clock
 from unisono.step.costs import Costs, Prediction
-from unisono.step.program import Role, Step
+from unisono.step.program import Role, Step, StepProgram
 from unisono.step.rule import Rule
 
 WARMUP_STEPS = 4
@@ -19,15 +21,41 @@ WARMUP_STEPS = 4
 
 def predict(rule: Rule, costs: Costs) -> Prediction:
     """Return the predicted times of a step, as the mean over one period of the rule. All ranks are assumed alike."""
-    period = rule.period
-    warmup = max(WARMUP_STEPS - period, -(-WARMUP_STEPS // period) * period if period > 1 else 0)
-    played = warmup + period
-    programs = [rule(Step(number), 0, costs.layout) for number in range(period)]
-    whole = tuple(task for number in range(played + 1) for task in programs[number % period])
-    spans = play_on_clock({0: whole}, rule.threads(), costs)
-    begins = sorted(span.begin for span in spans if span.task.operation is op.BEGIN)
+    period, programs = rule.period, _programs(rule, costs)
+    warmup, played = _warmup(period), _warmup(period) + period
+    begins = sorted(span.begin for span in _play(rule, programs, costs) if span.task.operation is op.BEGIN)
     step = (begins[played] - begins[warmup]) / period
     tasks = (task for program in programs for task in program)
     sends = (task for task in tasks if task.operation.role is not Role.LOCAL and task.operation is not op.BARRIER)
     communicating = sum(task.operation.price(task, costs).seconds for task in sends) / period
     return Prediction(step, communicating, step - costs.computing.whole)
+
+
+def steady_step(rule: Rule, costs: Costs) -> list[TaskSpan]:
+    """Return the spans of the tasks of one step, in seconds since it began, in the order in which they end.
+
+    The step is the first of a period, once steps follow one another. Tasks may end after the next step has begun.
+    """
+    programs, before = _programs(rule, costs), _warmup(rule.period)
+    first = sum(len(programs[number % rule.period]) for number in range(before))
+    own = range(first, first + len(programs[0]))
+    spans = [span for span in _play(rule, programs, costs) if span.number in own]
+    began = next(span.begin for span in spans if span.task.operation is op.BEGIN)
+    return [one._replace(number=one.number - first, begin=one.begin - began, end=one.end - began) for one in spans]
+
+
+def _programs(rule: Rule, costs: Costs) -> list[StepProgram]:
+    """Return the programs of a period."""
+    return [rule(Step(number), 0, costs.layout) for number in range(rule.period)]
+
+
+def _warmup(period: int) -> int:
+    """Return the number of steps before those that are measured: whole periods."""
+    return max(WARMUP_STEPS - period, -(-WARMUP_STEPS // period) * period if period > 1 else 0)
+
+
+def _play(rule: Rule, programs: Sequence[StepProgram], costs: Costs) -> list[TaskSpan]:
+    """Return the spans of the warm-up, of a period, and of the first step after it."""
+    steps = _warmup(rule.period) + rule.period + 1
+    whole = tuple(task for number in range(steps) for task in programs[number % rule.period])
+    return play_on_clock({0: whole}, rule.threads(), costs)

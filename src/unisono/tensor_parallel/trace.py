@@ -66,19 +66,22 @@ def samples_of(example: Example) -> int:
 
 
 def trace_forward(
-    model: nn.Module, example: Example, within: Callable[[], AbstractContextManager[Any]]
+    model: nn.Module,
+    example: Example,
+    within: Callable[[], AbstractContextManager[Any]],
+    repetitions: int = REPETITIONS,
 ) -> dict[str, ModuleTrace]:
     """Return the traces of the modules that a forward pass calls, by name, in the order of their first calls.
 
     Passes build the graph, as in training, in the model's present mode. They are those of a copy: the model stays as it
     is, and so do the random numbers of PyTorch, NumPy and Python. `within` gives the context in which the model
-    computes. Raises UsageError for a model that cannot be copied.
+    computes, `repetitions` is the number of timed passes. Raises UsageError for a model that cannot be copied.
     """
     shadow = _copy_of(model)
-    record = _CallRecord(shadow)
+    record = _CallRecord(shadow, 1 + repetitions)
     arguments = example if isinstance(example, tuple) else (example,)
     with _random_numbers_kept(), torch.enable_grad():
-        for number in range(1 + REPETITIONS):
+        for number in range(1 + repetitions):
             record.begin_pass(number)
             with within(), record.reads:
                 shadow(*arguments)
@@ -88,8 +91,9 @@ def trace_forward(
 class _CallRecord:
     """Record of the calls of a model's modules, by hooks that stay on it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, passes: int) -> None:
         self.reads = OutsideReads(model)
+        self._passes = passes
         self._traces: dict[str, ModuleTrace] = {}
         self._pass = 0
         self._clocks: list[list[float]] = []
@@ -111,7 +115,7 @@ class _CallRecord:
         return self._traces
 
     def _begin(self, name: str, _: nn.Module, inputs: Any) -> None:
-        trace = self._traces.setdefault(name, ModuleTrace())
+        trace = self._traces.setdefault(name, ModuleTrace([0] * self._passes, seconds=[0.0] * self._passes))
         first = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         trace.calls[self._pass] += 1
         trace.inputs = None if first is None else first.detach().to("meta")

@@ -19,10 +19,12 @@ from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InMemoryFeed
 from unisono.data.requirements import check_installed
+from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
 from unisono.models.registry import make_network
 from unisono.optimizers.build import make_optimizer
+from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import data_world, data_world_of, split_model
@@ -35,9 +37,6 @@ from unisono.training.trainer import Trainer
 from unisono.training.warmup import warm_up
 from unisono.user_function import is_user_function
 from unisono.world import World
-
-MAX_DECODING_THREADS = 8
-"""Largest number of decoding threads, unless the recipe gives more."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -67,23 +66,31 @@ def describe_precision(recipe: Recipe, world: World) -> str:
 
 
 def make_feed(
-    recipe: Recipe, world: World, share: CoreShare, layers: ParallelPlan | None = None, whole_test: bool = False
+    recipe: Recipe,
+    world: World,
+    share: CoreShare,
+    layers: ParallelPlan | None = None,
+    out_of_step: bool = False,
+    observe: Observe | None = None,
 ) -> Feed:
-    """Return the feed of the recipe's data set; `whole_test`: for ranks that draw and test by themselves.
+    """Return the feed of the recipe's data set; `out_of_step`: for ranks that draw and test by themselves.
 
-    Ranks that hold parts of one model, whose plan is `layers`, get the same samples.
+    Ranks that hold parts of one model, whose plan is `layers`, get the same samples. `observe` is called with the spans
+    of the feed's work.
     """
     data, sharing = recipe.data, world if layers is None else data_world_of(layers, world)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed)
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe)
     check_installed()
-    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
+    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
+    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415
+    from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
     threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
-    conversion = data.size, data.augment, threads, data.windows, data.context
-    replicated = data.storage == "replicated"
-    options = FeedOptions(Path(data.pack), replicated, data.groups, *conversion, whole_test=whole_test)
-    return PackedFeed(options, world, recipe.training.seed, sharing)
+    storage = StorageOptions(data.storage, data.groups)
+    transform = TransformOptions(data.size, data.augment, data.windows, data.context)
+    options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step)
+    return PackedFeed(options, world, recipe.training.seed, sharing, observe)
 
 
 def make_model(recipe: Recipe, feed: Feed) -> torch.nn.Module:

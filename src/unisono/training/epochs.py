@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 
 from unisono.data.feed import Feed
-from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.schedules.pieces import bounds
@@ -134,11 +132,9 @@ class TrainingLoop:
         """Make the remaining steps of an epoch. Return True where the run is to end; it is saved then."""
         training, dtype = self.recipe.training, DTYPES[self.recipe.model.dtype]
         steps = steps_of(self.feed.samples, training.batch)
-        batches = self.feed.epoch(self.point.epoch, training.batch, self.point.done)
+        batches = self.trainer.awaited(self.feed.epoch(self.point.epoch, training.batch, self.point.done), dtype)
         while self.point.done < steps:
-            with self.trainer.recorder.record("loading"):
-                inputs, labels = next(batches)
-                inputs = inputs.to(dtype)
+            inputs, labels = next(batches)
             epoch, done, step = self.point.epoch, self.point.done, self.point.step
             for group in self.trainer.optimizer.param_groups:
                 group["lr"] = self._rate(epoch, done)
@@ -181,24 +177,16 @@ class TrainingLoop:
 
     def _test(self) -> Accuracy:
         """Return the test accuracy of the model."""
-        dtype = DTYPES[self.recipe.model.dtype]
         source = self.feed.test_batches(self.recipe.training.batch)
-
-        def batches() -> Iterator[Batch]:
-            while True:
-                with self.trainer.recorder.record("loading"):
-                    found = next(source, None)
-                if found is None:
-                    return
-                yield found[0].to(dtype), found[1]
-
-        return self.trainer.evaluate(batches(), self.feed.test_samples)
+        batches = self.trainer.awaited(source, DTYPES[self.recipe.model.dtype])
+        return self.trainer.evaluate(batches, self.feed.test_samples)
 
     def _save_checkpoint(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, after the metrics of the epoch that it ends; `loss` is the sum over samples so far."""
         point, trainer, folder = self.point, self.trainer, self.folder
-        trainer.wait()
-        weights, optimizer = states_of(trainer, self.world)
+        with trainer.span("gather", "checkpoint"):
+            trainer.wait()
+            weights, optimizer = states_of(trainer, self.world)
 
         def write() -> None:
             if metrics is not None:
@@ -207,7 +195,8 @@ class TrainingLoop:
             progress |= {"seconds": time.perf_counter() - self.begun, "reducer": trainer.reducer.state()}
             save(folder / run_directory.CHECKPOINTS, Checkpoint(point.step, weights, optimizer, progress))
 
-        self.world.call_on_root(write)
+        with trainer.span("write" if self.world.rank == 0 else "wait for rank 0", "checkpoint"):
+            self.world.call_on_root(write)
         self.saved = time.perf_counter()
         if self.signals is not None:
             self.signals.clear_pending()

@@ -30,7 +30,8 @@ from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
-from unisono.training.planned_run import TRACED_SAMPLES, run_of, settings_of, traced_layers
+from unisono.plan.trace import trace
+from unisono.training.planned_run import TRACED_SAMPLES, example_of, network_of, run_of, settings_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import replace_file
@@ -132,7 +133,7 @@ class RunForesight:
             run = run_of(self.recipe)
             with torch.random.fork_rng(devices=[]):
                 shape = tuple(self.feed.blank(1).shape[1:])
-                layers = traced_layers(run, shape, self.feed.classes, TRACED_SAMPLES)
+                layers = trace(network_of(run, shape, self.feed.classes), example_of(shape, TRACED_SAMPLES))
             settings = settings_of(run, (facts.nodes,), facts.ranks // facts.nodes, TRACED_SAMPLES)
             sealed = planned_prediction(layers, found, settings, facts)
         except (

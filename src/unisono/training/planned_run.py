@@ -1,4 +1,4 @@
-"""Run to be planned: the network, batch, optimizer and rule of a recipe, or those of a command line.
+"""Run to be planned: the network, batch, optimizer, rule and data of a recipe, or those of a command line.
 
 recipe ─┐
 options ─┴─▶ PlannedRun ─▶ layers, settings ─▶ plan/run_plan.py         an option goes before the recipe
@@ -7,27 +7,32 @@ options ─┴─▶ PlannedRun ─▶ layers, settings ─▶ plan/run_plan.py 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.models.registry import make_network
 from unisono.models.user_network import check_name
 from unisono.plan.rank_memory import numbers_kept
 from unisono.plan.run_settings import RunSettings
-from unisono.plan.trace import TracedLayer, trace
+from unisono.plan.wall_time import Job
 from unisono.rules import BSP, BaseRule, Exchange
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import find_recipe
-from unisono.training.recipe import OWN, Recipe, RuleRecipe, read_recipe
+from unisono.training.planned_data import PlannedData, data_of
+from unisono.training.recipe import OWN, ParallelRecipe, Recipe, RuleRecipe, read_recipe
 
 TRACED_SAMPLES = 2
 """Samples of a trace: batch norm needs more than one."""
 
 LAYER_NORMS = ("lars", "lamb")
 """Optimizers whose step needs norms of whole layers."""
+
+CLASSES = 1000
+"""Classes of a network where neither an option nor the data give them: those of ImageNet."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,18 @@ class PlannedRun:
     optimizer: str = "sgd"
     momentum: float = 0.9
     clip: float | None = None
-    epoch_samples: int | None = None
+    size: int = 0
+    """Width and height of input images in pixels; 0: as in the network's paper."""
+    data: PlannedData = field(default_factory=PlannedData)
+    parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
+    """Layers that are split; empty: none are, and a plan says where that would be faster."""
+    job: Job = field(default_factory=Job)
 
 
 def planned_run(recipe: Path | None, model: str | None, minibatch: int | None) -> PlannedRun:
     """Return the run of a recipe or of a network, with this minibatch if it is given.
 
-    Raises UsageError without a minibatch, for an unknown network, and for a recipe that splits layers.
+    Raises UsageError without a minibatch, and for an unknown network.
     """
     if recipe is not None:
         found = run_of(read_recipe(find_recipe(recipe)))
@@ -61,22 +71,40 @@ def planned_run(recipe: Path | None, model: str | None, minibatch: int | None) -
 
 def run_of(recipe: Recipe) -> PlannedRun:
     """Return the run of a recipe."""
-    if recipe.parallel.layers:
-        raise UsageError(f"recipe {recipe.name}: a plan has no split layers; plan it without its table [parallel]")
     exchange = Exchange(
         recipe.exchange.algorithm,
         None if recipe.exchange.wire == OWN else recipe.exchange.wire,
         int(recipe.exchange.bucket_megabytes * (1 << 20)) or None,
     )
+    data, training = data_of(recipe.data), recipe.training
+    autotunes = recipe.compute.convolutions == "autotune"
     return PlannedRun(
         recipe.model.name,
-        recipe.training.batch,
+        training.batch,
         {recipe.rule.name: named_rule(recipe.rule, exchange)},
         recipe.model.folder,
         recipe.optimizer.name,
         recipe.optimizer.momentum,
         recipe.optimizer.clip or None,
+        recipe.data.size,
+        data,
+        recipe.parallel,
+        Job(training.epochs, data.test, training.checkpoint_every, autotunes=autotunes),
     )
+
+
+def with_rules(run: PlannedRun, words: str | None, wire: str | None) -> PlannedRun:
+    """Return the run with rules such as "bsp,local_sgd:16" in place of its own, and with this wire, if they are given.
+
+    Raises UsageError for an unknown rule.
+    """
+    if words is not None:
+        exchange = next(iter(run.rules.values())).exchange
+        run = replace(run, rules={one: rule_of(one, exchange) for one in words.split(",")})
+    if wire is not None:
+        rules = {name: replace(rule, exchange=replace(rule.exchange, wire=wire)) for name, rule in run.rules.items()}
+        run = replace(run, rules=rules)
+    return run
 
 
 def rule_of(words: str, exchange: Exchange) -> BaseRule:
@@ -94,15 +122,19 @@ def rule_of(words: str, exchange: Exchange) -> BaseRule:
     return rule
 
 
-def traced_layers(run: PlannedRun, shape: tuple[int, ...], classes: int, samples: int) -> list[TracedLayer]:
-    """Return the layers of the network for samples of this shape. It takes no memory for weights.
+def network_of(run: PlannedRun, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the network for samples of this shape, without memory for weights.
 
-    Raises UsageError, naming the layer, for a network that cannot be traced.
+    Raises RecipeError for an unknown network.
     """
     check_name(run.name, run.folder)
     with torch.device("meta"):
-        network = make_network(run.name, run.folder, classes, shape[0])
-    return trace(network, torch.empty(samples, *shape, device="meta"))
+        return make_network(run.name, run.folder, classes, shape[0])
+
+
+def example_of(shape: tuple[int, ...], samples: int) -> Tensor:
+    """Return inputs of this shape, (samples, *shape), without memory."""
+    return torch.empty(samples, *shape, device="meta")
 
 
 def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, samples: int) -> RunSettings:
@@ -116,5 +148,6 @@ def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, sa
         kept=numbers_kept(run.optimizer, run.momentum),
         clip=run.clip,
         layer_norms=run.optimizer in LAYER_NORMS,
-        epoch_samples=run.epoch_samples,
+        epoch_samples=run.data.train,
+        samples=run.data.samples,
     )

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from unisono.compute.formats import AUTO, PRECISIONS
-from unisono.data.audio.windows import AUGMENTS as AUDIO_AUGMENTS
-from unisono.data.images.augmentation import AUGMENTS as IMAGE_AUGMENTS
+from unisono.data.kinds import all_augments
 from unisono.data.splits import TRAIN_SAMPLES, train_samples
+from unisono.data.storage import AUTO as AUTO_STORAGE
+from unisono.data.storage import STORAGES
 from unisono.errors import RecipeError
 from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
@@ -50,17 +51,18 @@ class DataRecipe:
     """Data set that comes with Unisono; not used where `pack` is given."""
     pack: str = ""
     """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
-    storage: str = choice("partitioned", "partitioned", "replicated")
-    """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks."""
+    storage: str = choice("partitioned", *STORAGES, AUTO_STORAGE)
+    """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks;
+    "auto", chosen by the memory there is."""
     groups: int = number(1, at_least=1)
-    """Copies of the pack over all ranks, one in each group of ranks; must be 1 where `storage` is "replicated"."""
+    """Copies of the pack over all ranks, one in each group of ranks; must be 1 unless `storage` is "partitioned"."""
     size: int = number(0, at_least=0)
     """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
     windows: int = number(8, at_least=1)
     """Windows of an audio recording that the network gets, evenly spaced."""
     context: int = number(15, at_least=0)
     """Frames of 10 ms before the middle of each window, and as many after it."""
-    augment: str = choice("none", *dict.fromkeys((*IMAGE_AUGMENTS, *AUDIO_AUGMENTS)))
+    augment: str = choice("none", *all_augments())
     """Random changes in training. Images: none, mirror, shift, scale. Audio: none, shift, mask."""
     threads: int = number(0, at_least=0)
     """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
@@ -288,10 +290,10 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
             f"{optimizer.momentum}: it needs sgd with a momentum above 0"
         )
-    if recipe.data.storage == "replicated" and recipe.data.groups > 1:
+    if recipe.data.storage != "partitioned" and recipe.data.groups > 1:
         raise RecipeError(
-            f'data.groups = {recipe.data.groups}, but with data.storage = "replicated" each node has a copy; '
-            "leave groups away"
+            f'data.groups = {recipe.data.groups}, but data.storage = "{recipe.data.storage}": only "partitioned" takes '
+            "groups; leave groups away"
         )
     samples = train_samples(data, recipe.data.pack)
     if batch > samples:

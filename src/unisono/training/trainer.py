@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from unisono.compute.precision import StepContext
+from unisono.data.loading import Batch
 from unisono.data_parallel import attach
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import ShardedStep
@@ -84,17 +85,19 @@ class Trainer:
         if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
+        if self._timeline is not None and reducer.chosen is not None:
+            self._timeline.begin_step(began, reducer.chosen)
         waited, total = reducer.times.waiting, 0.0
         if not self._awaits:
             reducer.wait()
         reducer.samples = float(samples)
         if samples:
             self.model.train()
-            with self._span("forward"), self.within():
+            with self.span("forward", "computing"), self.within():
                 loss = self.loss(self.model(inputs), labels)
             reducer.zero_grad()
             step, updates = self._begin_update()
-            with self._span("backward"):
+            with self.span("backward", "computing"):
                 reducer.backward(loss.backward, step, updates)
             total = float(loss.detach()) * samples
         else:
@@ -126,23 +129,43 @@ class Trainer:
         self.reducer.wait()
         self._account()
 
-    def evaluate(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int) -> Accuracy:
+    def evaluate(self, batches: Iterable[Batch], samples: int) -> Accuracy:
         """Return the accuracy on `samples` samples; each rank evaluates its own `batches` of inputs and labels.
 
         Buffers are as the last step left them; floating-point ones are rank 0's. Where ranks' weights differ, their
         mean is evaluated.
         """
-        self.wait()
-        counts = torch.zeros(3, dtype=torch.int64)
-        self.model.eval()
-        with self.reducer.averaged():
-            for inputs, labels in batches:
-                with self.recorder.record("computing"), torch.no_grad(), self.within():
-                    counts += count(self.model(inputs), labels)
-        with self.recorder.record("waiting"):
-            self.data_world.allreduce(counts)
+        with self.span("evaluation", "evaluation"):
+            self.wait()
+            with self.reducer.averaged():
+                counts = self.count_correct(batches)
+            with self.recorder.record("waiting"):
+                self.data_world.allreduce(counts)
         self.recorder.discard()
         return accuracy_of(counts, samples)
+
+    def count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
+        """Return the sum of `accuracy.count` over this rank's batches, int64, shape (3,)."""
+        counts = torch.zeros(3, dtype=torch.int64)
+        self.model.eval()
+        for inputs, labels in batches:
+            with self.recorder.record("computing"), self.span("evaluate", "computing"), torch.no_grad(), self.within():
+                counts += count(self.model(inputs), labels)
+        return counts
+
+    def awaited(self, batches: Iterator[Batch], dtype: torch.dtype) -> Iterator[Batch]:
+        """Yield the batches with inputs of `dtype`. The time until each is there counts as loading."""
+        while True:
+            with self.recorder.record("loading"), self.span("wait for data", "waiting"):
+                found = next(batches, None)
+                if found is None:
+                    return
+                found = found[0].to(dtype), found[1]
+            yield found
+
+    def span(self, name: str, kind: str) -> AbstractContextManager[None]:
+        """Return a context that records its block in the timeline, if there is one."""
+        return nullcontext() if self._timeline is None else self._timeline.span(name, kind)
 
     def _account(self) -> None:
         """Record the time of exchanges, updates and waits since the last call: some end between two steps."""
@@ -151,6 +174,3 @@ class Trainer:
             now = getattr(measured, kind)
             self.recorder.add(kind, now - self._accounted[kind])
             self._accounted[kind] = now
-
-    def _span(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._timeline is None else self._timeline.span(name)

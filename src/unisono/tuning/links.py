@@ -50,27 +50,33 @@ MIN_UPLINK_RATIO = 1.15
 
 
 class Links(NamedTuple):
-    """The measured network, and the supernode of each node."""
+    """Measured network, the supernode of each node, and the speeds of pairs of nodes."""
 
     network: Network
     supernodes: tuple[int, ...]
     """Number of the supernode of each node."""
+    speeds: tuple[tuple[Pair, float], ...] = ()
+    """Bytes per second, in each direction, of every exchange of each pair of nodes."""
 
 
-def measure_links(world: World) -> Links:
-    """Measure the links between and within the nodes of `world`. Called by all ranks, with the same result on each."""
+def measure_links(world: World, seconds: float | None = None) -> Links:
+    """Measure the links between and within the nodes of `world`, in about `seconds` at most, but each pair of the first
+    round at least. Called by all ranks, with the same result on each.
+    """
     gamma, (within_alpha, within_beta) = _summing(world), _within(world)
     inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
     is_leader = world.rank == world.placement.nodes[world.node][0]
     leaders: MPI.Intracomm = world.comm.Split(0 if is_leader else 1, world.node)  # type: ignore[assignment]
-    found = _between(leaders, inside) if is_leader and world.nodes > 1 else Links(inside, (0,) * world.nodes)
+    found = Links(inside, (0,) * world.nodes)
+    if is_leader and world.nodes > 1:
+        found = _between(leaders, inside, seconds)
     world.barrier()
     leaders.Free()
     links: Links = world.comm.bcast(found, 0)
     return links
 
 
-def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
+def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Links:
     """Return the links between nodes; `nodes` has a rank of each node, `inside` the costs measured within nodes."""
     cycle = nodes.size - 1 + nodes.size % 2
     rounds = pairings(nodes.size, max(REPETITIONS, REPETITIONS // 2 * cycle) if nodes.size <= 64 else REPETITIONS * 8)
@@ -78,10 +84,11 @@ def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
     nbytes = 64 << 10
     while nbytes < MAX_BYTES and statistics.median(_exchange_seconds(nodes, rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
         nbytes *= 2
+    rounds = rounds[: _affordable(nodes, rounds[0], nbytes, seconds)]
     speeds = [
-        (pair, 1 / seconds)
+        (pair, nbytes / took)
         for pairs in rounds
-        for pair, seconds in zip(pairs, _exchange_seconds(nodes, pairs, nbytes), strict=True)
+        for pair, took in zip(pairs, _exchange_seconds(nodes, pairs, nbytes), strict=True)
     ]
     groups = supernodes(nodes.size, speeds)
     beta = statistics.median(_exchange_seconds(nodes, _inside(groups), 4 * nbytes, 3)) / (4 * nbytes)
@@ -90,7 +97,14 @@ def _between(nodes: MPI.Intracomm, inside: Network) -> Links:
         slow = statistics.median(_exchange_seconds(nodes, crossing, 4 * nbytes, 3)) / (4 * nbytes)
         load = max(sum(group in (groups[a], groups[b]) for a, b in crossing) for group in set(groups))
         network = replace(network, uplink_beta=slow / load if slow > MIN_UPLINK_RATIO * beta else None)
-    return Links(network, groups)
+    return Links(network, groups, tuple(speeds))
+
+
+def _affordable(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, seconds: float | None) -> int | None:
+    """Return the number of rounds that half of the `seconds` have time for, 1 or more; None for no limit."""
+    if seconds is None:
+        return None
+    return max(1, int(seconds / 2 / max(_exchange_seconds(nodes, pairs, nbytes))))
 
 
 def _inside(groups: Sequence[int]) -> list[Pair]:

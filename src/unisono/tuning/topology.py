@@ -14,6 +14,7 @@ Nodes are then joined, the surest first, as long as the pairs between two groups
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,6 +25,9 @@ Matrix = NDArray[np.float64]
 
 SLOW_FRACTION = 0.75
 """Fraction of the speed inside a supernode below which a pair counts as slow."""
+
+SLOW_LINK_RATIO = 1.5
+"""Ratio of the median speed of nodes to that of a node from which its link counts as slow."""
 
 MAX_SLOW_SHARE = 0.2
 """Largest share of slow exchanges of pairs inside one supernode."""
@@ -94,3 +98,27 @@ def _full_speed(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> float:
         seen.setdefault(pair, []).append(speed)
     medians = sorted((sorted(found)[len(found) // 2] for found in seen.values()), reverse=True)
     return medians[min(len(medians) - 1, nodes // 4)]
+
+
+def slow_links(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> dict[int, float]:
+    """Return, for each node whose link is slow, how many times it is slower, given the speed of each exchange of pairs.
+
+    A node's own speed is that of its fastest pair, by the median of the pair's exchanges: behind a narrow uplink the
+    pairs inside its supernode are still fast, but no pair of a slow link is. It is slow from SLOW_LINK_RATIO times
+    below the median of all nodes on. With two nodes, both have the same pair, and none is slow.
+
+    Worked example: pairs 0-1, 0-2 and 1-2 at 100 MB/s, those of node 3 at 25: fastest 100, 100, 100, 25; {3: 4.0}.
+    """
+    found: dict[Pair, list[float]] = {}
+    for pair, speed in speeds:
+        found.setdefault(pair, []).append(speed)
+    medians = {pair: statistics.median(seen) for pair, seen in found.items()}
+    fastest = {
+        node: max(speed for pair, speed in medians.items() if node in pair)
+        for node in range(nodes)
+        if any(node in pair for pair in medians)
+    }
+    if not fastest:
+        return {}
+    typical = statistics.median(fastest.values())
+    return {node: typical / speed for node, speed in fastest.items() if typical >= SLOW_LINK_RATIO * speed}

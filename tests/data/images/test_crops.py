@@ -14,11 +14,11 @@ from unisono.data.images.crops import (
     MIN_AREA,
     MIN_ASPECT,
     Box,
+    Part,
     middle,
     part_of,
     scale_and_aspect,
 )
-from unisono.data.images.turbojpeg import Part
 
 ALMOST = 1 - 2**-53
 """The largest number that is thrown."""

@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate
 
 from unisono.data.images import turbojpeg
 from unisono.data.images.augmentation import AUGMENTS, ImageOptions, choose_augmentation
+from unisono.data.images.decode import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform, shifted
 from unisono.errors import DecodeError
 
@@ -30,9 +31,10 @@ GREY = ImageOptions(32, 1, (0.5,), (0.25,))
 def shown(
     options: ImageOptions, file: bytes, seed: int | None = None, shape: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """What `ImageTransform` makes of an image."""
+    """What `ImageTransform` makes of an image file, or of a raw image of this shape."""
     out = torch.full((options.size, options.size, options.channels), torch.nan)
-    ImageTransform(options, shape).into(out, memoryview(bytearray(file)), None if seed is None else Random(seed))
+    decoder = ImageDecoder(options.channels) if shape is None else RawDecoder(shape)
+    ImageTransform(options, decoder).into(out, memoryview(bytearray(file)), None if seed is None else Random(seed))
     return out
 
 
@@ -168,14 +170,15 @@ def test_bfloat16_is_rounded_from_float32(photo: Photo, encode: Encode, kind: st
     options = replace(VIEW, augment="scale")
     file = encode(photo(90, 70), kind)
     out = torch.empty((32, 32, 3), dtype=torch.bfloat16)
-    ImageTransform(options).into(out, memoryview(file), None if seed is None else Random(seed))
+    transform = ImageTransform(options, ImageDecoder(3))
+    transform.into(out, memoryview(file), None if seed is None else Random(seed))
     assert torch.equal(out, shown(options, file, seed).bfloat16())
 
 
 def test_an_image_is_written_into_its_place_in_a_batch(photo: Photo, encode: Encode) -> None:
     batch = torch.zeros((3, 32, 32, 3))
     file = encode(photo(50, 40))
-    ImageTransform(VIEW).into(batch[1], memoryview(file), None)
+    ImageTransform(VIEW, ImageDecoder(3)).into(batch[1], memoryview(file), None)
     assert torch.equal(batch[1], shown(VIEW, file))
     assert not batch[0].any()
     assert not batch[2].any()
@@ -189,7 +192,7 @@ def test_a_transform_is_reusable(photo: Photo, encode: Encode) -> None:
         encode(photo(33, 70), "grey"),
         encode(photo(64, 64).convert("CMYK"), "JPEG"),
     ]
-    show, out = ImageTransform(options), torch.empty((32, 32, 3))
+    show, out = ImageTransform(options, ImageDecoder(3)), torch.empty((32, 32, 3))
     for seed, file in enumerate([*files, *reversed(files)]):
         show.into(out, memoryview(file), Random(seed))
         assert torch.equal(out, shown(options, file, seed))

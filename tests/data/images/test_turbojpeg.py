@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unisono.data.images import turbojpeg
-from unisono.data.images.turbojpeg import Header, JpegDecoder, Part
+from unisono.data.images.crops import ImageHeader, Part
+from unisono.data.images.turbojpeg import JpegDecoder
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]
@@ -62,11 +63,11 @@ def cases(draw: st.DrawFn) -> tuple[str, int, int, Part]:
 @needs_library
 @pytest.mark.parametrize("colors", BLOCKS)
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (7, 90), (64, 48), (131, 77)])
-def test_the_header_tells_size_and_channels_and_where_parts_can_begin(
+def test_the_header_tells_the_size_and_the_blocks_at_which_parts_can_begin(
     photo: Photo, encode: Encode, colors: str, width: int, height: int
 ) -> None:
     header = JpegDecoder().header(encode(photo(width, height), colors))
-    assert header == Header(width, height, colors == "grey", BLOCKS[colors])
+    assert header == ImageHeader(width, height, BLOCKS[colors])
 
 
 @needs_library

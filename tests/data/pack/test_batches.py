@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack.batches import CHECKSUM, UNISONO, checksum, samples_of, schema, to_batch
-from unisono.data.sources.source import AUDIO, IMAGE, RAW
 from unisono.errors import PackError
 
 Row = tuple[bytes, int, str]

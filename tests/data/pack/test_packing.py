@@ -18,13 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack import packing, stripe
 from unisono.data.pack.describe import describe
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.packing import PackOptions, _fingerprint, pack
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.sources import find
-from unisono.data.sources.source import AUDIO, IMAGE, RAW, Source
+from unisono.data.sources.source import Source
 from unisono.errors import PackError
 
 Pictures = Callable[..., Path]

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.data.kinds import AUDIO
 from unisono.data.pack import stripe
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
 from unisono.data.pack.stripe import (
     fingerprints,
     read_finished,
@@ -26,7 +28,7 @@ from unisono.data.pack.stripe import (
     write_atomically,
     write_stripe,
 )
-from unisono.data.sources.source import AUDIO, Source
+from unisono.data.sources.source import Source
 from unisono.errors import DecodeError, PackError
 
 SAMPLES, STRIPES = 40, 3

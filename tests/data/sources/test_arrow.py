@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
 from unisono.data.sources.arrow import find
-from unisono.data.sources.source import AUDIO, IMAGE, RAW, Source
+from unisono.data.sources.source import Source
 from unisono.errors import PackError
 
 NAMES = ("dog", "cat", "ant")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from unisono.data.kinds import RAW
 from unisono.data.sources.cifar import find
-from unisono.data.sources.source import RAW
 from unisono.errors import PackError
 
 NAMES = tuple(f"class {number}".replace(" ", "_") for number in range(10))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.data.kinds import AUDIO, IMAGE
 from unisono.data.sources.folders import find
-from unisono.data.sources.source import AUDIO, IMAGE
 from unisono.errors import PackError
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from unisono.data.kinds import RAW
 from unisono.data.sources.idx import find
-from unisono.data.sources.source import RAW
 from unisono.errors import PackError
 
 PICTURES = np.arange(4 * 3 * 5, dtype=np.uint8).reshape(4, 3, 5)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.sources.source import AUDIO, IMAGE, RAW, Source, common_kind, kind_of, number_classes, unify_classes
+from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.sources.source import Source, common_kind, kind_of, number_classes, unify_classes
 from unisono.errors import PackError
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from unisono.data.sources.source import AUDIO, IMAGE
+from unisono.data.kinds import AUDIO, IMAGE
 from unisono.data.sources.tabular import find
 from unisono.errors import PackError
 

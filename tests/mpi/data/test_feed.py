@@ -12,16 +12,22 @@ import pytest
 import torch
 
 from unisono.data.feed import Feed, InMemoryFeed
+from unisono.data.kinds import AUDIO
+from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
-from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
 from unisono.data.packed_feed import FeedOptions, PackedFeed
-from unisono.data.sources.source import AUDIO, Source
+from unisono.data.sources.source import Source
+from unisono.data.storage import STORAGES
+from unisono.data.storage.storage import StorageOptions
 from unisono.world import World
 
 BATCH, SEED, SAMPLES, TESTED = 16, 4, 101, 37
 STEPS = steps_of(SAMPLES, BATCH)
+SHIFT = TransformOptions(augment="shift")
 
 
 def whole(world: World, feed: Feed, epoch: int, first: int = 0, last: int = STEPS) -> list[Batch]:
@@ -41,12 +47,12 @@ def numbers_in(batches: list[Batch], packs: Path) -> list[int]:
     return [int(low + 256 * high) for each in pixels for low, high in each.tolist()]
 
 
-@pytest.mark.parametrize("storage", ["partitioned", "groups", "replicated"])
+@pytest.mark.parametrize("storage", [*STORAGES, "groups"])
 def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: Path, storage: str) -> None:
-    groups = group.size if storage == "groups" else 1
+    place = StorageOptions(groups=group.size) if storage == "groups" else StorageOptions(storage)
     alone = group.split(group.rank)
-    one = PackedFeed(FeedOptions(packs, augment="shift"), alone, SEED)
-    feed = PackedFeed(FeedOptions(packs, storage == "replicated", groups, augment="shift", threads=2), group, SEED)
+    one = PackedFeed(FeedOptions(packs, transform=SHIFT), alone, SEED)
+    feed = PackedFeed(FeedOptions(packs, place, SHIFT, threads=2), group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
         for serial, parallel in zip(whole(alone, one, epoch), whole(group, feed, epoch), strict=True):
@@ -59,8 +65,8 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
 
 def test_between_nodes_too(spread: World, packs: Path) -> None:
     seen = []
-    for options in (FeedOptions(packs), FeedOptions(packs, replicated=True), FeedOptions(packs, groups=spread.size)):
-        feed = PackedFeed(options, spread, SEED)
+    for place in (*map(StorageOptions, STORAGES), StorageOptions(groups=spread.size)):
+        feed = PackedFeed(FeedOptions(packs, place), spread, SEED)
         seen.append(whole(spread, feed, 1))
         feed.close()
     assert numbers_in(seen[0], packs) == permutation(SAMPLES, SEED, 1).tolist()
@@ -69,11 +75,11 @@ def test_between_nodes_too(spread: World, packs: Path) -> None:
             assert torch.equal(one[0], another[0])
 
 
-@pytest.mark.parametrize("whole_pack", [False, True])
+@pytest.mark.parametrize("storage", STORAGES)
 def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_once(
-    group: World, packs: Path, whole_pack: bool
+    group: World, packs: Path, storage: str
 ) -> None:
-    options, seen = FeedOptions(packs, whole_pack), list[int]()
+    options, seen = FeedOptions(packs, StorageOptions(storage)), list[int]()
     part = group.split(int(group.rank >= (group.size + 1) // 2))  # each part of the ranks makes the rest of it
     for world, first, last in ((group, 0, 2), (group, 2, 3), (part, 3, STEPS)):
         feed = PackedFeed(options, world, SEED)
@@ -85,7 +91,7 @@ def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_o
 
 
 def test_the_test_set_is_seen_once(group: World, packs: Path) -> None:
-    feed = PackedFeed(FeedOptions(packs, augment="shift"), group, SEED)
+    feed = PackedFeed(FeedOptions(packs, transform=SHIFT), group, SEED)
     for _ in range(2):
         own = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(4)]
         everyone = [batch for batches in group.all_gather_object(own) for batch in batches]
@@ -115,9 +121,9 @@ def recordings(folder: Path) -> Path:
 
 
 def test_recordings_are_the_same_on_any_number_of_ranks(group: World, tmp_path: Path) -> None:
-    options = FeedOptions(
-        group.call_on_root(lambda: recordings(tmp_path)), augment="mask", windows=3, context=1, threads=2
-    )
+    folder = group.call_on_root(lambda: recordings(tmp_path))
+    transform = TransformOptions(augment="mask", windows=3, context=1)
+    options = FeedOptions(folder, transform=transform, threads=2)
     alone = group.split(group.rank)
     one, feed = PackedFeed(options, alone, SEED), PackedFeed(options, group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
@@ -150,10 +156,10 @@ def own(feed: Feed, batch: int, step: int, count: int) -> list[Batch]:
     return [(inputs.clone(), labels.clone()) for inputs, labels in islice(feed.own_batches(batch, step), count)]
 
 
-@pytest.mark.parametrize("storage", ["partitioned", "replicated"])
+@pytest.mark.parametrize("storage", STORAGES)
 def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, packs: Path, storage: str) -> None:
     """One rank after another draws two epochs of its own and the test set; the others are in no call of the feed."""
-    options = FeedOptions(packs, storage == "replicated", threads=2, whole_test=True)
+    options = FeedOptions(packs, StorageOptions(storage), threads=2, out_of_step=True)
     feed = PackedFeed(options, group, SEED)
     mine = np.arange(SAMPLES)
     if storage == "partitioned":
@@ -175,12 +181,12 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
     assert [len(its) for _, its in tested] == [10, 10, 10, 7]
     held = [number for numbers in group.all_gather_object(mine.tolist()) for number in numbers]
     assert sorted(set(held)) == list(range(SAMPLES))
-    assert storage == "replicated" or len(held) == SAMPLES
+    assert storage != "partitioned" or len(held) == SAMPLES
     feed.close()
 
 
 def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Path) -> None:
-    feed = PackedFeed(FeedOptions(packs, augment="shift", threads=2, whole_test=True), group, SEED)
+    feed = PackedFeed(FeedOptions(packs, transform=SHIFT, threads=2, out_of_step=True), group, SEED)
     drawn = own(feed, 7, 0, 40)
     for step in (1, 14, 15, 33):
         for (one, its), (other, others) in zip(own(feed, 7, step, 3), drawn[step : step + 3], strict=True):

@@ -14,9 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 import unisono
+from unisono.engine import Handle, OperationSpan
 from unisono.errors import UsageError
 from unisono.models.small_convnet import SmallConvnet
 from unisono.reducer import reducer_of
+from unisono.training.trainer import Trainer
 from unisono.world import World
 
 
@@ -234,3 +236,24 @@ def test_checkpointed_blocks_are_averaged_once(group: World) -> None:
             for parameter in plain[0].parameters():
                 parameter.sub_(parameter.grad, alpha=0.1)
     assert all(torch.allclose(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_wait_for_weights_is_reported_where_they_were_not_up_to_date(
+    group: World, monkeypatch: pytest.MonkeyPatch, pending: bool
+) -> None:
+    wait = Handle.wait
+
+    def waits(handle: Handle, seconds: float | None = None) -> bool:
+        return wait(handle) and not (pending and seconds == 0)
+
+    monkeypatch.setattr(Handle, "wait", waits)
+    model, spans = nn.Linear(4, 2), list[OperationSpan]()
+    trainer = Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1))
+    trainer.reducer.observe = spans.append
+    for _ in range(2):
+        trainer.step(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))
+    trainer.wait()
+    found = [(span.kind, span.thread) for span in spans if span.name == "wait for weights"]
+    assert found == [("waiting", "MainThread")] * (2 * pending)
+    trainer.reducer.release()

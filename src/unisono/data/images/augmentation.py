@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from unisono.data.images.crops import VALIDATION_CROP, Box, Random, middle, scale_and_aspect
+from unisono.errors import PackError
+
+if TYPE_CHECKING:
+    from unisono.data.kinds.kind import TransformOptions
+    from unisono.data.pack.index import Index
 
 AUGMENTS = ("none", "mirror", "shift", "scale")
 """Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop."""
@@ -32,6 +38,17 @@ class ImageAugmentation:
     mirrored: bool = False
     right: int = 0
     down: int = 0
+
+
+def image_options(index: Index, options: TransformOptions) -> ImageOptions:
+    """Return the options of a pack's images. Raises PackError if no size is given and they have no common one."""
+    about = index.about
+    size = options.size
+    if not size:
+        if about.shape is None or about.shape[0] != about.shape[1]:
+            raise PackError(f"{index.folder} has images of different sizes; set data.size to the size of the inputs")
+        size = about.shape[0]
+    return ImageOptions(size, len(about.mean), about.mean, about.std, options.augment)
 
 
 def choose_augmentation(options: ImageOptions, width: int, height: int, random: Random | None) -> ImageAugmentation:

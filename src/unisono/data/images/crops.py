@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from unisono.data.images.turbojpeg import Part
-
 MIN_AREA, MAX_AREA = 0.08, 1.0
 """Range of a random crop's share of the area."""
 
@@ -45,6 +43,25 @@ class Box(NamedTuple):
     y: int
     width: int
     height: int
+
+
+class Part(NamedTuple):
+    """Part of an image that is decoded at 1 / `shrink` of its size, in pixels of that smaller image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    shrink: int
+
+
+class ImageHeader(NamedTuple):
+    """Properties of an image, known before its pixels are decoded."""
+
+    width: int
+    height: int
+    block: int | None = None
+    """Width in pixels of a JPEG's blocks, at which a part can begin; None if the image is decoded as a whole."""
 
 
 class Random(Protocol):

@@ -1,4 +1,6 @@
-"""Image decoder for any format: JPEG by libjpeg-turbo, other formats and CMYK JPEGs by Pillow.
+"""Decoders of images: files of any format, JPEG by libjpeg-turbo, other formats and CMYK JPEGs by Pillow; raw images.
+
+    file ── header ──▶ width, height ── decision (`augmentation.py`) ──▶ crop ── decode ──▶ pixels of the crop
 
 Grey images get three equal channels if RGB is wanted. `decode_image` also rotates an image by its EXIF orientation;
 images in packs were rotated when they were packed.
@@ -9,26 +11,27 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from unisono.data.images import turbojpeg
-from unisono.data.images.crops import Box, part_of
+from unisono.data.images.crops import Box, ImageHeader, part_of
 from unisono.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
 """Pixels of an image: height x width x channels."""
 
-Choose = Callable[[int, int], Box]
-"""Function that returns the crop of an image, given its width and height."""
-
 JPEG = b"\xff\xd8"
 
 MODES = {1: "L", 3: "RGB"}
+
+GREY_MODES = {"L", "1", "I", "I;16"}
+"""Pillow's modes of grey images."""
 
 ORIENTATION = 0x0112
 ROTATED = range(2, 9)
@@ -40,29 +43,72 @@ DAMAGE_ERRORS = (
 """Errors that Pillow raises for files that are no images, or damaged."""
 
 
-class ImageDecoder:
+class Decoder(Protocol):
     """Decoder of crops of images, for one thread."""
+
+    def header(self, file: memoryview) -> ImageHeader:
+        """Return the header of an image, whose bytes stay as they are until `decode`. Raises DecodeError."""
+        ...
+
+    def decode(self, box: Box, size: int) -> Pixels:
+        """Return the crop `box` of the image whose header was read last, to become size x size; it may be smaller than
+        `box`, but not than that. Raises DecodeError if the image is damaged."""
+        ...
+
+
+class ImageDecoder:
+    """Decoder of image files."""
 
     def __init__(self, channels: int) -> None:
         """Create the decoder. `channels` is 3, or 1 for grey images."""
         self._grey, self._mode = channels == 1, MODES[channels]
         self._jpeg = turbojpeg.JpegDecoder() if turbojpeg.library() else None
+        self._file, self._header = b"", ImageHeader(0, 0)
 
-    def read(self, file: bytes, choose: Choose, size: int) -> tuple[Pixels, Box]:
-        """Return the decoded pixels of an image that is to become size x size, and the chosen crop within them.
+    def header(self, file: memoryview | bytes) -> ImageHeader:
+        """Return the header: of a JPEG by libjpeg-turbo, else by Pillow."""
+        self._file = bytes(file)
+        found = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
+        if found is None:
+            with _damage_named():
+                found = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
+        self._header = found
+        return found
 
-        Raises DecodeError if the bytes are no image.
-        """
-        box = None
-        if self._jpeg is not None and file[:2] == JPEG:
-            header = self._jpeg.header(file)
-            if header is not None:
-                box = choose(header.width, header.height)
-                part, within = part_of(box, header.width, header.height, header.block, size)
-                with suppress(DecodeError):  # some odd files can only be decoded as a whole
-                    return self._jpeg.decode(file, part, self._grey), within
-        pixels = pixels_of(decode_image(file, rotate=False), self._mode)
-        return pixels, box or choose(pixels.shape[1], pixels.shape[0])
+    def decode(self, box: Box, size: int) -> Pixels:
+        """Return the crop: the part of a JPEG that has it, decoded at 1/2, 1/4 or 1/8 if that is large enough."""
+        width, height, block = self._header
+        if self._jpeg is not None and block is not None:
+            part, within = part_of(box, width, height, block, size)
+            with suppress(DecodeError):  # some odd files can only be decoded as a whole
+                return cropped(self._jpeg.decode(self._file, part, self._grey), within)
+        pixels = pixels_of(decode_image(self._file, rotate=False), self._mode)
+        if pixels.shape[:2] != (height, width):
+            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise DecodeError(f"its header says {width} x {height} pixels, but it has {found}")
+        return cropped(pixels, box)
+
+
+class RawDecoder:
+    """Decoder of raw images of the shape (height, width) or (height, width, channels), uint8."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._pixels: Pixels = np.empty((*shape[:2], 0), np.uint8)
+
+    def header(self, file: memoryview) -> ImageHeader:
+        """Return the size, that of all images."""
+        self._pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
+        return ImageHeader(self._shape[1], self._shape[0])
+
+    def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
+        """Return the crop, a view of the image's bytes."""
+        return cropped(self._pixels, box)
+
+
+def cropped(pixels: Pixels, box: Box) -> Pixels:
+    """Return a crop of an image, as a view."""
+    return pixels[box.y : box.y + box.height, box.x : box.x + box.width]
 
 
 def decode_image(file: bytes, rotate: bool = True, min_side: int = 0) -> Image.Image:
@@ -71,13 +117,11 @@ def decode_image(file: bytes, rotate: bool = True, min_side: int = 0) -> Image.I
     With `min_side` above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if its short side still has `min_side`
     pixels. Raises DecodeError if the bytes are no image, or truncated.
     """
-    try:
+    with _damage_named():
         image = Image.open(io.BytesIO(file))
         if min_side:
             image.draft(None, (min_side, min_side))
         image.load()
-    except DAMAGE_ERRORS as error:
-        raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error
     return upright(image) if rotate else image
 
 
@@ -101,3 +145,12 @@ def pixels_of(image: Image.Image, mode: str) -> Pixels:
         image = Image.alpha_composite(white, colored)
     pixels = np.array(image.convert(mode))
     return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Turn Pillow's errors into a DecodeError of one line."""
+    try:
+        yield
+    except DAMAGE_ERRORS as error:
+        raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error

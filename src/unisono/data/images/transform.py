@@ -1,6 +1,7 @@
 """Transform of images to network inputs: decode, crop, scale, mirror and normalise, in channels-last memory.
 
-    bytes ─ decode a part ─▶ uint8 ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / std ─▶ float32
+    bytes ─ header ─▶ width, height ─ decision ─▶ crop, mirrored, shift ─ decode ─▶ uint8, the crop
+    the crop ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / std ─▶ float32
 
 A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
 """
@@ -11,9 +12,9 @@ import cv2
 import numpy as np
 import torch
 
-from unisono.data.images.augmentation import ImageAugmentation, ImageOptions, choose_augmentation
-from unisono.data.images.crops import Box, Random
-from unisono.data.images.decode import ImageDecoder, Pixels
+from unisono.data.images.augmentation import ImageOptions, choose_augmentation
+from unisono.data.images.crops import Random
+from unisono.data.images.decode import Decoder, Pixels
 
 WHITE = 255.0
 
@@ -24,11 +25,10 @@ ROWS_AT_ONCE = 64
 class ImageTransform:
     """Transform of images to network inputs, for one thread."""
 
-    def __init__(self, options: ImageOptions, shape: tuple[int, ...] | None = None) -> None:
-        """Create the transform. `shape` is (height, width) or (height, width, channels) of raw images; None: files."""
+    def __init__(self, options: ImageOptions, decoder: Decoder) -> None:
+        """Create the transform. `decoder` is that of image files or of raw images, and this thread's own."""
         self.shape = options.size, options.size, options.channels
-        self._options, self._raw = options, shape
-        self._decoder = ImageDecoder(options.channels)
+        self._options, self._decoder = options, decoder
         row = options.size * options.channels
         std = torch.tensor(options.std).repeat(options.size)
         self._numbers = torch.empty(min(ROWS_AT_ONCE, options.size), row)
@@ -40,8 +40,10 @@ class ImageTransform:
 
         Without `random` it is converted as in validation. Raises DecodeError if the bytes are no image.
         """
-        pixels, augmentation = self._cut(file, random)
         size = self._options.size
+        header = self._decoder.header(file)
+        augmentation = choose_augmentation(self._options, header.width, header.height, random)
+        pixels = self._decoder.decode(augmentation.box, size)
         height, width = pixels.shape[:2]
         if (height, width) != (size, size):
             interpolation = cv2.INTER_AREA if min(height, width) >= 2 * size else cv2.INTER_LINEAR
@@ -64,22 +66,6 @@ class ImageTransform:
     def batch(memory: torch.Tensor) -> torch.Tensor:
         """Return a batch as the network takes it: (samples, channels, size, size), in channels-last memory."""
         return memory.permute(0, 3, 1, 2)
-
-    def _cut(self, file: memoryview, random: Random | None) -> tuple[Pixels, ImageAugmentation]:
-        """Return the pixels of the chosen crop of an image, as decoded, and the augmentation with that crop."""
-        chosen: list[ImageAugmentation] = []
-
-        def choose(width: int, height: int) -> Box:
-            chosen.append(choose_augmentation(self._options, width, height, random))
-            return chosen[0].box
-
-        if self._raw is None:
-            pixels, box = self._decoder.read(bytes(file), choose, self._options.size)
-        else:
-            pixels = np.frombuffer(file, np.uint8).reshape(*self._raw[:2], -1)
-            box = choose(pixels.shape[1], pixels.shape[0])
-        x, y, width, height = box
-        return pixels[y : y + height, x : x + width], chosen[0]
 
 
 def shifted(pixels: Pixels, right: int, down: int) -> Pixels:

@@ -9,11 +9,12 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.images.crops import ImageHeader, Part
 from unisono.errors import DecodeError
 
 DECOMPRESS = 1
@@ -21,8 +22,8 @@ WIDTH, HEIGHT, SUBSAMPLING, COLORS = 5, 6, 4, 8
 RGB, GREY = 0, 6
 """Pixel formats of decoded images."""
 
-GREY_COLORS, CMYK, YCCK = 2, 3, 4
-"""Colour spaces of JPEG files."""
+CMYK, YCCK = 3, 4
+"""Colour spaces of JPEG files that Pillow decodes."""
 
 BLOCKS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
 """Width of a file's blocks in pixels, by its subsampling: a part can begin only at a block."""
@@ -32,32 +33,12 @@ SYSTEMS = ("libturbojpeg.so.0", "libturbojpeg.dylib")
 """Names of the system's library. A search for it would start processes, which is not allowed once MPI runs."""
 
 
-class Part(NamedTuple):
-    """Part of an image that is decoded at 1 / `shrink` of its size, in pixels of that smaller image."""
-
-    x: int
-    y: int
-    width: int
-    height: int
-    shrink: int
-
-
 class _Region(ctypes.Structure):
     _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("w", ctypes.c_int), ("h", ctypes.c_int))
 
 
 class _Scale(ctypes.Structure):
     _fields_ = (("num", ctypes.c_int), ("denom", ctypes.c_int))
-
-
-class Header(NamedTuple):
-    """Properties of an image, from the header of its file."""
-
-    width: int
-    height: int
-    grey: bool
-    block: int
-    """Width of the file's blocks in pixels: a part can begin only at a block."""
 
 
 @cache
@@ -117,7 +98,7 @@ class JpegDecoder:
         if getattr(self, "_handle", None):
             self._library.tj3Destroy(self._handle)
 
-    def header(self, file: bytes) -> Header | None:
+    def header(self, file: bytes) -> ImageHeader | None:
         """Return the header of the file; None if it is CMYK or YCCK, has unknown subsampling, or causes a warning.
 
         Raises DecodeError if the file is no JPEG.
@@ -129,7 +110,7 @@ class JpegDecoder:
         colors, block = get(handle, COLORS), BLOCKS.get(get(handle, SUBSAMPLING))
         if colors in (CMYK, YCCK) or block is None:
             return None
-        return Header(get(handle, WIDTH), get(handle, HEIGHT), colors == GREY_COLORS, block)
+        return ImageHeader(get(handle, WIDTH), get(handle, HEIGHT), block)
 
     def decode(self, file: bytes, part: Part, grey: bool) -> NDArray[np.uint8]:
         """Return a part of the image whose header was read last: (height, width, 3), RGB, or 1 channel if `grey`.

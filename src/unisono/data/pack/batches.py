@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.sources.source import AUDIO
+from unisono.data.kinds import find_kind
 from unisono.errors import PackError
 
 CHECKSUM = b"crc32"
@@ -40,7 +40,7 @@ class EncodedSamples(NamedTuple):
 
 def schema(kind: str, about: dict[str, object]) -> pa.Schema:
     """Return the columns of a stripe; `about` describes the pack."""
-    names = "audio" if kind == AUDIO else "image", "label", "key"
+    names = find_kind(kind).column, "label", "key"
     return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
 
 

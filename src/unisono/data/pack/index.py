@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from unisono.data.kinds import current_name
 from unisono.data.pack.batches import CHECKSUM, DAMAGE_ERRORS, UNISONO
 from unisono.data.pack.layout import INDEX
-from unisono.data.sources.source import OLD_KINDS
 from unisono.errors import PackError
 
 VERSION = 2
@@ -32,6 +32,7 @@ class About:
     """Description of a pack."""
 
     kind: str
+    """Name of the kind of its samples."""
     classes: tuple[str, ...]
     shape: tuple[int, ...] | None = None
     """Shape of raw samples."""
@@ -113,7 +114,7 @@ def _about(content: dict[str, object], path: Path) -> About:
         raise PackError(f"{path} is of version {version}; this release reads versions 1 and {VERSION}")
     shape = content.get("shape")
     return About(
-        kind=OLD_KINDS.get(kind, kind),
+        kind=current_name(kind),
         classes=tuple(content["classes"]),  # type: ignore[arg-type]
         shape=tuple(shape) if shape else None,  # type: ignore[arg-type]
         mean=tuple(content["mean"]),  # type: ignore[arg-type]

@@ -7,16 +7,17 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.pack.encode import encode
+from unisono.data.kinds import find_kind
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
+from unisono.data.pack.options import PackOptions
 from unisono.data.pack.statistics import statistics
 from unisono.data.pack.stripe import (
     PARTIAL,
@@ -27,22 +28,8 @@ from unisono.data.pack.stripe import (
     write_atomically,
     write_stripe,
 )
-from unisono.data.sources.source import OLD_KINDS, Source
-from unisono.errors import PackError
-
-
-@dataclass(frozen=True)
-class PackOptions:
-    """Options with which a data set is packed."""
-
-    short_side: int = 256
-    """Pixels to which longer short sides of images are reduced; 0 reduces none."""
-    stripes: int = 32
-    """Smallest number of stripe files."""
-    stripe_bytes: int = 256_000_000
-    """Largest stripe file in bytes."""
-    quality: int = 90
-    """JPEG quality of images that are encoded again."""
+from unisono.data.sources.source import Source
+from unisono.errors import DecodeError, PackError
 
 
 class _Stopped(Exception):  # noqa: N818  not an error
@@ -55,6 +42,7 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     `advance` is called after each sample. Raises PackError if the folder holds another pack, the disk is full, or no
     sample is valid.
     """
+    kind = find_kind(source.kind)
     source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes))
     fingerprint = _fingerprint(source, options)
     if (existing := _packed(folder, fingerprint)) is not None:
@@ -79,7 +67,9 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     def encode_sample(sample: bytes) -> bytes:
         if stop.is_set():
             raise _Stopped
-        return encode(source.kind, sample, options.short_side, options.quality)
+        if not sample:
+            raise DecodeError("it is empty")
+        return kind.encode(sample, options)
 
     try:
         with ThreadPoolExecutor(threads, "pack") as pool:
@@ -153,7 +143,7 @@ def _fingerprint(source: Source, options: PackOptions) -> str:
 
     The text that is hashed has the names of older releases, so that the same command recognises their packs.
     """
-    kind = next((old for old, new in OLD_KINDS.items() if new == source.kind), source.kind)
+    kind = find_kind(source.kind).old_name or source.kind
     settings = ", ".join(f"{name}={value!r}" for name, value in vars(options).items())
     text = f"({kind!r}, {source.classes!r}, {source.shape!r}, Way({settings}), {len(source)})"
     found = hashlib.sha256(text.encode())

@@ -1,4 +1,4 @@
-"""Kinds of data sets that can be packed, one module each. `find` recognises the kind of a path."""
+"""Formats of data sets that can be packed. Each has one file, and one row here; `find` recognises that of a path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.errors import PackError
 Splits = dict[str, Source]
 """Splits of a data set by name: train, test, ...; a data set without splits has one with an empty name."""
 
-KINDS: tuple[Callable[[Path], Splits | None], ...] = (
+SOURCES: tuple[Callable[[Path], Splits | None], ...] = (
     tabular.find,
     idx.find,
     cifar.find,
@@ -20,14 +20,15 @@ KINDS: tuple[Callable[[Path], Splits | None], ...] = (
     shards.find,
     folders.find,
 )
+"""Functions that return the splits of a data set, or None if it is of another format; the first to know it is taken."""
 
 
 def find(path: Path) -> Splits:
     """Return the splits of the data set at `path`. Raises PackError if there is none of a known kind."""
     if not path.exists():
         raise PackError(f"{path}: no such file or folder")
-    for kind in KINDS:
-        found = kind(path)
+    for source in SOURCES:
+        found = source(path)
         if found:
             return unify_classes(found)
     raise PackError(

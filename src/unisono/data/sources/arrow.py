@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from unisono.data.sources.source import AUDIO, IMAGE, OLD_KINDS, SPLITS, Source, number_classes
+from unisono.data.kinds import current_name, kind_of_content
+from unisono.data.sources.source import SPLITS, Source, number_classes
 from unisono.errors import PackError
 
 LABELS = ("label", "labels", "fine_label")
-RIFF = b"RIFF"
 
 
 def find(path: Path) -> dict[str, Source] | None:
@@ -75,9 +75,8 @@ def _read(files: list[Path], where: Path) -> Source:
         )
     sizes = np.concatenate([[0], *(np.asarray(compute.binary_length(chunk)) for chunk in samples.chunks)])[1:]
     keys = [f"{where.name}/{number}" for number in range(len(labels))]
-    kind = OLD_KINDS.get(own.get("kind"), own.get("kind")) or (
-        AUDIO if len(samples) and samples[0].as_py()[:4] == RIFF else IMAGE
-    )
+    first = samples[0].as_py() if len(samples) else b""
+    kind = current_name(own["kind"]) if own.get("kind") else kind_of_content(first)
     shape = tuple(own["shape"]) if own.get("shape") else None
     return Source(
         kind, classes, keys, labels, sizes.astype(np.int64), lambda number: bytes(samples[number].as_py()), shape, files

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.sources.source import RAW, Source
+from unisono.data.kinds import RAW
+from unisono.data.sources.source import Source
 from unisono.errors import PackError
 
 SIDE = 32

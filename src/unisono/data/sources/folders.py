@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.data.sources.source import AUDIO, SPLITS, Source, common_kind, kind_of, number_classes
+from unisono.data.kinds import find_kind
+from unisono.data.sources.source import SPLITS, Source, common_kind, kind_of, number_classes
 from unisono.errors import PackError
 
 
@@ -40,7 +41,7 @@ def _source(path: Path) -> Source | None:
     kind = common_kind([file.name for file in files], path)
     inside = [file for file in files if file.parent != path]
     files = inside or files
-    if not inside and kind != AUDIO:
+    if not inside and not find_kind(kind).class_in_name:
         return None
     names = [file.relative_to(path).parts[0] if inside else file.stem.split("_")[0] for file in files]
     classes, labels = number_classes(names)

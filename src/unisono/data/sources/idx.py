@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.sources.source import RAW, Source
+from unisono.data.kinds import RAW
+from unisono.data.sources.source import Source
 from unisono.errors import PackError
 
 BYTES = 8

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unisono.data.sources.source import SPLITS, Source, common_kind, kind_of, number_classes
+from unisono.data.sources.source import FILE_KINDS, SPLITS, Source, common_kind, kind_of, number_classes
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
@@ -44,7 +44,7 @@ def find(path: Path) -> dict[str, Source] | None:
             words = [] if tar == path else [*re.split(r"[-_.]", tar.name), tar.parent.name]
             splits.setdefault(_split([*PurePosixPath(member.name).parts[:-1], *words]), []).append(member)
     if not splits:
-        raise PackError(f"{path} has no image or audio file")
+        raise PackError(f"{path} has no {FILE_KINDS} file")
     if "" in splits and len(splits) > 1:
         odd = splits.pop("")[0]
         raise PackError(

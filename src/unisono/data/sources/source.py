@@ -9,19 +9,14 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.kinds import KINDS, find_kind
 from unisono.errors import PackError
 
-IMAGE, RAW, AUDIO = "image", "raw", "audio"
-"""Kinds of samples: an image file; raw uint8 values; a wav file."""
-
-OLD_KINDS = {"picture": IMAGE, "sound": AUDIO}
-"""Kinds in packs of older releases, and their current names."""
-
-ENDINGS = {
-    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"), IMAGE),
-    ".wav": AUDIO,
-}
+ENDINGS = {ending: name for name in KINDS for ending in find_kind(name).endings}
 """Kind of a file, by the ending of its name."""
+
+FILE_KINDS = " or ".join(dict.fromkeys(ENDINGS.values()))
+"""Kinds of files, for messages."""
 
 SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation")
 """Folder names that mean splits of a data set, not classes."""
@@ -32,6 +27,7 @@ class Source:
     """Samples that can be read one by one, in any thread."""
 
     kind: str
+    """Name of the kind of its samples."""
     classes: tuple[str, ...]
     keys: Sequence[str]
     """Origin of each sample, such as its path."""
@@ -58,11 +54,11 @@ def kind_of(name: str) -> str | None:
 def common_kind(names: Sequence[str], where: Path) -> str:
     """Return the kind of all these files. Raises PackError if they differ."""
     kinds = {kind_of(name) for name in names}
-    if len(kinds) > 1:
-        raise PackError(f"{where} has images and audio files; pack them one by one")
-    kind = kinds.pop()
-    assert kind is not None, "the names were chosen by their kind"
-    return kind
+    found = [kind for kind in KINDS if kind in kinds]
+    if len(found) > 1:
+        several = " and ".join(find_kind(kind).plural for kind in found)
+        raise PackError(f"{where} has {several} files; pack them one by one")
+    return found[0]
 
 
 def number_classes(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
-from unisono.data.sources.source import Source, common_kind, kind_of, number_classes
+from unisono.data.sources.source import FILE_KINDS, Source, common_kind, kind_of, number_classes
 from unisono.errors import PackError
 
 PATHS = ("path", "file", "filename", "image", "audio")
@@ -57,7 +57,7 @@ def find(path: Path) -> dict[str, Source] | None:
 def _source(files: list[str], classes: tuple[str, ...], labels: NDArray[np.int64], path: Path) -> Source:
     unknown = [name for name in files if kind_of(name) is None]
     if unknown:
-        raise PackError(f"{path} names {unknown[0]}, which is no image or audio file of a known format")
+        raise PackError(f"{path} names {unknown[0]}, which is no {FILE_KINDS} file of a known format")
     paths = [path.parent / name for name in files]
     sizes = [file.stat().st_size if file.is_file() else 0 for file in paths]
     kind = common_kind(files, path)

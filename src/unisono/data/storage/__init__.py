@@ -1,1 +1,18 @@
-"""Packs in the memory of the ranks, as a share in each rank or a copy in each node; and the shuffle (DIMD 4.1)."""
+"""Storages: places of a pack's samples in the memory of the ranks. Each has one file, and one row here.
+
+The other files are the parts of partitioned storage: its shuffle (DIMD 4.1), and the memory that it works in.
+"""
+
+from unisono.registry import Registry
+
+STORAGES = Registry(
+    "storage",
+    {
+        "partitioned": "unisono.data.storage.partitioned:read",
+        "replicated": "unisono.data.storage.replicated:read",
+    },
+)
+"""Storages by name. Each is a function (index, options, world, everyone) that returns a `Storage` (`storage.py`)."""
+
+AUTO = "auto"
+"""Name in recipes for the storage that is chosen from the memory there is (`choose.py`)."""

@@ -1,10 +1,11 @@
-"""Checks that a node has enough free memory before its ranks read a pack."""
+"""Free memory of nodes, and the check that a node has enough before its ranks read a pack."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from unisono.errors import PackError
 from unisono.world import World
@@ -12,6 +13,15 @@ from unisono.world import World
 MEMINFO = Path("/proc/meminfo")
 OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
+
+
+class FreeMemory(NamedTuple):
+    """Free memory of a node in bytes; None if it is not known."""
+
+    ranks: int
+    free: int | None
+    shared: int | None
+    """Bytes of it that can be shared."""
 
 
 def free_bytes(shared: bool = False) -> int | None:
@@ -55,6 +65,17 @@ def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
 def has_free_memory(world: World, nbytes: int, shared: bool = False) -> bool:
     """Return True, on every rank, if every node has the bytes that its ranks need; `nbytes` is this rank's need."""
     return not list(_short_nodes(world, nbytes, shared))
+
+
+def node_memory(world: World) -> list[FreeMemory]:
+    """Return the free memory of each node, the least that a rank there finds, on every rank. Collective."""
+    seats = world.all_gather_object((world.node, free_bytes(shared=False), free_bytes(shared=True)))
+    nodes = list[FreeMemory]()
+    for number in sorted({node for node, _, _ in seats}):
+        own = [seat[1:] for seat in seats if seat[0] == number]
+        free, shared = (None if None in each else min(each) for each in zip(*own, strict=True))
+        nodes.append(FreeMemory(len(own), free, shared))
+    return nodes
 
 
 def _short_nodes(world: World, nbytes: int, shared: bool) -> Iterator[tuple[int, int, int]]:

@@ -1,15 +1,18 @@
 """Partitioned storage: each rank holds a partition, all ranks (or each group) hold one copy; the three calls of DIMD.
 
-load     a stretch each, from few stripes
+read     a stretch each, from few stripes
 epoch    shuffle, so that each rank holds what it will see
 samples  any of those, from memory
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import share
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage.blocks import block_of, blocks_of
@@ -18,12 +21,51 @@ from unisono.data.storage.free_memory import check_free_memory, has_free_memory
 from unisono.data.storage.ownership import check_groups, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, nbytes_of
 from unisono.data.storage.shuffle import shuffle
+from unisono.data.storage.storage import StorageOptions
 from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 SEGMENT_BYTES = 64 << 20
 """Approximate bytes that a rank exchanges at once."""
+
+
+def read(index: Index, options: StorageOptions, world: World, everyone: World) -> PartitionedStorage:  # noqa: ARG001
+    """Return the pack in the memory of the ranks that share each batch, with a copy in each of their groups."""
+    return PartitionedStorage(index, world, options.groups)
+
+
+class PartitionPlan(NamedTuple):
+    """Stretches of a pack that the members of a group read."""
+
+    begins: list[int]
+    """First sample of each member, and the number of samples."""
+    ends: NDArray[np.int64]
+    """Number of blocks up to the beginning of each sample, and of all."""
+    samples: int
+    """Samples of the largest partition."""
+    blocks: int
+    """Blocks of the largest partition."""
+    segments: int
+
+
+def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int = SEGMENT_BYTES) -> PartitionPlan:
+    """Return the plan for samples of these lengths in bytes: as many samples for each member, up to one."""
+    begins = [bounds(len(lengths), members, member)[0] for member in range(members)] + [len(lengths)]
+    block = block_of(lengths)
+    ends = np.concatenate([[0], blocks_of(lengths, block).cumsum(dtype=np.int64)])
+    samples, blocks = int(np.diff(begins).max()), int(np.diff(ends[begins]).max())
+    return PartitionPlan(begins, ends, samples, blocks, max(1, -(-blocks * block // segment_bytes)))
+
+
+def partition_bytes(lengths: NDArray[np.int32], members: int) -> int:
+    """Return the most bytes that a rank needs for its partition and its shuffle."""
+    return nbytes_of(np.array(_capacity(plan_partition(lengths, members))), block_of(lengths))
+
+
+def _capacity(plan: PartitionPlan) -> tuple[int, int]:
+    """Return the rows and blocks of a store in which a segment is free."""
+    return capacity(plan.samples, plan.blocks, -(-plan.samples // plan.segments))
 
 
 class PartitionedStorage:
@@ -37,15 +79,12 @@ class PartitionedStorage:
         self.members = check_groups(len(index), world.size, groups)
         self._index, self._world = index, world
         self._group = world if groups == 1 else world.split(world.rank // self.members)
-        begins = [bounds(len(index), self.members, member)[0] for member in range(self.members)] + [len(index)]
-        block = block_of(index.length)
-        ends = np.concatenate([[0], blocks_of(index.length, block).cumsum(dtype=np.int64)])
-        samples, blocks = int(np.diff(begins).max()), int(np.diff(ends[begins]).max())
-        segments = max(1, -(-blocks * block // segment_bytes))
-        self._store = self._new_store(samples, blocks, segments)
-        first, last = begins[self._group.rank : self._group.rank + 2]
-        wanted = ends[first] + (ends[last] - ends[first]) * np.arange(segments + 1) // segments
-        rows = np.searchsorted(ends, wanted).clip(first, last) - first
+        plan = plan_partition(index.length, self.members, segment_bytes)
+        self._store = self._new_store(plan)
+        first, last = plan.begins[self._group.rank : self._group.rank + 2]
+        begin, end = plan.ends[[first, last]]
+        wanted = begin + (end - begin) * np.arange(plan.segments + 1) // plan.segments
+        rows = np.searchsorted(plan.ends, wanted).clip(first, last) - first
         rows[-1] = last - first
         held = np.arange(first, last, dtype=np.int32)
         world.call_on_all(lambda: self._store.fill(held, read_stretch(index, first, last), rows))
@@ -56,6 +95,11 @@ class PartitionedStorage:
         owners = owners_in_epoch(order, batch, self._world.size, self.members)
         shuffle(self._store, owners)
         self._index_rows(np.flatnonzero(owners == self._group.rank))
+
+    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
+        self.epoch(order, len(order))
+        return np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
@@ -85,16 +129,16 @@ class PartitionedStorage:
         if self._group is not self._world:
             self._group.free()
 
-    def _new_store(self, samples: int, blocks: int, segments: int) -> SampleStore:
+    def _new_store(self, plan: PartitionPlan) -> SampleStore:
         """Return a store for the largest partition of a rank: shared if memory allows, for a faster shuffle."""
         group, lengths = self._group, self._index.length
-        rows_and_blocks = capacity(samples, blocks, -(-samples // segments))
+        rows_and_blocks = _capacity(plan)
         needed = nbytes_of(np.array(rows_and_blocks), block_of(lengths))
         check_free_memory(self._world, needed)  # memory that is not shared needs a segment besides, too
         shareable = group.nodes == 1 and group.size > 1
         if has_free_memory(self._world, needed if shareable else 0, shared=True) and shareable:
             return SampleStore(group, lengths, rows_and_blocks, shared=True)
-        return SampleStore(group, lengths, capacity(samples, blocks, 0), shared=False)
+        return SampleStore(group, lengths, capacity(plan.samples, plan.blocks, 0), shared=False)
 
     def _index_rows(self, held: NDArray[np.int64]) -> None:
         """Store the row of each sample that this rank holds; `held` has their numbers in ascending order."""

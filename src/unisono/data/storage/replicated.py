@@ -14,9 +14,15 @@ from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.data.storage.ownership import initial_owners
+from unisono.data.storage.storage import StorageOptions
 from unisono.schedules.pieces import bounds
 from unisono.transports.window import Window
 from unisono.world import World
+
+
+def read(index: Index, options: StorageOptions, world: World, everyone: World) -> ReplicatedStorage:  # noqa: ARG001
+    """Return a copy of the pack in each node, which all ranks there share."""
+    return ReplicatedStorage(index, everyone)
 
 
 class ReplicatedStorage:
@@ -50,6 +56,10 @@ class ReplicatedStorage:
 
     def epoch(self, order: NDArray[np.int64], batch: int) -> None:
         """Do nothing: every rank can read all samples in the memory of its node."""
+
+    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all numbers: every rank can read all samples in the memory of its node."""
+        return np.arange(len(order))
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return the bytes of any samples, as views of the shared memory."""

@@ -24,6 +24,7 @@ from unisono.asynchronous.server import Server
 from unisono.binding import CoreShare
 from unisono.data.blank_feed import facts_of
 from unisono.data.feed import Feed
+from unisono.engine import Observe
 from unisono.errors import StallError
 from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
@@ -41,11 +42,16 @@ from unisono.training.workers.worker import Worker
 from unisono.world import World
 
 
-def make_worker_feed(recipe: Recipe, rule: BaseAsynchronousRule, world: World, share: CoreShare) -> Feed:
-    """Return the feed of a worker, or the facts of one for a rank that only serves. Called by all ranks together."""
+def make_worker_feed(
+    recipe: Recipe, rule: BaseAsynchronousRule, world: World, share: CoreShare, observe: Observe | None = None
+) -> Feed:
+    """Return the feed of a worker, or the facts of one for a rank that only serves. Called by all ranks together.
+
+    `observe` is called with the spans of the feed's work.
+    """
     trains = world.rank < rule.seats(world.size).workers
     group = world.split(0 if trains else 1)
-    feed = make_feed(recipe, group, share, whole_test=True) if trains else None
+    feed = make_feed(recipe, group, share, out_of_step=True, observe=observe) if trains else None
     facts = world.call_on_root(lambda: None if feed is None else facts_of(feed))
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed

@@ -26,7 +26,7 @@ from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step.program import Step
 from unisono.training import run_directory
-from unisono.training.accuracy import Accuracy, accuracy_of, count
+from unisono.training.accuracy import Accuracy, accuracy_of
 from unisono.training.build import DTYPES
 from unisono.training.learning_rate import rate_at
 from unisono.training.progress import ProgressDisplay
@@ -86,12 +86,10 @@ class Worker:
     def run(self) -> int:
         """Train until the servers order to stop, then end the run with them. Return the exit code."""
         self.exchange.take, self._state = self._take, dict(self.trainer.model.state_dict())
-        batches = self.feed.own_batches(self.batch, self.steps)
-        dtype = DTYPES[self.recipe.model.dtype]
+        source = self.feed.own_batches(self.batch, self.steps)
+        batches = self.trainer.awaited(source, DTYPES[self.recipe.model.dtype])
         while not self._stop:
-            with self.trainer.recorder.record("loading"):
-                inputs, labels = next(batches)
-                inputs = inputs.to(dtype)
+            inputs, labels = next(batches)
             self._step(inputs, labels)
         self.trainer.wait()
         return self._end()
@@ -118,7 +116,8 @@ class Worker:
             self.exchange.prepare(header)
         loss = self.trainer.step(inputs, labels)
         if exchanges:
-            self.trainer.reducer.wait_for_replies()
+            with self.trainer.span("wait for replies", "waiting"):
+                self.trainer.reducer.wait_for_replies()
             self.samples, self.loss = 0, 0.0
             self._obey(self.exchange.reply, header)
         self.steps += 1
@@ -146,7 +145,8 @@ class Worker:
         if reply.orders & Order.SAVE:
             self.trainer.wait()
             assert self.exchange.snapshot is not None, "it is taken when all servers have replied"
-            save_worker(self.home, self.number, reply.cut, self.exchange.snapshot, header, before)
+            with self.trainer.span("write", "checkpoint"):
+                save_worker(self.home, self.number, reply.cut, self.exchange.snapshot, header, before)
         if reply.orders & Order.CENTRE:
             self.trainer.wait()
             self._store(self.exchange.replies(), header)
@@ -158,7 +158,8 @@ class Worker:
         """Store the centre that has come with the servers' replies. Return its accuracy where an epoch has ended."""
         reply, centre, buffers = replies[0], self.exchange.centre, self.exchange.centre_buffers
         with self.trainer.reducer.centre(centre, buffers):
-            weights = {name: value.clone() for name, value in self.trainer.model.state_dict().items()}
+            with self.trainer.span("gather", "checkpoint"):
+                weights = {name: value.clone() for name, value in self.trainer.model.state_dict().items()}
             accuracy = self._evaluate() if reply.ended else None
         if accuracy is not None:
             metrics = self._metrics(reply, header, accuracy)
@@ -166,7 +167,8 @@ class Worker:
             self.display.epoch(metrics)
         else:
             self.display.log(f"saved the centre after {reply.cut} steps of all workers")
-        save_centre(self.home, reply.cut, weights, replies, self.feed.fingerprint)
+        with self.trainer.span("write", "checkpoint"):
+            save_centre(self.home, reply.cut, weights, replies, self.feed.fingerprint)
         if self.signals is not None:
             self.signals.clear_pending()
         return accuracy
@@ -183,11 +185,9 @@ class Worker:
 
     def _evaluate(self) -> Accuracy:
         """Return the accuracy of the model on the whole test set."""
-        counts, dtype = torch.zeros(3, dtype=torch.int64), DTYPES[self.recipe.model.dtype]
-        self.trainer.model.eval()
-        for inputs, labels in self.feed.all_test_batches(self.recipe.training.batch):
-            with self.trainer.recorder.record("computing"), torch.no_grad(), self.trainer.within():
-                counts += count(self.trainer.model(inputs.to(dtype)), labels)
+        source = self.feed.all_test_batches(self.recipe.training.batch)
+        with self.trainer.span("evaluation", "evaluation"):
+            counts = self.trainer.count_correct(self.trainer.awaited(source, DTYPES[self.recipe.model.dtype]))
         self.trainer.recorder.discard()
         return accuracy_of(counts, self.feed.test_samples)
 

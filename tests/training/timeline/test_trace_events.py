@@ -1,4 +1,4 @@
-"""What a timeline says of spans."""
+"""What a trace says of spans."""
 
 from __future__ import annotations
 
@@ -9,25 +9,18 @@ from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.training.timeline.trace_format import check_trace
 
-from unisono.engine import OperationSpan
-from unisono.step.operations import PACK
-from unisono.step.program import Task
-from unisono.training.timeline import Event, TimelineSpan, events, timeline_span
+from unisono.training.timeline.lanes import TimelineSpan
+from unisono.training.timeline.trace_events import Event, document, events
 
-COMPUTING, COMMUNICATION, UPDATE = "MainThread", "unisono communication 0", "unisono update 0"
+COMPUTING, COMMUNICATION, UPDATE = "main", "communication 0", "update 0"
 
 
-def work(name: str, kind: str, thread: str, begin: float, end: float) -> TimelineSpan:
+def work(name: str, kind: str, lane: str, begin: float, end: float) -> TimelineSpan:
     """A task's span by its name, "pack 1"; any other's has no operation."""
     operation, _, key = name.partition(" ")
-    return TimelineSpan(name, kind, thread, begin, end, *((operation, int(key)) if key else ()))
-
-
-def test_a_span_says_what_its_task_is() -> None:
-    span = OperationSpan("pack 3", "update", UPDATE, 5.0, 6.0, Task(PACK, 3, "update"))
-    assert timeline_span(span, zero=4.0) == TimelineSpan("pack 3", "update", UPDATE, 1.0, 2.0, "pack", 3)
-    assert timeline_span(span._replace(about=None)).operation == ""
+    return TimelineSpan(name, kind, lane, begin, end, *((operation, int(key)) if key else ()))
 
 
 def named(found: list[Event], name: str) -> dict[int, object]:
@@ -52,35 +45,14 @@ def test_what_was_carried_out_in_microseconds() -> None:
     assert {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "rank 3"}} in found
 
 
-@given(
-    st.permutations(
-        [
-            COMPUTING,
-            "unisono computing 0",
-            COMMUNICATION,
-            "unisono communication 1",
-            UPDATE,
-            "unisono loading 0",
-            "a",
-            "b",
-        ]
-    )
-)
-def test_lanes_have_one_order_whatever_came_first(threads: list[str]) -> None:
-    found = list(events(0, [work("work", "kind", thread, 0.0, 1.0) for thread in threads]))
-    lanes = named(found, "thread_name")
-    assert [lanes[lane] for lane in range(len(lanes))] == [
-        "MainThread",
-        "unisono computing 0",
-        "unisono communication 0",
-        "unisono communication 1",
-        "unisono update 0",
-        "unisono loading 0",
-        "a",
-        "b",
-    ]
-    assert named(found, "thread_sort_index") == {lane: lane for lane in lanes}
-    assert [lanes[event["tid"]] for event in found if event["ph"] == "X"] == threads
+def test_each_span_is_in_its_lane_and_lanes_and_ranks_have_an_order() -> None:
+    lanes = ["checkpoint", UPDATE, COMPUTING, "predicted main", UPDATE]
+    found = list(events(2, [work("work", "kind", lane, 0.0, 1.0) for lane in lanes]))
+    names = named(found, "thread_name")
+    assert names == {0: COMPUTING, 1: "predicted main", 2: UPDATE, 3: "checkpoint"}
+    assert named(found, "thread_sort_index") == {lane: lane for lane in names}
+    assert [names[event["tid"]] for event in found if event["ph"] == "X"] == lanes
+    assert [event["args"] for event in found if event["name"] == "process_sort_index"] == [{"sort_index": 2}]
 
 
 class Drawn(NamedTuple):
@@ -100,8 +72,8 @@ def drawn(draw: st.DrawFn) -> Drawn:
     spans, arrows, free = list[TimelineSpan](), Counter[tuple[TimelineSpan, ...]](), [0.0] * (keys + 1)
     now = line = updating = 0.0
 
-    def span(name: str, thread: str, begin: float) -> TimelineSpan:
-        spans.append(work(name, "kind", thread, begin, begin + draw(ticks)))
+    def span(name: str, lane: str, begin: float) -> TimelineSpan:
+        spans.append(work(name, "kind", lane, begin, begin + draw(ticks)))
         return spans[-1]
 
     after = draw(st.booleans())  # whether all leaves once the backward pass has ended
@@ -110,7 +82,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
         backward = span("backward", COMPUTING, begin) if after else None
         now, packs = backward.end if backward else begin, list[TimelineSpan]()
         for key in range(1, keys + 1):
-            packs.append(span(f"pack {key}", "unisono update 1", max(now, free[key]) + draw(ticks)))
+            packs.append(span(f"pack {key}", "update 1", max(now, free[key]) + draw(ticks)))
             now = packs[-1].end
         if backward is None:
             backward = work("backward", "kind", COMPUTING, begin, now + draw(ticks))
@@ -137,7 +109,7 @@ def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(d
     found = list(events(1, drawn.spans))
     lanes = {name: lane for lane, name in named(found, "thread_name").items()}
     expected = Counter(
-        tuple((span.name, lanes[span.thread], span.begin * 1e6, span.end * 1e6) for span in chain)
+        tuple((span.name, lanes[span.lane], span.begin * 1e6, span.end * 1e6) for span in chain)
         for chain in drawn.arrows.elements()
     )
     slices = [event for event in found if event["ph"] == "X"]
@@ -185,16 +157,31 @@ def step_of(begin: float, keys: int) -> list[TimelineSpan]:
     return spans
 
 
-def test_arrows_of_all_ranks_have_names_of_their_own_and_all_is_json() -> None:
-    ranks = [list(events(rank, [*step_of(0, 3), *step_of(1, 3)])) for rank in range(3)]
+def test_arrows_of_all_ranks_have_names_of_their_own_and_all_is_as_the_format_demands() -> None:
+    spans = [*step_of(0, 3), *step_of(1, 3)]
+    ranks = [list(events(rank, spans)) for rank in range(3)]
     for found in ranks:
         assert len(arrows(found)) == 2 * 3
         assert all([event["ph"] for event in arrow] == ["s", "t", "f"] for arrow in arrows(found).values())
     assert len({name for found in ranks for name in arrows(found)}) == 3 * 2 * 3
-    assert json.loads(json.dumps(ranks)) == ranks
+    written = json.loads(json.dumps(document([spans] * 3)))
+    check_trace(written)
+    assert written["traceEvents"] == [event for found in ranks for event in found]
+
+
+times = st.floats(0, 1e5)
+
+
+@given(times, times, times)
+def test_spans_that_touch_still_do_in_the_trace(one: float, two: float, three: float) -> None:
+    """Times have whole nanoseconds: sums of rounded microseconds would cross."""
+    begin, middle, end = sorted((one, two, three))
+    touching = [work("a", "kind", UPDATE, begin, middle), work("b", "kind", UPDATE, middle, end)]
+    nested = [work("whole", "kind", COMPUTING, begin, end), work("part", "kind", COMPUTING, middle, end)]
+    check_trace(document([[*touching, *nested]]))
 
 
 def test_without_a_backward_pass_there_is_nothing_to_lead_from() -> None:
     """As on a rank whose share of the batch is empty."""
     assert not arrows(list(events(0, step_of(0, 3)[1:])))
-    assert [event["ph"] for event in events(0, [])] == ["M"]
+    assert {event["ph"] for event in events(0, [])} == {"M"}

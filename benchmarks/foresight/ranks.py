@@ -1,0 +1,189 @@
+"""Seals predictions of a cluster's runs, then measures the runs. Started on the ranks of the lab by run.py.
+
+    machine file of the probe ─▶ predictions ─▶ SEALED.jsonl ─▶ first step ... last step ─▶ ledger.jsonl
+
+python ranks.py SEED CLUSTER FOLDER
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from settings import CHOICES, CHOICES_ON, Cluster, Run, draw
+from slept import SleptNetwork
+
+import unisono
+from unisono.bench.contender import shape_of
+from unisono.foresight.ledger import LedgerEntry, append
+from unisono.foresight.measurement import Measurement, measure
+from unisono.foresight.predictions import planned_prediction
+from unisono.foresight.seal import RunFacts, SealedPrediction
+from unisono.plan.layer_costs import product_seconds
+from unisono.plan.machines import EfficiencyFacts, MachineFacts, find_machine
+from unisono.plan.run_settings import RunSettings
+from unisono.plan.trace import TracedLayer, trace
+from unisono.rules import BSP, BaseRule, Exchange
+from unisono.training.planned_run import PlannedRun, example_of, network_of, rule_of
+from unisono.training.recorder import KINDS
+from unisono.world import World
+
+TRACED = 2
+LINK_SECONDS = 0.16
+"""Seconds of a host's link for all gradients once: networks are made smaller to this, in proportion."""
+
+EVEN_BATCH = 24
+"""Samples a rank whose computing takes as long as the ideal exchange of all gradients."""
+
+MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 4.0, 12, 40
+WARM_UP = 4
+
+
+class Contender(NamedTuple):
+    """Run of the cluster with a rule and a wire."""
+
+    number: int
+    run: Run
+    kind: str
+    """`drawn`, `choice` or `repeated`."""
+    rule: str
+    wire: str
+
+
+def contenders(cluster: Cluster, number: int) -> list[Contender]:
+    """Return the runs that are measured: those drawn, one of them again, and on some clusters all choices."""
+    found = []
+    for place, run in enumerate(cluster.runs):
+        found.append(Contender(place, run, "drawn", run.rule, run.wire))
+        if place == 0:
+            found.append(Contender(place, run, "repeated", run.rule, run.wire))
+        if number < CHOICES_ON:
+            found += [Contender(place, run, "choice", *choice) for choice in CHOICES]
+    return found
+
+
+def rule_named(words: str, wire: str) -> BaseRule:
+    """Return the rule that a contender names."""
+    exchange = Exchange(wire=wire or None)
+    return BSP(exchange, overlap="none") if words == "bsp without overlap" else rule_of(words, exchange)
+
+
+def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
+    """Return the layers of the network with parameters, these made smaller in proportion."""
+    shape = shape_of(run.network, 1)[1:]
+    layers = trace(network_of(PlannedRun(run.network, run.batch, {}), shape, 1000), example_of(shape, TRACED))
+    layers = [layer for layer in layers if layer.parameters]
+    wanted = LINK_SECONDS * cluster.megabits * 1e6 / 8
+    scale = wanted / sum(layer.parameter_bytes for layer in layers)
+    sizes = [max(1, round(layer.parameter_bytes * scale / 4)) for layer in layers]
+    return [
+        replace(layer, parameters=size, parameter_bytes=4 * size) for layer, size in zip(layers, sizes, strict=True)
+    ]
+
+
+def slept_machine(probed: MachineFacts, layers: list[TracedLayer], cluster: Cluster, late: float) -> MachineFacts:
+    """Return the probed machine with the rate of the slept computing; of the late host, for which all others wait."""
+    ideal = 2 * (cluster.ranks - 1) / cluster.ranks * LINK_SECONDS
+    flops = EVEN_BATCH * sum(layer.flops for layer in layers) / TRACED / ideal
+    node = replace(probed.node, flops=flops / (late or 1.0))
+    return replace(probed, node=node, efficiency=EfficiencyFacts(), products=())
+
+
+def predict(probed: MachineFacts, cluster: Cluster, one: Contender) -> SealedPrediction:
+    """Return the prediction for a contender."""
+    layers = small_layers(one.run, cluster)
+    machine = slept_machine(probed, layers, cluster, one.run.late)
+    rule = rule_named(one.rule, one.wire)
+    samples = one.run.batch * cluster.ranks
+    settings = RunSettings(samples, (cluster.ranks,), {one.rule: rule}, TRACED)
+    facts = RunFacts("", one.run.network, one.rule, cluster.ranks, cluster.ranks, samples, machine=machine.name)
+    return planned_prediction(layers, machine, settings, facts)
+
+
+def no_loss(scores: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """Return the mean: how long it takes is all that matters."""
+    return scores.mean()
+
+
+def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contender, step: float) -> Measurement:
+    """Return the measurement of a contender whose step is predicted to take `step` seconds."""
+    layers = small_layers(one.run, cluster)
+    late = one.run.late if world.rank == world.size - 1 else 0.0
+    machine = slept_machine(probed, layers, cluster, late)
+    scale = one.run.batch / TRACED
+    network = SleptNetwork(
+        [layer.parameters for layer in layers],
+        [scale * product_seconds(layer, layer.forward_flops, machine) for layer in layers],
+        [scale * product_seconds(layer, layer.backward_flops, machine) for layer in layers],
+    )
+    rule = rule_named(one.rule, one.wire)
+    group = world.split(0)
+    optimizer = torch.optim.SGD(network.parameters(), 1e-3, momentum=0.9)
+    trainer = unisono.Trainer(network, group, rule, optimizer, no_loss)
+    network.clock = lambda: time.perf_counter() - trainer.reducer.times.waiting
+    inputs, labels = torch.ones(1, 1), torch.zeros(1)
+    searched = rule.period == 1 and rule.overlap == "auto"
+    while searched and trainer.reducer.state() is None:
+        trainer.step(inputs, labels)
+    trainer.wait()
+    trainer.recorder.take_steps()
+    steps = int(min(MAX_STEPS, max(MIN_STEPS, MEASURED_SECONDS / step)))
+    for _ in range(WARM_UP + steps + -steps % rule.period):
+        trainer.step(inputs, labels)
+    trainer.wait()
+    everyone = np.stack(world.all_gather_object(trainer.recorder.take_steps()))
+    group.free()
+    found = measure(everyone, KINDS, WARM_UP, rule.period)
+    assert found is not None, "there are steps behind the first"
+    return found
+
+
+def main(seed: str, number: str, folder: str) -> None:
+    """Seal all predictions of a cluster, then measure its runs."""
+    world = unisono.init()
+    cluster, home = draw(int(seed))[int(number)], Path(folder)
+    probed = find_machine(str(home / f"cluster-{number}.toml"))
+    every = contenders(cluster, int(number))
+    sealed = world.call_on_root(lambda: [predict(probed, cluster, one) for one in every])
+    if world.rank == 0:
+        lines = "".join(
+            json.dumps([one._asdict() | {"run": asdict(one.run)}, asdict(prediction)]) + "\n"
+            for one, prediction in zip(every, sealed, strict=True)
+        )
+        path = home / f"sealed-{number}.jsonl"
+        with path.open("w") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        print(f"sealed {len(sealed)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
+    for one, prediction in zip(every, sealed, strict=True):
+        found = measured(world, probed, cluster, one, prediction.step)
+        if world.rank == 0:
+            labels = {"cluster": number, "place": str(one.number), "kind": one.kind, "batch": str(one.run.batch)}
+            labels |= {
+                "late": f"{one.run.late:g}",
+                "slow": f"{cluster.slow_host:g}",
+                "choice": f"{one.rule} {one.wire}",
+            }
+            labels |= {"hosts": f"{cluster.supernodes} x {cluster.hosts}", "rate": f"{cluster.megabits}"}
+            append(home / "ledger.jsonl", LedgerEntry(prediction, found, version("unisono"), labels))
+            off = prediction.step / found.step.median - 1
+            inside = "in" if prediction.low <= found.step.median <= prediction.high else "OUT"
+            words = f"{one.kind:8} {one.run.network:9} {one.run.batch:3} {one.rule} {one.wire}"
+            print(
+                f"{words}: {prediction.step:.3f} {found.step.median:.3f} {off:+.1%} {inside} {found.disturbed}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,105 @@
+"""Summary of sealed predictions: errors, cover of the intervals, choices, and the spread of repeated runs.
+
+python benchmarks/foresight/report.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from unisono.foresight.chart import draw_calibration
+from unisono.foresight.ledger import LEDGER, LedgerEntry, read
+
+NEAR = 1.03
+"""Ratio to the fastest choice up to which another counts as well named."""
+
+
+def errors_line(name: str, entries: list[LedgerEntry]) -> str:
+    """Return a row of the table of errors."""
+    errors = [one.error for one in entries]
+    median, high = np.percentile(errors, [50, 95])
+    covered = sum(one.covered for one in entries)
+    return f"| {name} | {len(entries)} | {median:.1%} | {high:.1%} | {max(errors):.1%} | {covered} |"
+
+
+def choices(entries: list[LedgerEntry]) -> list[str]:
+    """Return a row for each run whose choices were measured: what was named, and what was fastest."""
+    of: defaultdict[tuple[str, str], list[LedgerEntry]] = defaultdict(list)
+    for one in entries:
+        of[one.labels["cluster"], one.labels["place"]].append(one)
+    rows = []
+    for (cluster, place), found in sorted(of.items()):
+        named = min(found, key=lambda one: one.prediction.step)
+        best = min(found, key=lambda one: one.measurement.step.median)
+        ratio = named.measurement.step.median / best.measurement.step.median
+        words = [cluster, place, named.labels["choice"], best.labels["choice"], f"{ratio:.3f}"]
+        rows.append(f"| {' | '.join(words)} | {'yes' if ratio <= NEAR else 'no'} |")
+    return rows
+
+
+def repeats(entries: list[LedgerEntry]) -> list[float]:
+    """Return the differences of the medians of runs that were made twice, relative to their mean."""
+    of: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for one in entries:
+        of[one.labels["cluster"], one.labels["place"]][one.labels["kind"]] = one.measurement.step.median
+    pairs = [(found["drawn"], found["repeated"]) for found in of.values() if "repeated" in found]
+    return [2 * abs(one - other) / (one + other) for one, other in pairs]
+
+
+def write_summary(folder: Path) -> None:
+    """Write `summary.md` and the chart of calibration into a folder with a ledger."""
+    entries, complaints = read(folder / LEDGER)
+    kinds = {kind: [one for one in entries if one.labels["kind"] == kind] for kind in ("drawn", "repeated", "choice")}
+    drawn = kinds["drawn"]
+    lines = ["# Sealed predictions", "", *complaints]
+    lines += ["| runs | | median error | 95th percentile | largest | within the interval |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: |", errors_line("all drawn", drawn)]
+    uneven = [one for one in drawn if one.labels["late"] != "0" or one.labels["slow"] != "0"]
+    groups = {"with a slow link or a late host": uneven}
+    for key in ("rule", "model", "hosts"):
+        for one in drawn:
+            name = one.labels["hosts"] + " hosts" if key == "hosts" else getattr(one.prediction.run, key)
+            groups.setdefault(name, [])
+            groups[name].append(one)
+    lines += [errors_line(name, found) for name, found in groups.items() if found]
+    if apart := repeats(entries):
+        median, largest = np.median(apart), max(apart)
+        lines += [
+            "",
+            f"The same run twice: {median:.1%} apart in the median, {largest:.1%} at most ({len(apart)} runs).",
+        ]
+    if rows := choices(kinds["choice"]):
+        near = sum(row.endswith("| yes |") for row in rows)
+        lines += [
+            "",
+            f"Of six choices the fastest, or one within 3% of it, was named in {near} of {len(rows)} runs.",
+            "",
+        ]
+        lines += [
+            "| cluster | run | named | fastest | named / fastest | |",
+            "| --- | --- | --- | --- | ---: | --- |",
+            *rows,
+        ]
+    lines += [
+        "",
+        "| cluster | hosts | Mbit/s | network | samples | rule | wire | late | slow | predicted | measured | error |",
+    ]
+    lines += ["| --- | --- | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |"]
+    for one in drawn:
+        label, run = one.labels, one.prediction.run
+        cells = [label["cluster"], label["hosts"], label["rate"], run.model, label["batch"], run.rule]
+        cells += [one.prediction.program.wire or "float32", label["late"], label["slow"]]
+        off = one.prediction.step / one.measurement.step.median - 1
+        cells += [f"{one.prediction.step:.3f}", f"{one.measurement.step.median:.3f}", f"{off:+.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    (folder / "summary.md").write_text("\n".join([*lines, ""]))
+    draw_calibration(drawn, "rule", folder / "calibration.svg")
+    print("\n".join(lines[:20]))
+
+
+if __name__ == "__main__":
+    write_summary(Path(sys.argv[1]))

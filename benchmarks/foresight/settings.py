@@ -1,0 +1,123 @@
+"""Settings of the sealed predictions, drawn by a seed: clusters of the lab, and on each of them runs.
+
+    seed ─▶ 10 clusters: hosts x rate <= 800 Mbit/s, topology     the first one drawn has a host with a slow link
+              each 4 runs: network, batch, wire, rule             6 of the other 36 have a late host
+
+>>> len(draw(1)), sum(len(cluster.runs) for cluster in draw(1))
+(10, 40)
+>>> sum(bool(cluster.slow_host or run.late) for cluster in draw(1) for run in cluster.runs)
+10
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+CLUSTERS, RUNS = 10, 4
+"""Clusters that are drawn, each with its own probe, and runs on each."""
+
+LATE_RUNS = 6
+"""Runs with a late host."""
+
+CHOICES_ON = 3
+"""Clusters on whose runs all choices are measured: 12 runs."""
+
+MAX_MEGABITS = 800
+"""Largest product of hosts and rate in Mbit/s that two cores carry."""
+
+NETWORKS = ("alexnet", "googlenet", "resnet50", "vgg_a")
+BATCHES = (8, 16, 32, 64)
+"""Samples a rank. Of 24 the computing takes as long as the link needs for all gradients."""
+
+RULES = ("bsp", "sharded", "local_sgd:4")
+WIRES = ("", "bfloat16")
+
+CHOICES = (
+    ("bsp", ""),
+    ("bsp", "bfloat16"),
+    ("sharded", ""),
+    ("sharded", "bfloat16"),
+    ("bsp without overlap", ""),
+    ("bsp without overlap", "bfloat16"),
+)
+"""Six rules and wires, of which the fastest is to be named."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run on a cluster."""
+
+    network: str
+    batch: int
+    """Samples a rank."""
+    rule: str
+    wire: str
+    late: float = 0.0
+    """Factor of the last host's computing; 0: all are alike."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Cluster of the lab."""
+
+    supernodes: int
+    hosts: int
+    """Hosts per supernode."""
+    megabits: int
+    """Rate of a host's link."""
+    oversubscribe: int
+    slow_host: float
+    """Factor of the last host's link; 0: all are alike."""
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Number of hosts, each with a rank."""
+        return self.supernodes * self.hosts
+
+    @property
+    def options(self) -> list[str]:
+        """Options of `unisono lab`."""
+        found = [f"--supernodes={self.supernodes}", f"--hosts={self.hosts}", f"--rate={self.megabits}mbit"]
+        found += [f"--oversubscribe={self.oversubscribe}"] if self.supernodes > 1 else []
+        return found + ([f"--slow-host={self.ranks - 1}:{self.slow_host:g}"] if self.slow_host else [])
+
+
+TOPOLOGIES = ((1, 2), (1, 4), (1, 8), (2, 2), (2, 4))
+"""Supernodes, and hosts of each."""
+
+RATES = (50, 100, 200, 400)
+
+
+def draw(seed: int) -> list[Cluster]:
+    """Return the clusters and their runs."""
+    chance = random.Random(seed)
+    slow, late = chance.randrange(CLUSTERS), set[tuple[int, int]]()
+    while len(late) < LATE_RUNS:
+        place = chance.randrange(CLUSTERS), chance.randrange(RUNS)
+        late |= {place} if place[0] != slow else set()
+    return [_cluster(chance, number == slow, {run for one, run in late if one == number}) for number in range(CLUSTERS)]
+
+
+def _cluster(chance: random.Random, slow: bool, late: set[int]) -> Cluster:
+    supernodes, hosts = chance.choice(TOPOLOGIES)
+    rate = chance.choice([rate for rate in RATES if supernodes * hosts * rate <= MAX_MEGABITS])
+    factor = chance.choice((1.5, 2.0, 3.0))
+    return Cluster(
+        supernodes,
+        hosts,
+        rate,
+        chance.choice((1, 2, 4)),
+        factor if slow else 0.0,
+        tuple(
+            Run(
+                chance.choice(NETWORKS),
+                chance.choice(BATCHES),
+                chance.choice(RULES),
+                chance.choice(WIRES),
+                chance.choice((1.2, 1.5, 2.0)) if number in late else 0.0,
+            )
+            for number in range(RUNS)
+        ),
+    )

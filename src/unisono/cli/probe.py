@@ -1,0 +1,63 @@
+"""`unisono probe`: measures the machine that it runs on, and writes a machine file for `unisono plan`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unisono.cli.ranks import join, write
+from unisono.cli.train import launch
+from unisono.errors import UsageError
+from unisono.launch import cores, ranks_started
+
+MIN_SECONDS = 5.0
+"""Least seconds of a probe: less has no time for the larger products."""
+
+
+def probe(
+    output: Annotated[Path, typer.Argument(help="Output file for the machine, OUT.toml.")],
+    seconds: Annotated[float, typer.Option(help="Seconds that all measurements may take.")] = 60.0,
+    disk: Annotated[Path | None, typer.Option(help="Folder, on every node, whose file system is read from.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the machine; default: its host, nodes and ranks.")] = "",
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
+    ] = None,
+) -> None:
+    """Measure products, memory, links, collectives, disk and decoding, and write them as a machine file.
+
+    Start it as you will start your program: mpiexec -n 4 -ppn 1 -hosts a,b,c,d unisono probe ours.toml. Then plan runs
+    on it, on these and on more nodes: unisono plan --machine ./ours.toml --nodes 4,8,16.
+    """
+    if output.suffix != ".toml":
+        raise UsageError(f"{output}: a machine file ends in .toml")
+    if not MIN_SECONDS <= seconds < float("inf"):
+        raise UsageError(f"--seconds {seconds:g}: a probe needs {MIN_SECONDS:g} seconds or more")
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: it is 1 at least")
+    if ranks_started(os.environ) is None:
+        arguments = ["probe", str(output), f"--seconds={seconds:g}", f"--name={name}"]
+        arguments += [f"--disk={disk}"] if disk is not None else []
+        raise typer.Exit(launch(ranks or max(2, cores()), arguments))
+    from unisono.probe.probe import file_of
+    from unisono.probe.probe import probe as measure
+
+    world = join("probe", alone=True)
+    with world.agree_on_errors():
+        world.call_on_all(lambda: _check_folder(disk))
+    write(world, output, lambda: output.open("a").close())  # known before anything is measured
+
+    def log(line: str) -> None:
+        if world.rank == 0:
+            print(line, flush=True)
+
+    found = measure(world, seconds, disk, name, log)
+    write(world, output, lambda: output.write_text(file_of(found), encoding="utf-8"))
+    log(f"wrote {output} after {found.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
+
+
+def _check_folder(disk: Path | None) -> None:
+    if disk is not None and not disk.is_dir():
+        raise UsageError(f"--disk {disk}: there is no such folder")

@@ -1,0 +1,85 @@
+"""Choice of a storage from the memory there is: as many copies of the pack as fit, so that as little as possible moves.
+
+    replicated              a copy in each node's shared memory      an epoch moves nothing
+    partitioned, k groups   k copies over all ranks                  an epoch moves samples inside the groups
+    partitioned             one copy over all ranks                  an epoch moves samples between all ranks
+
+The first that fits is taken, with the largest k, at most a copy for each node. 4 ranks on 2 nodes, each with 30 GB
+free, of which half is allowed:
+
+    pack of 12 GB           12 GB in each node                                          replicated
+    and /dev/shm of 8 GB    2 groups of 2 ranks: 6 GB a rank, 12 GB a node              2 groups
+    pack of 20 GB           2 groups: 20 GB a node; 1 group: 5 GB a rank, 10 GB a node  partitioned
+
+A partition also needs spare memory for its shuffle (`compaction.py`). The batches of an epoch are the same in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unisono.data.pack.index import Index
+from unisono.data.storage import AUTO
+from unisono.data.storage.free_memory import FreeMemory, node_memory
+from unisono.data.storage.partitioned import partition_bytes
+from unisono.data.storage.storage import StorageOptions
+from unisono.world import World
+
+MEMORY_SHARE = 0.5
+"""Share of a node's free memory that samples may take; the rest is for the model, gradients and batches."""
+
+
+@dataclass(frozen=True)
+class StorageChoice:
+    """Storage, and the reason in one line; empty if nothing was chosen."""
+
+    options: StorageOptions
+    reason: str = ""
+
+
+def choose_storage(
+    pack: int, partition: Mapping[int, int], nodes: Sequence[FreeMemory], share: float = MEMORY_SHARE
+) -> StorageChoice:
+    """Return the storage with the most copies of a pack that the memory of all nodes takes.
+
+    `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
+    storage fits, or the memory of a node is not known, the pack is partitioned over all ranks.
+    """
+    free, shared = [node.free for node in nodes], [node.shared for node in nodes]
+    if None in (*free, *shared):
+        return StorageChoice(StorageOptions(), "partitioned over all ranks: the free memory of the nodes is not known")
+    fits, words = _compare([pack] * len(nodes), shared, share)
+    if fits:
+        return StorageChoice(StorageOptions("replicated"), f"replicated: a copy takes {words} (shared memory)")
+    because = f"a copy would take {words} (shared memory)"
+    for groups in sorted(partition, reverse=True):
+        fits, words = _compare([node.ranks * partition[groups] for node in nodes], free, share)
+        if fits and groups > 1:
+            reason = f"partitioned in {groups} groups: partitions take {words}; {because}"
+            return StorageChoice(StorageOptions(groups=groups), reason)
+    return StorageChoice(StorageOptions(), f"partitioned over all ranks: partitions take {words}; {because}")
+
+
+def resolve_storage(options: StorageOptions, index: Index, world: World, everyone: World) -> StorageChoice:
+    """Return the storage that `options` names; "auto" is chosen, alike on every rank. Collective.
+
+    The ranks of `world` share each batch. `everyone` has all ranks of its nodes.
+    """
+    if options.name != AUTO:
+        return StorageChoice(options)
+    counts = [groups for groups in range(1, everyone.nodes + 1) if world.size % groups == 0]
+    partition = {groups: partition_bytes(index.length, world.size // groups) for groups in counts}
+    return choose_storage(index.nbytes, partition, node_memory(everyone))
+
+
+def _compare(needs: Sequence[int], free: Sequence[int | None], share: float) -> tuple[bool, str]:
+    """Return True if each node's need is at most `share` of its free bytes, and the fullest node in words."""
+    fullest = max(range(len(needs)), key=lambda node: needs[node] / max(1, free[node] or 0))
+    need, available = needs[fullest], free[fullest] or 0
+    words = f"{_size(need)} of {_size(available)} free in node {fullest}, of which {share:.0%} may be used"
+    return need <= share * available, words
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**9 else f"{nbytes / 1e6:,.1f} MB"

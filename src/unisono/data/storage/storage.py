@@ -1,0 +1,76 @@
+"""Contract of a storage: samples of a pack in memory, and the value that names a storage.
+
+    read ──▶ epoch 0 ── samples, samples, ... ──▶ epoch 1 ── samples, ... ──▶ close      ranks in step
+    read ──▶ own ────── samples, samples, ... ─────────────────────────────▶ close      ranks out of step
+
+`read`, `epoch`, `own` and `close` are collective, `samples` never is: between two of them a rank reads alone. Ranks of
+an asynchronous rule share no epochs. Each has samples of its own, which stay where they are from `own` to `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.pack.index import Index
+from unisono.data.storage import STORAGES
+from unisono.errors import PackError
+from unisono.world import World
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """Place of the samples of a pack."""
+
+    name: str = "partitioned"
+    """Name in `STORAGES`, or AUTO for a choice by the memory there is (`choose.py`)."""
+    groups: int = 1
+    """Copies of the pack over all ranks, one in each group of ranks, if it is partitioned."""
+
+
+class SampleReader(Protocol):
+    """Samples in memory that one rank reads by itself."""
+
+    def samples(self, numbers: NDArray[np.int64]) -> Sequence[NDArray[np.uint8]]:
+        """Return the bytes of the samples with these numbers, as views valid until the next epoch.
+
+        Raises PackError for samples that this rank does not hold.
+        """
+        ...
+
+
+class Storage(SampleReader, Protocol):
+    """Samples of a pack in the memory of the ranks of a world."""
+
+    def epoch(self, order: NDArray[np.int64], batch: int) -> None:
+        """Give each rank what it will see of `order` in steps of `batch` samples (`order.share`). Collective."""
+        ...
+
+    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the samples that are this rank's own, ascending; no epoch follows. Collective.
+
+        All ranks together own every sample of `order`, a permutation of all.
+        """
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples that this rank holds."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory. Collective."""
+        ...
+
+
+def read_storage(options: StorageOptions, index: Index, world: World, everyone: World) -> Storage:
+    """Read a pack into the memory of the ranks. Collective. Raises PackError on every rank.
+
+    The ranks of `world` share each batch. `everyone` has all ranks of its nodes: more, if layers are split.
+    """
+    made: Storage = STORAGES.load(options.name, PackError)(index, options, world, everyone)
+    return made

@@ -1,0 +1,135 @@
+"""Row of a plan: a predicted step with its loading, its interval, its speedup and its bottleneck.
+
+    predicted step ─┐
+    loading ────────┼─▶ step ─▶ speedup over one node, epoch
+    error ──────────┘     └──▶ from, to
+
+**Interval.** Steps that a run predicted from measured computing and collectives were off by 7.5% at most, in 24 cases
+on 4 and 8 emulated hosts, whose computing was exact (`benchmarks/overlaps`). So that error is one of communication, and
+a step with communication is given plus and minus 7.5%, but never below its computing and updates, nor below its
+loading. The interval does not cover what stands here in place of measurements: computing, memory, disk and decoding at
+the rates of the machine file, and collectives at their estimate.
+
+Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 46.25 ms to 53.75 ms. With one
+node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from unisono.plan.bottleneck import StepShares, bottleneck
+from unisono.plan.exchange_cost import FREE
+from unisono.plan.loading import least_step
+from unisono.plan.machines import MachineFacts
+from unisono.plan.rank_memory import RankMemory
+from unisono.plan.run_settings import RunSettings, samples_of_rank
+from unisono.plan.scaling import epoch_seconds
+
+LARGEST_ERROR = 0.075
+"""Largest error of a predicted step in `benchmarks/overlaps`, relative to the measured one."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Prediction of a run by one rule on a number of nodes. Times are seconds of a step, sizes bytes of a rank."""
+
+    rule: str
+    nodes: int
+    ranks: int
+    samples: int
+    """Samples of the rank that has most."""
+    overlap: str
+    bucket_bytes: int
+    schedule: str
+    """Schedule of large buckets; empty where nothing goes over a link."""
+    computing: float
+    communication: float
+    update: float
+    communicating: float
+    """Seconds in which a collective runs, hidden or not."""
+    low: float
+    high: float
+    speedup: float
+    memory: RankMemory
+    bottleneck: str
+    epoch: float | None
+    wire: str = "float32"
+    """Number format of gradients between nodes."""
+    loading: float = 0.0
+    """Seconds that the step takes longer because of loading."""
+    reading: float = 0.0
+    """Seconds in which a node reads the step's samples, beside training."""
+    decoding: float = 0.0
+    """Seconds in which a node decodes them, beside training."""
+    split: Mapping[str, str] = field(default_factory=dict)
+    """Split of each layer, by its name, in words of a parallel plan; empty: data parallelism."""
+    choice: str = ""
+    """Rule that takes the place of this one after the first steps; empty: none does."""
+    basis: str = ""
+    """Basis of the cost of an exchange (`exchange_cost.BASES`); empty where nothing goes over a link."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.computing + self.communication + self.update + self.loading
+
+    @property
+    def efficiency(self) -> float:
+        """Speedup over the number of nodes."""
+        return self.speedup / self.nodes
+
+
+class PlannedStep(NamedTuple):
+    """Predicted step of a rule on a number of nodes, with the setting that it is predicted for."""
+
+    rule: str
+    shares: StepShares
+    memory: RankMemory
+    exchanged: float
+    """Bytes of gradients or weights that a step exchanges, by which its shares' cost counts."""
+    overlap: str
+    bucket_bytes: int
+    schedule: str
+    wire: str | None
+    split: Mapping[str, str] = {}
+    choice: str = ""
+    """Rule that is predicted to be the faster, where the rule is replaced by one of several."""
+    basis: str = ""
+
+
+def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: PlannedStep, alone: float) -> RunPlan:
+    """Return the row of a predicted step; `alone` are the seconds of that step on one node, with its loading."""
+    shares, step = found.shares, found.shares.step
+    least = least_step(shares.computing, shares.update, shares.samples)
+    error = LARGEST_ERROR * shares.alone if shares.cost != FREE else 0.0
+    capacity = machine.node.memory_bytes / settings.ranks_per_node
+    samples = settings.epoch_samples
+    return RunPlan(
+        rule=found.rule,
+        nodes=nodes,
+        ranks=nodes * settings.ranks_per_node,
+        samples=samples_of_rank(settings, nodes),
+        overlap=found.overlap,
+        bucket_bytes=found.bucket_bytes,
+        schedule=found.schedule,
+        computing=shares.computing,
+        communication=shares.communication,
+        update=shares.update,
+        communicating=shares.communicating,
+        low=max(least, shares.alone - error),
+        high=max(least, shares.alone + error),
+        speedup=alone / step,
+        memory=found.memory,
+        bottleneck=bottleneck(shares, found.exchanged, found.memory.total, capacity),
+        epoch=None if samples is None else epoch_seconds(samples, settings.minibatch, step),
+        wire=found.wire or "float32",
+        loading=shares.loading,
+        reading=shares.samples.reading,
+        decoding=shares.samples.decoding,
+        split=found.split,
+        choice=found.choice,
+        basis=found.basis,
+    )

@@ -1,0 +1,126 @@
+"""Wall time of a job that trains, part by part: the time that a scheduler is asked for.
+
+    │ start │ pack │ tuning │ epoch 0: steps │ test │ checkpoint │ epoch 1: steps │ test │ checkpoint │ ...
+
+    start         interpreter, imports, MPI, end of the run: 20 s, or --start-seconds
+    pack          bytes of a node's samples / disk.bandwidth, once
+    tuning        5 steps whose communication does not hide, and 5 trials of 5 steps, each 15% slower than the best
+                  (`reducer/tuning.py`); with convolutions timed before the first step, 15 times a step's computing
+    steps         epochs * steps of an epoch * the slow end of a step
+    tests         epochs * forward passes of a rank's share of the test samples, and their loading before
+    checkpoints   weights and optimizer / disk.bandwidth: after each epoch, and every so many steps within it
+
+A scheduler ends a job that takes longer, and a job that asks for far more waits longer in the queue.
+
+Worked example: 100 epochs of 60 steps. A step takes 50 ms, at most 60 ms: 25 ms of computing, 5 ms of updates, 30 ms of
+collectives. Steps take 360 s, tuning adds 5 * (60 - 50) ms + 25 * 0.15 * 50 ms = 0.24 s. A test has 160 samples on each
+rank, whose forward passes take 50 ms: 5 s for all. A checkpoint of 200 MB at 100 MB/s takes 2 s, 100 of them 200 s.
+With the start that is 20 + 0.24 + 360 + 5 + 200 = 585.24 s, for which 10 minutes are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from unisono.errors import UsageError
+from unisono.plan.layer_costs import product_seconds
+from unisono.plan.loading import held_bytes
+from unisono.plan.machines import MachineFacts
+from unisono.plan.run_row import RunPlan
+from unisono.plan.run_settings import RunSettings
+from unisono.plan.trace import TracedLayer
+
+START_SECONDS = 20.0
+"""Seconds of a run besides those that follow from it: 6.0 and 6.5 s were measured with one and two ranks on 2 busy
+cores (`unisono train digits`, one epoch); three times that is assumed, for imports by many nodes from one disk."""
+
+DISK_BANDWIDTH = 1e8
+"""Bytes per second of checkpoints and packs where the machine file has no disk.bandwidth: a slow disk, assumed."""
+
+MEASURED_STEPS, TRIAL_STEPS, TRIAL_RATIO = 5, 25, 1.15
+"""Steps that are measured before there are times to choose by, steps of trials, and their largest predicted ratio to
+the best (`reducer/tuning.py`)."""
+
+AUTOTUNE_CALLS = 15
+"""Calls of each pass of a convolution before the first step: 5 algorithms, once untimed and twice timed."""
+
+
+class Job(NamedTuple):
+    """Job that trains, besides its steps."""
+
+    epochs: int = 1
+    test_samples: int = 0
+    checkpoint_every: int = 0
+    """Steps between two checkpoints within an epoch; 0: there are none."""
+    start: float = START_SECONDS
+    autotunes: bool = False
+    """True where convolutions are timed before the first step."""
+
+
+class JobSeconds(NamedTuple):
+    """Seconds of a job, by part."""
+
+    start: float
+    pack: float
+    tuning: float
+    steps: float
+    tests: float
+    checkpoints: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole job."""
+        return sum(self)
+
+
+def job_seconds(
+    plan: RunPlan,
+    machine: MachineFacts,
+    settings: RunSettings,
+    layers: Sequence[TracedLayer],
+    searched: bool,
+    job: Job,
+) -> JobSeconds:
+    """Return the seconds of a job on the nodes of `plan`; `searched` is True where a run searches its overlap.
+
+    Raises UsageError without the samples of an epoch.
+    """
+    if settings.epoch_samples is None:
+        raise UsageError("--time needs the samples of an epoch: give --epoch-samples")
+    steps = ceil(settings.epoch_samples / settings.minibatch)
+    disk = machine.disk.bandwidth or DISK_BANDWIDTH
+    held = held_bytes(settings.samples, settings.epoch_samples, plan.nodes, plan.ranks) * settings.ranks_per_node
+    forward = sum(product_seconds(one, one.forward_flops, machine) for one in layers) / settings.traced
+    own = ceil(job.test_samples / plan.ranks)
+    loading = max(plan.reading, plan.decoding) / plan.samples
+    test = own * (settings.ranks_per_node * forward + loading)
+    checkpoint = sum(layer.parameter_bytes for layer in layers) * (1 + settings.kept) / disk
+    within = (steps - 1) // job.checkpoint_every if job.checkpoint_every else 0
+    return JobSeconds(
+        job.start,
+        held / disk,
+        _tuning(plan, searched) + (AUTOTUNE_CALLS * plan.computing if job.autotunes else 0.0),
+        job.epochs * steps * plan.high,
+        job.epochs * test,
+        job.epochs * (1 + within) * checkpoint,
+    )
+
+
+def slurm_time(seconds: float) -> str:
+    """Return a time in whole minutes, rounded up, as Slurm reads it: days-hours:minutes:seconds.
+
+    >>> slurm_time(585.2), slurm_time(86_400 + 3_601)
+    ('0-00:10:00', '1-01:01:00')
+    """
+    minutes = ceil(seconds / 60)
+    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+
+
+def _tuning(plan: RunPlan, searched: bool) -> float:
+    """Return the seconds that the search in the first steps adds to them."""
+    if not searched or plan.ranks == 1:
+        return 0.0
+    unhidden = plan.computing + plan.update + plan.communicating
+    return MEASURED_STEPS * max(0.0, unhidden - plan.step) + TRIAL_STEPS * (TRIAL_RATIO - 1) * plan.step

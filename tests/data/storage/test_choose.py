@@ -1,0 +1,140 @@
+"""The choice of a storage is a function of bytes. In one process: each rank a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.data.storage import free_memory
+from unisono.data.storage.blocks import block_of
+from unisono.data.storage.choose import MEMORY_SHARE, choose_storage, resolve_storage
+from unisono.data.storage.free_memory import FreeMemory
+from unisono.data.storage.partitioned import PartitionedStorage, partition_bytes
+from unisono.data.storage.sample_store import nbytes_of
+from unisono.data.storage.storage import StorageOptions
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+GB = 10**9
+
+REPLICATED = StorageOptions("replicated")
+
+GROUPS = st.lists(st.integers(1, 40), max_size=3).map(lambda found: sorted({1, *found}))
+
+NODES = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 9000), st.integers(0, 9000)), min_size=1, max_size=4)
+
+
+def nodes_of(seats: list[tuple[int, int, int]]) -> list[FreeMemory]:
+    """Nodes of which not more can be shared than is free."""
+    return [FreeMemory(ranks, max(free, shared), shared) for ranks, free, shared in seats]
+
+
+@pytest.mark.parametrize(
+    ("pack", "shared", "expected", "reason"),
+    [
+        (12, 30, REPLICATED, "replicated: a copy takes 12.0 GB of 30.0 GB free in node 0, of which 50% may be used"),
+        (12, 8, StorageOptions(groups=2), "partitioned in 2 groups: partitions take 12.0 GB of 30.0 GB free in node 0"),
+        (20, 30, StorageOptions(), "partitioned over all ranks: partitions take 10.0 GB of 30.0 GB free in node 0"),
+        (90, 30, StorageOptions(), "partitioned over all ranks: partitions take 45.0 GB of 30.0 GB free in node 0"),
+    ],
+)
+def test_the_example_of_the_docs(pack: int, shared: int, expected: StorageOptions, reason: str) -> None:
+    """4 ranks on 2 nodes; the last does not fit at all, which is found when it is read."""
+    nodes = [FreeMemory(2, 30 * GB, shared * GB)] * 2
+    found = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes)
+    assert found.options == expected
+    assert found.reason.startswith(reason)
+    assert "\n" not in found.reason
+
+
+def test_the_fullest_node_decides_and_is_named() -> None:
+    nodes = [FreeMemory(2, 90 * GB, 90 * GB), FreeMemory(2, 30 * GB, 10 * GB), FreeMemory(3, 40 * GB, 40 * GB)]
+    found = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes)
+    assert found.options == StorageOptions(groups=3)
+    assert "partitions take 9.0 GB of 40.0 GB free in node 2" in found.reason
+    assert found.reason.endswith(
+        "a copy would take 6.0 GB of 10.0 GB free in node 1, of which 50% may be used (shared memory)"
+    )
+
+
+@pytest.mark.parametrize("unknown", [FreeMemory(1, None, 5), FreeMemory(1, 5, None), FreeMemory(1, None, None)])
+def test_without_the_memory_of_a_node_the_pack_is_partitioned(unknown: FreeMemory) -> None:
+    found = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown])
+    assert found.options == StorageOptions()
+    assert found.reason.endswith("the free memory of the nodes is not known")
+
+
+@given(st.integers(1, 9000), NODES, GROUPS, st.floats(0.1, 1))
+def test_the_first_that_fits_is_taken(
+    pack: int, seats: list[tuple[int, int, int]], groups: list[int], share: float
+) -> None:
+    nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
+
+    def fits(each: int) -> bool:
+        return all(node.ranks * partition[each] <= share * (node.free or 0) for node in nodes)
+
+    found = choose_storage(pack, partition, nodes, share).options
+    if all(pack <= share * (node.shared or 0) for node in nodes):
+        assert found == REPLICATED
+    else:
+        assert found == StorageOptions(groups=max((each for each in groups if fits(each)), default=1))
+
+
+@given(st.integers(1, 9000), NODES, GROUPS, st.integers(0, 9000))
+def test_more_memory_never_means_fewer_copies(
+    pack: int, seats: list[tuple[int, int, int]], groups: list[int], more: int
+) -> None:
+    nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
+    richer = [FreeMemory(node.ranks, (node.free or 0) + more, (node.shared or 0) + more) for node in nodes]
+    before, after = (choose_storage(pack, partition, each).options for each in (nodes, richer))
+    assert (after.name == "replicated", after.groups) >= (before.name == "replicated", before.groups) or (
+        after == REPLICATED
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 9])
+@pytest.mark.parametrize("pack", ["tiny", "audio_samples", "many"])
+def test_a_store_takes_what_was_counted_and_no_more(
+    anywhere: OnRanks, request: pytest.FixtureRequest, pack: str, ranks: int
+) -> None:
+    index = request.getfixturevalue(pack).index
+    block = block_of(index.length)
+    counted = partition_bytes(index.length, ranks)
+
+    def work(world: Any) -> None:
+        storage = PartitionedStorage(index, world)
+        taken = nbytes_of(storage._store.capacity, block)
+        assert taken == counted if storage._store.shared else taken <= counted
+        storage.close()
+
+    anywhere(ranks, work)
+
+
+def test_a_storage_that_is_named_is_not_chosen_and_costs_no_collective(tiny: Any) -> None:
+    for options in (StorageOptions(), StorageOptions("replicated"), StorageOptions(groups=3)):
+        found = resolve_storage(options, tiny.index, None, None)  # type: ignore[arg-type]
+        assert (found.options, found.reason) == (options, "")
+
+
+def test_all_ranks_choose_alike_though_they_find_other_memory(
+    on_ranks: OnRanks, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([9000, 400, 9000, 9000, 9000, 9000])
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: next(found))
+    choices = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world, world))
+    assert len(set(choices)) == 1
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(244, "replicated"), (243, "partitioned")])
+def test_half_of_the_memory_may_be_used(
+    on_ranks: OnRanks, tiny: Any, shared: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pack has 122 bytes."""
+    assert MEMORY_SHARE == 0.5
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
+    (found, *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world, world))
+    assert found.options.name == expected

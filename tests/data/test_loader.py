@@ -1,0 +1,194 @@
+"""In one process: each rank a thread."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data import Loader
+from unisono.data.kinds.kind import TransformOptions
+from unisono.data.loading import Batch
+from unisono.data.order import permutation
+from unisono.data.pack.index import read_index
+from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.errors import PackError, UsageError
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+BATCH, SEED, SAMPLES = 16, 4, 151
+STEPS = 10
+
+
+def loader_of(numbered: Path, world: Any, **options: Any) -> Loader:
+    return Loader(numbered, world, BATCH, seed=SEED, **options)
+
+
+def kept(batches: Any) -> list[Batch]:
+    return [(inputs.clone(), labels) for inputs, labels in batches]
+
+
+def numbers_in(everyone: list[list[Batch]], folder: Path) -> list[int]:
+    """What the first two pixels say, step by step, of all ranks."""
+    about = read_index(folder / "train").about
+    found = []
+    for step in zip(*everyone, strict=True):
+        for inputs, _ in step:
+            pixels = ((inputs[:, 0, 0, :2] * about.std[0] + about.mean[0]) * 255).round()
+            found += (pixels[:, 0] + 256 * pixels[:, 1]).int().tolist()
+    return found
+
+
+def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        options = FeedOptions(numbered, transform=TransformOptions(augment="shift"))
+        feed = PackedFeed(options, world, SEED)
+        expected = [kept(feed.epoch(epoch, BATCH, 0)) for epoch in range(2)]
+        tested = kept(feed.test_batches(BATCH))
+        feed.close()
+        with loader_of(numbered, world, augment="shift", threads=2) as loader:
+            assert (loader.samples, loader.test_samples, loader.classes, loader.channels) == (SAMPLES, 37, 5, 1)
+            assert len(loader) == STEPS
+            found = [kept(loader), kept(loader), kept(loader.test_batches())]
+        for one, other in zip([*expected, tested], found, strict=True):
+            assert all(torch.equal(a, b) and torch.equal(c, d) for (a, c), (b, d) in zip(one, other, strict=True))
+
+    on_ranks(3, work)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4))
+def test_a_loop_that_stops_anywhere_is_resumed_on_any_number_of_ranks(
+    on_ranks: OnRanks, numbered: Path, legs: list[tuple[int, int]]
+) -> None:
+    """Two epochs and more, in legs of so many steps on so many ranks: as if they had never stopped."""
+    state: dict[str, Any] | None = None
+    seen = list[int]()
+    for ranks, steps in legs:
+
+        def leg(world: Any, steps: int = steps, before: dict[str, Any] | None = state) -> tuple[list[Batch], str]:
+            with loader_of(numbered, world) as loader:
+                if before is not None:
+                    loader.load_state_dict(before)
+                found = list[Batch]()
+                while len(found) < steps:
+                    found += kept(islice(loader, steps - len(found)))
+                return found, json.dumps(loader.state_dict())
+
+        found, states = zip(*on_ranks(ranks, leg), strict=True)
+        assert len(set(states)) == 1
+        state = json.loads(states[0])
+        seen += numbers_in(list(found), numbered)
+    steps = sum(steps for _, steps in legs)
+    orders = [permutation(SAMPLES, SEED, epoch).tolist() for epoch in range(steps // STEPS + 1)]
+    expected = [number for order in orders[:-1] for number in order] + orders[-1][: steps % STEPS * BATCH]
+    assert seen == expected
+
+
+def test_set_epoch_begins_another_epoch_and_leaves_the_current_one_where_it_stands(
+    on_ranks: OnRanks, numbered: Path
+) -> None:
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            for _ in islice(loader, 3):
+                pass
+            loader.set_epoch(0)
+            assert (loader.epoch, loader.step) == (0, 3)
+            loader.set_epoch(5)
+            assert (loader.epoch, loader.step) == (5, 0)
+            fifth = kept(loader)
+            assert (loader.epoch, loader.step) == (6, 0)
+            loader.set_epoch(5)
+            assert numbers_in([kept(loader)], numbered) == numbers_in([fifth], numbered)
+            assert numbers_in([fifth], numbered) == permutation(SAMPLES, SEED, 5).tolist()
+
+    on_ranks(1, work)
+
+
+def test_the_batch_that_was_handed_out_counts_as_used(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            states = [loader.state_dict() for _ in loader]
+            assert [state["step"] for state in states] == list(range(1, STEPS + 1))
+            assert {state["epoch"] for state in states} == {0}
+            loader.load_state_dict(states[-1])
+            assert (loader.epoch, loader.step) == (1, 0), "nothing of epoch 0 is left"
+
+    on_ranks(2, work)
+
+
+@pytest.mark.parametrize("move", ["iter", "set_epoch", "load_state_dict"])
+def test_a_loop_that_was_left_behind_says_so(on_ranks: OnRanks, numbered: Path, move: str) -> None:
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            old = iter(loader)
+            next(old)
+            state = loader.state_dict()
+            if move == "iter":
+                next(iter(loader))
+            elif move == "set_epoch":
+                loader.set_epoch(3)
+            else:
+                loader.load_state_dict(state)
+            with pytest.raises(UsageError, match="one loop at a time"):
+                next(old)
+
+    on_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch": 8}, "the state has batch = 8, but this loader 16"),
+        ({"seed": 9}, "the state has seed = 9, but this loader 4"),
+        ({"data": "other"}, r"the state has data = 'other', but this loader .*set_epoch\(3\) without the state"),
+        ({"step": 11}, "the state has step = 11, but an epoch 10 steps"),
+    ],
+)
+def test_a_state_under_which_samples_would_be_left_out_is_refused(
+    on_ranks: OnRanks, numbered: Path, change: dict[str, Any], words: str
+) -> None:
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            with pytest.raises(UsageError, match=words):
+                loader.load_state_dict({**loader.state_dict(), "epoch": 2, **change})
+            assert (loader.epoch, loader.step) == (0, 0)
+
+    on_ranks(1, work)
+
+
+def test_what_cannot_be_loaded_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
+    with pytest.raises(UsageError, match="3 ranks share batches of 2 samples, so some would have none"):
+        on_ranks(3, lambda world: Loader(numbered, world, 2))
+    with pytest.raises(PackError, match="there is no storage 'floppy'"):
+        on_ranks(1, lambda world: loader_of(numbered, world, storage="floppy"))
+    with pytest.raises(PackError, match=r"data\.augment = 'mask'"):
+        on_ranks(1, lambda world: loader_of(numbered, world, augment="mask"))
+
+
+def test_an_error_in_a_loop_is_not_hidden_by_waiting_for_the_others(on_ranks: OnRanks, numbered: Path) -> None:
+    """Closing is collective, so it is left out on the rank that fails."""
+
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            next(iter(loader))
+            if world.rank == 1:
+                raise ValueError("mine")
+            world.all_gather_object(None)
+
+    with pytest.raises(ValueError, match="mine"):
+        on_ranks(2, work)
+
+
+def test_naming_it_imports_nothing() -> None:
+    code = "import sys, unisono.data; print([name for name in ('torch', 'pyarrow', 'mpi4py') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

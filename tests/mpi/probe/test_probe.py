@@ -1,0 +1,113 @@
+"""A probe on real ranks: all have the same machine, which rank 0 writes and `find_machine` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import UsageError
+from unisono.plan.exchange_cost import exchange_cost
+from unisono.plan.machines import find_machine
+from unisono.probe import plan as plans
+from unisono.probe.plan import MAX_TRIALS, ProbePart, ProbePlan
+from unisono.probe.player import measure, play
+from unisono.probe.probe import file_of, probe
+from unisono.probe.probes import CollectiveProbe, MessageProbe, PreparedCall, Probe, ProductProbe
+from unisono.world import World
+
+PARTS = {"products": (ProductProbe("linear", 2, 8, 8),), "collectives": (CollectiveProbe("allreduce", "float32", 64),)}
+
+
+@pytest.fixture
+def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few and small probes of every part, which take a second in all."""
+    monkeypatch.setattr(plans, "LINEAR_SIZES", ((2, 8, 8),))
+    monkeypatch.setattr(plans, "CONVOLUTION_SIZES", ((2, 3, 4, 8, 3),))
+    monkeypatch.setattr(plans, "COLLECTIVE_BYTES", (1 << 10, 1 << 12))
+    monkeypatch.setattr(plans, "MESSAGE_BYTES", (4, 64))
+    monkeypatch.setattr(plans, "DISK_BYTES", (4 << 20,))
+    monkeypatch.setattr(plans, "SUM_BYTES", 1 << 20)
+    monkeypatch.setattr(plans, "MAX_TRIALS", 3)
+
+
+@pytest.mark.usefixtures("few_probes")
+@pytest.mark.parametrize("where", ["world", "spread"])
+def test_all_ranks_have_the_machine_that_is_written(request: pytest.FixtureRequest, where: str, tmp_path: Path) -> None:
+    these: World = request.getfixturevalue(where)
+    said: list[str] = []
+    folder = these.call_on_root(lambda: tmp_path)
+    found = probe(these, 600, folder, "", said.append)
+    assert these.all_gather_object(found) == [found] * these.size
+    file = tmp_path / "machine.toml"
+    file.write_text(file_of(found), encoding="utf-8")
+    assert find_machine(str(file)) == found
+    assert list(folder.iterdir()) == [file] if these.rank == 0 else folder.exists()
+    assert {row.kind for row in found.products} == {"linear", "convolution"}
+    assert found.node.flops > 0 < found.node.memory_bandwidth
+    assert found.disk.bandwidth > 0 < found.decoding.pixels
+    assert (found.probe.ranks, found.probe.nodes, len(found.probe.hosts)) == (these.size, these.nodes, these.nodes)
+    assert [row.bytes for row in found.messages] == ([4, 64] if these.nodes > 1 else [])
+    assert (found.link.bandwidth > 0) == (these.nodes > 1)
+    if these.size > 1:
+        assert {row.collective for row in found.collectives} == {"allreduce", "reduce_scatter", "all_gather"}
+        assert {row.wire for row in found.collectives} == ({"float32", "bfloat16"} if these.nodes > 1 else {"float32"})
+        each = these.size // these.nodes
+        if each * these.nodes == these.size:
+            assert exchange_cost(found, these.nodes, each).basis == "measured"
+
+
+def test_a_part_without_time_is_left_out_on_all_ranks(world: World) -> None:
+    parts = tuple(ProbePart(name, 0.0, probes) for name, probes in PARTS.items())
+    found = play(world, ProbePlan(parts, ()), None, lambda _: None)
+    assert found.readings == ()
+    assert [line.partition(":")[0] for line in found.left_out] == ["products", "collectives"]
+
+
+def test_an_error_of_one_rank_is_that_of_all_and_leaves_out_the_probe(world: World, tmp_path: Path) -> None:
+    last = world.size - 1
+
+    @contextmanager
+    def prepare(_: Probe) -> Iterator[PreparedCall]:
+        if world.rank == last:
+            raise OSError(28, "No space left on device")
+        yield PreparedCall(lambda: (1.0,))
+
+    with pytest.raises(UsageError, match=rf"rank {last}: .*No space left"):
+        measure(world, MessageProbe(4), prepare, 1.0)
+
+
+def test_a_call_that_fails_on_one_rank_fails_on_all(world: World) -> None:
+    def call() -> tuple[float]:
+        if world.rank == 0:
+            raise OSError(5, "Input/output error")
+        return (1.0,)
+
+    @contextmanager
+    def prepare(_: Probe) -> Iterator[PreparedCall]:
+        yield PreparedCall(call)
+
+    with pytest.raises(UsageError, match=r"rank 0: .*Input/output error"):
+        measure(world, MessageProbe(4), prepare, 1.0)
+
+
+def test_all_ranks_make_as_many_trials_whatever_their_clocks(world: World) -> None:
+    """Each rank says another time; the slowest counts."""
+
+    @contextmanager
+    def prepare(_: Probe) -> Iterator[PreparedCall]:
+        yield PreparedCall(lambda: (1e-9 * (1 + world.rank),), "ring")
+
+    found = measure(world, MessageProbe(4), prepare, 100.0)
+    assert found.trials == (tuple((1e-9 * (1 + rank),) for rank in range(world.size)),) * MAX_TRIALS
+    assert found.schedule == "ring"
+    long = measure(world, MessageProbe(4), _long, 0.0)
+    assert len(long.trials) == 1
+
+
+@contextmanager
+def _long(_: Probe) -> Iterator[PreparedCall]:
+    """Say that a call takes longer than the share."""
+    yield PreparedCall(lambda: (1.0,))

@@ -1,0 +1,124 @@
+"""Readings become a machine file: medians and spreads of nodes, in one process, for any number of them."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from unisono.network import Network
+from unisono.placement import one_rank_per_node, place
+from unisono.plan.machines import MachineFacts, NodeFacts, parse_machine
+from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProductRow
+from unisono.plan.write_machine import machine_text
+from unisono.probe.facts import ProbedSite, machine_facts, node_rates
+from unisono.probe.probes import (
+    CollectiveProbe,
+    DecodingProbe,
+    DiskProbe,
+    MemoryProbe,
+    MessageProbe,
+    Probe,
+    ProductProbe,
+)
+from unisono.probe.readings import ProbeFindings, ProbeReading
+from unisono.tuning.links import Links
+
+PLACEMENT = place([0, 0, 1, 1])
+SYSTEM = NodeFacts(cache_bytes=1 << 20, simd_width=16, memory_bytes=8e9)
+SITES = [ProbedSite(host, frozenset({core}), SYSTEM) for host, core in (("a", 0), ("a", 1), ("b", 0), ("b", 1))]
+
+
+def reading(probe: Probe, *trials: tuple[tuple[float, ...], ...], schedule: str = "") -> ProbeReading:
+    return ProbeReading(probe, trials, 0.0, schedule)
+
+
+SMALL, LARGE = ProductProbe("linear", 10, 5000, 10_000), ProductProbe("convolution", 1, 64, 128, 10, 3)
+READINGS = (
+    reading(SMALL, ((0.01, 0.02), (0.01, 0.02), (0.02, 0.04), (0.02, 0.04))),
+    reading(LARGE, ((0.01, 0.04),) * 4, ((0.01, 0.04),) * 4, ((0.02, 0.04),) * 4),
+    reading(MemoryProbe(1000), ((1e-6,),) * 4),
+    reading(DecodingProbe(10, 10), ((1e-6,), (1e-6,), (1e-6,), (4e-6,))),
+    reading(DiskProbe(1000), ((1e-3,), (), (1e-3,), ())),
+    reading(DiskProbe(9000), ((1e-3,), (), (3e-3,), ())),
+    reading(MessageProbe(4), ((1e-5,), (), (2e-5,), ()), ((1e-5,), (), (1e-5,), ()), ((3e-5,), (), (1e-5,), ())),
+    reading(CollectiveProbe("allreduce", "bfloat16", 4096), ((1.0,), (2.0,), (1.0,), (1.0,)), schedule="ring"),
+)
+SPEEDS = (((0, 1), 1e6), ((0, 1), 1e6))
+LINKS = Links(Network(1e-5, 1e-6, overhead=2e-6), (0, 0), SPEEDS)
+
+
+def facts(links: Links | None = LINKS, readings: tuple[ProbeReading, ...] = READINGS) -> MachineFacts:
+    findings = ProbeFindings(links, readings, ("disk: full",), 12.3456)
+    return machine_facts("ours", findings, SITES, PLACEMENT, "2026-01-02", "1.0")
+
+
+def test_the_worked_example() -> None:
+    """1 GFLOP in 10 and 20 ms: the nodes make 200 and 100 GFLOP/s, and 150 is the median."""
+    assert node_rates(READINGS[0], PLACEMENT) == [2e11, 1e11]
+    assert facts().products[0] == ProductRow(
+        "linear", 10, 5000, 10_000, 1, 1.5e11, 1.5e11, pytest.approx(2 / 3, rel=1e-4)
+    )
+
+
+def test_a_node_has_the_best_rate_and_efficiencies_are_shares_of_it() -> None:
+    found = facts()
+    assert found.node == replace(SYSTEM, cores=2, flops=1.5e11, memory_bandwidth=6e9)
+    assert found.products[1].kernel == 9
+    assert found.efficiency.linear == 1
+    assert found.efficiency.convolution == pytest.approx(found.products[1].step / 1.5e11, rel=1e-4)
+
+
+def test_disks_are_read_by_one_rank_of_a_node_and_images_decoded_by_each() -> None:
+    found = facts()
+    assert found.disk.bandwidth == (9e6 + 3e6) / 2  # the largest file
+    assert found.decoding.pixels == 1e8
+    assert found.measured["disk.bandwidth"].startswith("file of 0 MiB: median of 2")
+
+
+def test_rows_have_the_slowest_of_each_trial() -> None:
+    found = facts()
+    assert found.messages == (MessageRow(4, 2e-5, 1.0),)
+    assert found.collectives == (CollectiveRow("allreduce", "ring", "bfloat16", 2, 4, 4096, 2.0, 0.0),)
+
+
+def test_the_file_says_where_and_what_was_not_measured() -> None:
+    probe = facts().probe
+    assert (probe.hosts, probe.ranks, probe.nodes, probe.seconds) == (("a", "b"), 4, 2, 12.346)
+    assert probe.left_out == ("disk: full",)
+
+
+def test_it_is_read_as_it_was_found_with_and_without_readings() -> None:
+    for found in (facts(), facts(None, ()), facts(None, READINGS[:1])):
+        assert parse_machine(tomllib.loads(machine_text(found))) == found
+
+
+def four(speeds: dict[tuple[int, int], float], groups: tuple[int, ...], uplink: float | None) -> MachineFacts:
+    network = Network(1e-5, 1e-6, uplink_beta=uplink)
+    findings = ProbeFindings(Links(network, groups, tuple(speeds.items())), (), (), 1.0)
+    return machine_facts("ours", findings, SITES, one_rank_per_node(4), "2026-01-02", "1.0")
+
+
+PAIRS = [(one, other) for one in range(4) for other in range(one + 1, 4)]
+
+
+def test_a_slow_link_is_no_supernode() -> None:
+    found = four({pair: 2.5e5 if 3 in pair else 1e6 for pair in PAIRS}, (0, 0, 0, 1), 4e-6)
+    assert found.slow_links == {3: 4.0}
+    assert (found.topology.supernode, found.topology.oversubscription) == (0, 1)
+
+
+def test_supernodes_of_one_size_have_an_uplink() -> None:
+    speeds = {pair: 1e6 if pair in ((0, 1), (2, 3)) else 2.5e5 for pair in PAIRS}
+    found = four(speeds, (0, 0, 1, 1), 2e-6)
+    assert (found.topology.supernode, found.topology.oversubscription) == (2, 4)
+    assert found.slow_links == {}
+    assert found.network().uplink_beta == pytest.approx(2e-6)
+    assert found.link.bandwidth == 1e6
+
+
+def test_supernodes_of_unlike_sizes_are_left_out_with_a_reason() -> None:
+    found = four(dict.fromkeys(PAIRS, 1e6), (0, 0, 0, 1), 2e-6)
+    assert found.topology.supernode == 0
+    assert found.probe.left_out == ("topology: supernodes of 3, 1 nodes; a file has one size",)
