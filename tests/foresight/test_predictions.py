@@ -10,16 +10,16 @@ from tests.plan.test_choose import NETWORK, ask, at, loads
 from tests.plan.test_run_plan import MACHINE, SETTINGS, network
 
 from unisono.foresight.predictions import NOMINAL_SHARE, planned_prediction, program_of, tuned_prediction
-from unisono.plan.choose import PredictionInputs, candidates
+from unisono.plan.choose import PredictionInputs, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_row import LARGEST_ERROR
-from unisono.rules import BSP, BaseRule, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, Auto, BaseRule, Exchange, LocalSGD, Sharded
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("rule", [BSP(), Sharded(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
+@pytest.mark.parametrize("rule", [BSP(), Sharded(), Auto(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
     settings = replace(SETTINGS, rules={"this": rule}, nodes=(nodes,), ranks_per_node=2)
@@ -48,7 +48,7 @@ def inputs(update: float = 0.0) -> PredictionInputs:
 @pytest.mark.parametrize("update", [0.0, 1e-9])
 def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> None:
     chosen = candidates(inputs(update))[0]
-    found = tuned_prediction(inputs(update), *chosen, RUN, 24)
+    found = tuned_prediction(chosen, RUN, 24)
     assert found.sealed == "after 24 tuning steps"
     assert found.step == pytest.approx(chosen.prediction.step)
     assert found.parts.computing == NETWORK.whole
@@ -61,20 +61,21 @@ def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> N
 
 
 def test_programs_are_told_apart_by_their_digests() -> None:
-    best = candidates(inputs())[0].setting
-    facts, _ = program_of(inputs(), best)
-    assert program_of(inputs(), best)[0] == facts
-    assert facts.buckets == len(loads(best.bucket_bytes))
-    digests = {facts.digest}
-    for other in (best._replace(bucket_bytes=4 * MIB, sequence=()), best._replace(overlap="none", sequence=())):
-        digests.add(program_of(inputs(), other)[0].digest)
-    digests.add(program_of(inputs()._replace(rule=LocalSGD(every=2)), best._replace(sequence=()))[0].digest)
-    assert len(digests) == 4
+    best = candidates(inputs())[0]
+    facts, _ = program_of(best)
+    assert program_of(best)[0] == facts
+    assert facts.buckets == len(loads(best.setting.bucket_bytes))
+    others = [
+        predicted(inputs(), 4 * MIB, "chain", 2),
+        predicted(inputs(), 4 * MIB, "none", 2),
+        predicted(inputs()._replace(rule=LocalSGD(every=2)), 4 * MIB, "none", 2),
+        predicted(inputs()._replace(clip=1.0), 4 * MIB, "none", 2),
+    ]
+    assert len({facts.digest, *(program_of(one)[0].digest for one in others)}) == 5
 
 
 def test_a_sharded_step_updates_a_share() -> None:
-    whole = inputs(1e-9)
-    best = candidates(whole)[0].setting._replace(sequence=(), halves=())
-    all_of_it = program_of(whole, best)[1]
-    share = program_of(whole._replace(rule=Sharded()), best)[1]
-    assert 0 < share < all_of_it
+    whole, share = (
+        program_of(predicted(inputs(1e-9)._replace(rule=rule), 8 * MIB, "chain", 2))[1] for rule in (BSP(), Sharded())
+    )
+    assert 0 < share < whole

@@ -23,14 +23,15 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
-from unisono.plan.choose import PredictionInputs, Setting, laid_out, predicted
-from unisono.plan.exchange_cost import FREE, exchange_cost
+from unisono.plan.choose import Candidate
+from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import plan_run, predict_run
+from unisono.plan.run_plan import plan_run, predict_fastest
 from unisono.plan.run_row import LARGEST_ERROR
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer
-from unisono.step.costs import Costs, Prediction
+from unisono.rules import BaseRule
+from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step, StepProgram
 
 NOMINAL_SHARE = 24 / 25
@@ -46,9 +47,12 @@ def planned_prediction(
     """
     (plan,) = plan_run(layers, machine, settings)
     ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
-    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire, rule.sharded).cost
-    run = predict_run(layers, machine, settings, rule, nodes, cost)
-    program, updating = program_of(run.inputs, run.best.setting)
+
+    def exchange_of(one: BaseRule, nodes: int) -> ExchangeCost:
+        return exchange_cost(machine, nodes, settings.ranks_per_node, one.exchange.wire, one.sharded)
+
+    run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
+    program, updating = program_of(run.best)
     return SealedPrediction(
         sealed=BEFORE,
         version=version("unisono"),
@@ -58,24 +62,21 @@ def planned_prediction(
         high=plan.high,
         share=NOMINAL_SHARE,
         program=replace(program, schedule=plan.schedule),
-        costs=CostFacts(*run.inputs.cost, run.inputs.computing.update),
+        costs=CostFacts(*run.best.costs.collective, run.best.costs.computing.update),
         communicating=plan.communicating,
         updating=updating,
         time=_now(),
     )
 
 
-def tuned_prediction(
-    inputs: PredictionInputs, setting: Setting, prediction: Prediction, facts: RunFacts, steps: int
-) -> SealedPrediction:
+def tuned_prediction(chosen: Candidate, facts: RunFacts, steps: int) -> SealedPrediction:
     """Return the prediction that a search of `steps` steps has made for the setting it chose, from its measurements."""
-    whole = inputs.computing.whole
-    silent = predicted(
-        inputs._replace(cost=FREE), setting.bucket_bytes, setting.overlap, setting.outstanding
-    ).prediction.step
+    costs, prediction = chosen.costs, chosen.prediction
+    whole = costs.computing.whole
+    silent = predict(chosen.rule, replace(costs, collective=FREE)).step
     update = max(0.0, silent - whole)
     parts = StepParts(whole, max(0.0, prediction.step - whole - update), update)
-    program, updating = program_of(inputs, setting)
+    program, updating = program_of(chosen)
     return SealedPrediction(
         sealed=f"after {steps} tuning steps",
         version=version("unisono"),
@@ -85,24 +86,24 @@ def tuned_prediction(
         high=parts.step * (1 + LARGEST_ERROR),
         share=NOMINAL_SHARE,
         program=program,
-        costs=CostFacts(*inputs.cost, inputs.computing.update),
+        costs=CostFacts(*costs.collective, costs.computing.update),
         communicating=prediction.communicating,
         updating=updating,
         time=_now(),
     )
 
 
-def program_of(inputs: PredictionInputs, setting: Setting) -> tuple[ProgramFacts, float]:
-    """Return the program of a step in this setting, and the seconds of a step in which it updates weights."""
-    rule, layout = laid_out(inputs, setting)
-    tasks = tuple(task for number in range(rule.period) for task in rule(Step(number), 0, layout))
-    costs = Costs(layout, inputs.computing, inputs.cost)
+def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
+    """Return the program of a predicted step, and the seconds of a step in which it updates weights."""
+    setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
+    buckets = costs.layout.buckets
+    tasks = tuple(task for number in range(rule.period) for task in rule(Step(number), 0, costs.layout))
     updates = (one for one in tasks if one.lane == UPDATE and one.parameters and one.operation.role is Role.LOCAL)
     facts = ProgramFacts(
         setting.overlap,
         setting.bucket_bytes,
-        len(layout.buckets),
-        sum(one.nbytes for one in layout.buckets),
+        len(buckets),
+        sum(one.nbytes for one in buckets),
         wire=rule.exchange.wire or "",
         period=rule.period,
         digest=digest_of(tasks),

@@ -166,19 +166,13 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
         halves = tuple(keys[number] for number in by_number)
     elif own_order:
         order = sequence(computing, buckets, inputs.cost)
+    sent = [buckets[number] for number in order] or buckets
+    layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
+    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves)
+    rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding, halves)
-    rule, layout = laid_out(inputs, setting)
     costs = Costs(layout, computing, inputs.cost)
     return Candidate(setting, predict(rule, costs), rule, costs)
-
-
-def laid_out(inputs: PredictionInputs, setting: Setting) -> tuple[BaseRule, Layout]:
-    """Return the rule and the layout whose programs a prediction in this setting plays."""
-    buckets = inputs.buckets(setting.bucket_bytes)
-    sent = [buckets[number] for number in setting.sequence] or buckets
-    layout = layout_of(inputs.computing, sent, inputs.deferred, inputs.ranks)
-    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=setting.halves)
-    return replace(inputs.rule, overlap=setting.overlap, outstanding=setting.outstanding), layout
 
 
 def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 1) -> Layout:

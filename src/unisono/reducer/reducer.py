@@ -358,12 +358,6 @@ class Reducer:
         """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
         return self._tuning.chosen
 
-    @property
-    def prediction_inputs(self) -> PredictionInputs | None:
-        """Measurements behind `predicted`, for the rule of now; None where nothing was measured."""
-        inputs = self._tuning.inputs
-        return None if inputs is None else inputs._replace(rule=self.rule)
-
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)
         self.observe(span)

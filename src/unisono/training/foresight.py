@@ -103,13 +103,12 @@ class RunForesight:
         self._searched = max(0, self._made - 1)
         if self._seal is not None:
             return
-        inputs, prediction = reducer.prediction_inputs, reducer.predicted
-        if inputs is None or prediction is None:
+        chosen = reducer.chosen
+        if chosen is None:
             self.log(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
             return
         self.trainer.wait()
-        facts = self._facts(done)
-        sealed = tuned_prediction(inputs, reducer.setting, prediction, facts, self._searched)
+        sealed = tuned_prediction(chosen, self._facts(done), self._searched)
         self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)))
 
     def _adopt(self, seal: Seal | str | None) -> None:
