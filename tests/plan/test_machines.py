@@ -6,7 +6,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.network import NetworkError
-from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_names
+from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_names, parse_machine
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -66,7 +66,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ("text", "words"),
     [
         ("name = 3", "name = 3"),
-        ('name = "x"\n[nodes]', "nodes is not one of assumed, efficiency, link, name, node, topology"),
+        ('name = "x"\n[nodes]', "nodes is not one of assumed, efficiency, link, name, node, slow_links, topology"),
         ('name = "x"\n[node]\ncore = 3', "node.core is not one of cores, accelerators"),
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),
@@ -83,6 +83,15 @@ def test_files_that_are_no_machine(tmp_path: Path, text: str, words: str) -> Non
     with pytest.raises(UsageError, match=r"broken\.toml is no machine: ") as caught:
         find_machine(str(file))
     assert words in str(caught.value)
+
+
+def test_slow_links_by_node() -> None:
+    found = parse_machine({"name": "x", "slow_links": {"3": 4.0, "12": 2}})
+    assert found.slow_links == {3: 4.0, 12: 2.0}
+    assert parse_machine({"name": "x"}).slow_links == {}
+    for broken in (3, {"a": 4.0}, {"3": 0.5}, {"3": "4"}, {"3": True}, {"-1": 2.0}):
+        with pytest.raises(UsageError, match="slow_links"):
+            parse_machine({"name": "x", "slow_links": broken})
 
 
 def test_a_machine_without_a_link_has_no_network() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +37,16 @@ def plan(
     what_if: Annotated[
         list[str] | None, typer.Option(help="Value of the machine and its factor: bandwidth=2x. May be repeated.")
     ] = None,
+    slow_link: Annotated[
+        list[str] | None, typer.Option(help="NODE:FACTOR, its link is that many times slower. May be repeated.")
+    ] = None,
+    slow_node: Annotated[
+        list[str] | None, typer.Option(help="NODE:FACTOR, it computes that many times as long. May be repeated.")
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulate", help="Simulate the collectives of each bucket size instead of estimating them."),
+    ] = False,
     worthwhile: Annotated[
         float, typer.Option(help="Least speedup that each further node adds, where more nodes pay.")
     ] = 0.5,
@@ -62,12 +73,16 @@ def plan(
     found = find_machine(machine)
     for words in what_if or ():
         found = changed_machine(found, words)
+    slow_links = _factors("--slow-link", slow_link or (), max(counts))
+    found = replace(found, slow_links={**found.slow_links, **slow_links})
+    slow_nodes = _factors("--slow-node", slow_node or (), max(counts))
     run = planned_run(recipe, model, minibatch)
     if wire is not None or rule is not None:
         run = replace(run, rules={one: rule_of(one, Exchange(wire=wire)) for one in (rule or "bsp").split(",")})
     run = replace(run, optimizer=optimizer or run.optimizer, epoch_samples=epoch_samples)
     layers = traced_layers(run, shape or shape_of(run.name, 1)[1:], classes, TRACED_SAMPLES)
-    plans = plan_run(layers, found, settings_of(run, counts, ranks_per_node, TRACED_SAMPLES))
+    settings = settings_of(run, counts, ranks_per_node, TRACED_SAMPLES)
+    plans = plan_run(layers, found, replace(settings, slow_nodes=slow_nodes, simulated=simulated))
     if chart is not None:
         draw_chart(plans, f"{run.name}, {run.minibatch} samples, {found.name}", chart)
     if time:
@@ -92,6 +107,23 @@ def _node_counts(words: str) -> tuple[int, ...]:
     if min(counts) < 1 or sorted(set(counts)) != counts:
         raise UsageError(f"--nodes {words}: give rising numbers, 1 or more, as in 1,2,4 or 1,2,4,...,1024")
     return tuple(counts)
+
+
+def _factors(option: str, given: Sequence[str], nodes: int) -> dict[int, float]:
+    """Return the factors of nodes from words such as 3:4. Raises UsageError for other words, and for other nodes."""
+    found = {}
+    for words in given:
+        node, _, factor = words.partition(":")
+        try:
+            times = float(factor) if node.isdecimal() else 0.0
+        except ValueError:
+            times = 0.0
+        if not 1 <= times < float("inf"):
+            raise UsageError(f"{option} {words}: give NODE:FACTOR, a factor of 1 or more, as in 3:4")
+        if int(node) >= nodes:
+            raise UsageError(f"{option} {words}: there is no node {node}; nodes are 0 to {nodes - 1}")
+        found[int(node)] = times
+    return found
 
 
 def _sample_shape(words: str | None) -> tuple[int, ...]:

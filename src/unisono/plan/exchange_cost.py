@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.choosing.priced import choose_by_price
-from unisono.network import estimate
+from unisono.network import Network, Uneven, estimate
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.machines import MachineFacts
@@ -44,7 +44,7 @@ class ExchangeCost(NamedTuple):
 
 
 def exchange_cost(machine: MachineFacts, nodes: int, ranks_per_node: int, wire: str | None = None) -> ExchangeCost:
-    """Return the cost of an allreduce over `nodes` nodes.
+    """Return the cost of an allreduce over `nodes` nodes; the machine's slow links slow it down.
 
     Raises NetworkError for a machine without a bandwidth, and TensorError for an unknown wire.
     """
@@ -52,14 +52,25 @@ def exchange_cost(machine: MachineFacts, nodes: int, ranks_per_node: int, wire: 
     if nodes == 1:
         return ExchangeCost("", FREE)
     placement = placement_of(machine, nodes, ranks_per_node)
-    memory = machine.node.memory_bandwidth
-    network = machine.network(BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0)
+    network, uneven = network_of(machine, ranks_per_node), uneven_of(machine, nodes)
     seconds, schedule = list[float](), ""
     for nbytes in MEASURED_BUCKET_BYTES:
         sent = int(nbytes * share)
         schedule = choose_by_price("allreduce", placement, network, sent).algorithm
-        seconds.append(float(estimate(find(schedule, placement).allreduce, placement, network, sent)))
+        algorithm = find(schedule, placement).allreduce
+        seconds.append(float(estimate(algorithm, placement, network, sent, uneven=uneven)))
     return ExchangeCost(schedule, fit(MEASURED_BUCKET_BYTES, seconds))
+
+
+def network_of(machine: MachineFacts, ranks_per_node: int) -> Network:
+    """Return the machine's network, with the seconds of sums by the memory of a node, which its ranks share."""
+    memory = machine.node.memory_bandwidth
+    return machine.network(BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0)
+
+
+def uneven_of(machine: MachineFacts, nodes: int) -> Uneven:
+    """Return the slow links of the first `nodes` nodes."""
+    return Uneven({node: times for node, times in machine.slow_links.items() if node < nodes})
 
 
 def placement_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Placement:

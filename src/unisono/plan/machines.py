@@ -7,6 +7,7 @@
     [efficiency]  convolution, linear           share of flops that such products reach; 1 where it is not known
     [link]        bandwidth, adapters, latency
     [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
+    [slow_links]  "3" = 4.0                     times that a byte takes on the link of a node, by its number
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
@@ -89,6 +90,8 @@ class MachineFacts:
     topology: TopologyFacts = field(default_factory=TopologyFacts)
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Reason for each value that is in no source, by its key: "link.latency"."""
+    slow_links: Mapping[int, float] = field(default_factory=dict)
+    """Factor of each node whose link is slower, by its number: a byte takes this many times as long, each way."""
 
     def network(self, gamma: float = 0.0) -> Network:
         """Return the links between nodes, all adapters together; `gamma` is the seconds to sum a byte.
@@ -131,7 +134,7 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
 
     Raises UsageError for a key or a value that it cannot have.
     """
-    known = {"name", *TABLES, "assumed"}
+    known = {"name", *TABLES, "slow_links", "assumed"}
     if unknown := sorted(set(tables) - known):
         raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}")
     name, assumed = tables.get("name", ""), tables.get("assumed", {})
@@ -144,7 +147,7 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
         table, _, value = key.partition(".")
         if table not in TABLES or value not in tables.get(table, {}) or not isinstance(reason, str):
             raise UsageError(f'assumed."{key}" = {reason!r}; it gives the reason, as text, for a value of this file')
-    return MachineFacts(name, **parsed, assumed=assumed)
+    return MachineFacts(name, **parsed, assumed=assumed, slow_links=_parse_slow_links(tables.get("slow_links", {})))
 
 
 def _parse_table(table: str, kind: type[Any], values: Any) -> Any:
@@ -161,3 +164,13 @@ def _parse_table(table: str, kind: type[Any], values: Any) -> Any:
             raise UsageError(f"{table}.{key} = {value!r}; it is a {'whole ' if wanted is int else ''}number above 0")
         parsed[key] = wanted(value)
     return kind(**parsed)
+
+
+def _parse_slow_links(values: Any) -> dict[int, float]:
+    if not isinstance(values, Mapping):
+        raise UsageError(f'slow_links = {values!r}; it is a table of nodes, as in "3" = 4.0')
+    for node, factor in values.items():
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not node.isdecimal() or not number or not 1 <= factor < float("inf"):
+            raise UsageError(f'slow_links."{node}" = {factor!r}; give a node and a factor of 1 or more: "3" = 4.0')
+    return {int(node): float(factor) for node, factor in values.items()}

@@ -21,9 +21,10 @@ at their estimate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,9 @@ from unisono.plan.machines import MachineFacts
 from unisono.plan.rank_memory import RankMemory, rank_memory
 from unisono.plan.run_settings import RunSettings, check_settings
 from unisono.plan.scaling import epoch_seconds
+from unisono.plan.simulated_cost import with_simulated
 from unisono.plan.trace import TracedLayer
+from unisono.plan.unequal import Unequal, cost_of, slowed
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost
 from unisono.step.layout import Bucket
@@ -77,6 +80,8 @@ class RunPlan:
     memory: RankMemory
     bottleneck: str
     epoch: float | None
+    estimated: str = ""
+    """Schedules of buckets whose simulation was refused, so that their seconds are estimates."""
 
     @property
     def step(self) -> float:
@@ -106,9 +111,32 @@ def plan_run(layers: Sequence[TracedLayer], machine: MachineFacts, settings: Run
         alone = predict_run(layers, machine, settings, rule, 1, FREE).step
         for nodes in settings.nodes:
             exchange = costs[nodes, rule.exchange.wire]
-            run = predict_run(layers, machine, settings, rule, nodes, exchange.cost)
-            found.append(_row(layers, machine, settings, words, nodes, exchange, run, alone))
+            unequal = Unequal(machine.slow_links, settings.slow_nodes).among(nodes)
+            run = predict_run(layers, machine, settings, rule, nodes, exchange.cost, unequal.slowest)
+            slower = _slower(layers, machine, settings, run, unequal, exchange.cost, nodes)
+            found.append(_row(layers, machine, settings, words, nodes, exchange, run, alone, slower))
     return found
+
+
+def _slower(
+    layers: Sequence[TracedLayer],
+    machine: MachineFacts,
+    settings: RunSettings,
+    run: PredictedRun,
+    unequal: Unequal,
+    cost: Cost,
+    nodes: int,
+) -> str:
+    """Return the sentence about the slow link or node that costs most; predict the step without these."""
+    rule = run.rule
+    without_links = without_nodes = run.step
+    if unequal.links and nodes > 1:
+        equal = replace(machine, slow_links={})
+        even = exchange_cost(equal, nodes, settings.ranks_per_node, rule.exchange.wire).cost
+        without_links = predict_run(layers, equal, settings, rule, nodes, even, unequal.slowest).step
+    if unequal.nodes:
+        without_nodes = predict_run(layers, machine, settings, rule, nodes, cost).step
+    return cost_of(unequal, run.step, without_links, without_nodes)
 
 
 class PredictedRun(NamedTuple):
@@ -120,6 +148,8 @@ class PredictedRun(NamedTuple):
     best: Candidate
     silent: float
     """Seconds of a step in the same setting whose collectives take no time."""
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Reason for each schedule that could not be simulated."""
 
     @property
     def step(self) -> float:
@@ -128,16 +158,22 @@ class PredictedRun(NamedTuple):
 
 
 def predict_run(
-    layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, rule: BaseRule, nodes: int, cost: Cost
+    layers: Sequence[TracedLayer],
+    machine: MachineFacts,
+    settings: RunSettings,
+    rule: BaseRule,
+    nodes: int,
+    cost: Cost,
+    slowest: float = 1.0,
 ) -> PredictedRun:
     """Return the prediction for a rule on `nodes` nodes whose allreduces have this cost, in the setting that a run
-    chooses with these times."""
+    chooses with these times. The slowest node computes `slowest` times as long as the machine's."""
     ranks = nodes * settings.ranks_per_node
     samples = ceil(settings.minibatch / ranks)
     computing = computing_of(layers, machine, settings.traced, samples, settings.ranks_per_node)
     played = min(ranks, MAX_PLAYED_RANKS)
     update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
-    computing = replace(computing, update=update)
+    computing = slowed(replace(computing, update=update), slowest)
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
     if rule.sharded:  # the weights of its all-gathers are not encoded
         share = encoded_share(rule.exchange.wire)
@@ -154,9 +190,11 @@ def predict_run(
     else:
         first = initial_setting(rule, inputs.buckets, ranks)
         best = predicted(inputs, first.bucket_bytes, first.overlap, first.outstanding)
-    setting = best.setting
+    setting, refused = best.setting, dict[str, str]()
+    if settings.simulated and cost != FREE:
+        best, refused = with_simulated(inputs, setting, machine, nodes, settings.ranks_per_node)
     silent = predicted(inputs._replace(cost=FREE), setting.bucket_bytes, setting.overlap, setting.outstanding)
-    return PredictedRun(rule, inputs, best, silent.prediction.step)
+    return PredictedRun(rule, inputs, best, silent.prediction.step, refused)
 
 
 def update_seconds(machine: MachineFacts, settings: RunSettings) -> float:
@@ -184,6 +222,7 @@ def _row(
     exchange: ExchangeCost,
     run: PredictedRun,
     alone: float,
+    slower: str,
 ) -> RunPlan:
     ranks, whole = nodes * settings.ranks_per_node, run.inputs.computing.whole
     samples = ceil(settings.minibatch / ranks)
@@ -194,6 +233,7 @@ def _row(
     memory = rank_memory(layers, settings.traced, samples, ranks, run.rule, settings.kept)
     capacity = machine.node.memory_bytes / settings.ranks_per_node
     shares = StepShares(whole, communication, update, run.best.prediction.communicating, run.inputs.cost)
+    longest = bottleneck(shares, memory.weights / run.rule.period, memory.total, capacity)
     return RunPlan(
         rule=words,
         nodes=nodes,
@@ -210,7 +250,8 @@ def _row(
         high=step + error,
         speedup=alone / step,
         memory=memory,
-        bottleneck=bottleneck(shares, memory.weights / run.rule.period, memory.total, capacity),
+        bottleneck=f"{slower}; {longest}" if slower else longest,
+        estimated=", ".join(run.refused),
         epoch=None
         if settings.epoch_samples is None
         else epoch_seconds(settings.epoch_samples, settings.minibatch, step),

@@ -37,6 +37,8 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> I
         f"from - to: the error of predicted communication, {LARGEST_ERROR:.1%} of a step at most in the lab; computing "
         "and the cost of a collective follow from the machine file"
     )
+    for name in sorted({name for plan in plans for name in plan.estimated.split(", ") if name}):
+        yield f"estimated, not simulated: buckets along {name}; so many ranks are simulated for halving and ring alone"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
     for key, reason in machine.assumed.items():

@@ -6,7 +6,7 @@ minibatch 256, nodes 1 2 4, 2 ranks a node     ─▶  256, 128, 64 samples for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unisono.errors import UsageError
 from unisono.plan.machines import MachineFacts
@@ -33,6 +33,10 @@ class RunSettings:
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
     epoch_samples: int | None = None
+    slow_nodes: Mapping[int, float] = field(default_factory=dict)
+    """Times that a node computes as long as others, by its number."""
+    simulated: bool = False
+    """True where collectives have their simulated seconds, each bucket size by itself."""
 
 
 def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings) -> None:
@@ -52,3 +56,8 @@ def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, setting
     for words, rule in settings.rules.items():
         if rule.asynchronous or rule.alternatives:
             raise UsageError(f"rule {words} has no step of its own to predict: plan bsp, sharded, local_sgd or diloco")
+    for node, factor in settings.slow_nodes.items():
+        if node >= max(settings.nodes):
+            raise UsageError(f"there is no node {node}: nodes are 0 to {max(settings.nodes) - 1}")
+        if not 1 <= factor < float("inf"):
+            raise UsageError(f"node {node} computes {factor:g} times as long; give 1 or more")
