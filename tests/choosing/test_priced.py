@@ -7,7 +7,7 @@ import pytest
 from unisono.choosing import priced
 from unisono.choosing.priced import choose_by_price
 from unisono.network import Amount, Network, estimate
-from unisono.network.estimate import latency_bound
+from unisono.network.estimate import least_cost
 from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.schedules import candidates, find
 from unisono.schedules.schedule import Algorithm
@@ -30,11 +30,19 @@ def test_it_is_the_first_of_the_cheapest(placement: Placement, network: Network,
 
 
 @pytest.mark.parametrize("name", ["ring", "halving", "tree", "multicolor", "pipeline", "direct", "hierarchical"])
-def test_no_estimate_is_below_the_latency_of_rounds(name: str) -> None:
+@pytest.mark.parametrize("network", [FAST, SLOW])
+@pytest.mark.parametrize("nbytes", [1024, 1 << 20, 1 << 26])
+def test_no_estimate_is_below_the_least_cost(name: str, network: Network, nbytes: int) -> None:
     placement = regular(2, 4, 2 if name == "hierarchical" else 1)
     algorithm = find(name, placement).allreduce
-    bound = float(latency_bound(algorithm, placement, SLOW))
-    assert 0 < bound <= float(estimate(algorithm, placement, SLOW, 1024))
+    least = float(least_cost(algorithm, placement, network).seconds(nbytes))
+    assert 0 < least <= float(estimate(algorithm, placement, network, nbytes)) * (1 + 1e-12)
+
+
+def test_a_long_ring_is_estimated_by_a_few_of_its_ranks() -> None:
+    """On 2,048 nodes a ring has 4,094 rounds, but halving sends all it has through uplinks of a tenth of the rate."""
+    placement, narrow = regular(16, 128, 1), Network(1e-7, 1e-10, uplink_beta=1e-11)
+    assert choose_by_price("allreduce", placement, narrow, 1 << 28).algorithm == "ring"
 
 
 def test_long_rounds_are_not_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

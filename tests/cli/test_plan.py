@@ -46,6 +46,26 @@ def test_changes_are_shown_beside_the_plan_without_them(in_process: Run) -> None
     assert lines[head + 1].split()[:3] == [changes[0], "bsp", "4"]
 
 
+def test_slow_links_and_nodes_are_named_with_what_they_cost(in_process: Run, tmp_path: Path) -> None:
+    (tmp_path / "slow.toml").write_text(
+        'name = "ours"\n[node]\nflops = 1e12\n[link]\nbandwidth = 1e7\n[slow_links]\n"2" = 3.0\n"90" = 2.0\n'
+    )
+    options = ("--model=small_convnet", "--minibatch=64", "--nodes=1,4", "--machine=./slow.toml", "--json")
+    rows = {}
+    for more in ((), ("--slow-link=1:9",), ("--slow-node=3:50",), ("--simulate",)):
+        done = in_process("plan", *options, *more)
+        assert done.returncode == 0, done.stderr
+        rows[more] = json.loads(done.stdout)["rows"]
+    assert rows[()][1]["bottleneck"].startswith("node 2's link, 3 times slower: ")
+    assert "times as fast; communication" in rows[()][1]["bottleneck"]
+    assert "node" not in rows[()][0]["bottleneck"]
+    assert rows["--slow-link=1:9",][1]["bottleneck"].startswith("node 1's link (the slowest of 2), 9 times slower: ")
+    assert rows["--slow-node=3:50",][1]["computing"] == 50 * rows[()][1]["computing"]
+    assert rows["--slow-node=3:50",][0] == rows[()][0]
+    assert rows["--simulate",][1]["bottleneck"].startswith("node 2's link, 3 times slower: ")
+    assert rows["--simulate",][1]["step"] != rows[()][1]["step"]
+
+
 def test_a_starved_run_is_foretold(in_process: Run, tmp_path: Path) -> None:
     rates = "[decoding]\npixels = 1e6\n[disk]\nbandwidth = 1e6\n"
     (tmp_path / "mine.toml").write_text(f'name = "ours"\n[node]\nflops = 1e12\ncores = 4\naccelerators = 1\n{rates}')
@@ -122,6 +142,10 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         ((*SMALL, "--input=3x"), "--input 3x: give the shape"),
         ((*SMALL, "--what-if=speed=2x"), "--what-if speed=2x: give a factor"),
         ((*SMALL, "--what-if=wire=float9"), "there is no wire 'float9'"),
+        ((*SMALL, "--slow-link=3"), "--slow-link 3: give NODE:FACTOR, a factor of 1 or more, as in 3:4"),
+        ((*SMALL, "--slow-link=0:0.5"), "--slow-link 0:0.5: give NODE:FACTOR"),
+        ((*SMALL, "--slow-node=a:2"), "--slow-node a:2: give NODE:FACTOR"),
+        ((*SMALL, "--nodes=1,4", "--slow-node=4:2"), "--slow-node 4:2: there is no node 4; nodes are 0 to 3"),
         ((*SMALL, "--sample-pixels=0"), "--sample-pixels 0"),
         ((*SMALL, "--start-seconds=-1"), "--start-seconds -1"),
         ((*SMALL, "--ranks-per-node=0"), "--ranks-per-node 0"),

@@ -110,7 +110,7 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
         (["--bytes=0.5"], "of whole bytes"),
         (["--ranks=0"], "--ranks 0: the number of ranks must be at least 1"),
         (["--ranks=1"], "1 ranks on one node pass no link"),
-        (["--ranks=100000"], "100,000 ranks are too many to price; the limit is 2,048"),
+        (["--ranks=100000"], "100,000 ranks are too many to price; the limit is 40,960"),
         (["--ranks-per-node=3"], "--ranks-per-node 3: 4 ranks do not fill nodes of as many"),
         (["--supernodes=3"], "--supernodes 3: 4 nodes do not spread evenly over 3 supernodes"),
         (["--machine=abacus"], "no machine abacus: there are aws_c4_8xlarge, "),

@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import pytest
 
-from unisono.network import Network, estimate, price, shaped, simulate
+from unisono.network import Network, Uneven, estimate, price, shaped, simulate
 from unisono.placement import one_rank_per_node, regular
 from unisono.schedules import find
 from unisono.schedules.ring import ring
@@ -47,3 +47,27 @@ def test_sampled_ranks_represent_many() -> None:
     algorithm = find("halving", placement).allreduce
     simulated = simulate(algorithm, placement, network, 1 << 26).seconds
     assert estimate(algorithm, placement, network, 1 << 26) == pytest.approx(simulated, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["tree", "multicolor", "pipeline"])
+@pytest.mark.parametrize("ranks", [300, 512])
+def test_waits_of_chains_through_many_ranks_are_included(name: str, ranks: int) -> None:
+    placement = one_rank_per_node(ranks)
+    algorithm = find(name, placement).allreduce
+    simulated = simulate(algorithm, placement, shaped(10e9), 4).seconds
+    assert estimate(algorithm, placement, shaped(10e9), 4) == pytest.approx(simulated, rel=0.1)
+    assert estimate(algorithm, placement, shaped(10e9), 4) > 2 * price(algorithm, placement, shaped(10e9), 4)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("ring", 16), ("direct", 16), ("halving", 16), ("halving", 300)])
+def test_a_slow_link_slows_an_estimate_as_a_simulation(name: str, ranks: int) -> None:
+    placement, network, nbytes = one_rank_per_node(ranks), shaped(10e9), 1 << 22
+    algorithm = find(name, placement).allreduce
+    uneven = Uneven({3: 8.0})
+    before, after = (
+        estimate(algorithm, placement, network, nbytes),
+        estimate(algorithm, placement, network, nbytes, uneven=uneven),
+    )
+    slower = simulate(algorithm, placement, network, nbytes, uneven=uneven).seconds
+    assert after > 2 * before
+    assert after == pytest.approx(slower, rel=0.5)

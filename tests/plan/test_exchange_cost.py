@@ -5,7 +5,7 @@ import pytest
 
 from unisono.network import estimate
 from unisono.placement import one_rank_per_node, place
-from unisono.plan.exchange_cost import FREE, exchange_cost, placement_of
+from unisono.plan.exchange_cost import FREE, even_cost, exchange_cost, placement_of, uneven_of
 from unisono.plan.machines import LinkFacts, MachineFacts, NodeFacts, TopologyFacts, find_machine
 from unisono.plan.measured_rows import CollectiveRow
 from unisono.schedules import find
@@ -105,6 +105,43 @@ def test_a_slow_link_among_the_nodes_slows_all() -> None:
     slow = replace(MACHINE, slow_links={2: 4.0})
     assert exchange_cost(slow, 2, 1) == exchange_cost(MACHINE, 2, 1)
     assert exchange_cost(slow, 4, 1).cost.per_byte == pytest.approx(4 * exchange_cost(MACHINE, 4, 1).cost.per_byte)
+
+
+def test_a_slow_link_in_measured_rows_counts_once() -> None:
+    """Rows over a slow link are taken as they are; other nodes have their ratio to an estimate with that link."""
+    sizes, slow = (1 << 19, 8 << 20), replace(MACHINE, slow_links={2: 4.0})
+
+    def of_ring(nodes: int, nbytes: int) -> float:
+        placement = one_rank_per_node(nodes)
+        ring = find("ring", placement).allreduce
+        return float(estimate(ring, placement, MACHINE.network(), nbytes, uneven=uneven_of(slow, nodes)))
+
+    known = replace(slow, collectives=tuple(row(4, nbytes, 1.2 * of_ring(4, nbytes)) for nbytes in sizes))
+    for nodes, basis in ((2, "corrected"), (4, "measured"), (8, "corrected")):
+        schedule, cost, found = exchange_cost(known, nodes, 1)
+        assert (schedule, found) == ("ring", basis)
+        for nbytes in sizes:
+            assert cost.seconds(nbytes) == pytest.approx(1.2 * of_ring(nodes, nbytes), rel=1e-4)
+    assert of_ring(4, 8 << 20) > 2 * of_ring(2, 8 << 20)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_cost_without_slow_links(sharded: bool) -> None:
+    slow = replace(MACHINE, slow_links={2: 4.0})
+    even, known = (exchange_cost(one, 4, 1, None, sharded).cost for one in (MACHINE, slow))
+    assert even_cost(known, slow, 4, 1, None, sharded) == pytest.approx(even)
+    rows = tuple(
+        row(4, nbytes, 1.2 * exchange_cost(slow, 4, 1).cost.seconds(nbytes), schedule="direct")
+        for nbytes in (1 << 19, 8 << 20)
+    )
+    measured = replace(slow, collectives=rows)
+    whole = even_cost(exchange_cost(measured, 4, 1).cost, measured, 4, 1)
+    assert whole.seconds(8 << 20) == pytest.approx(1.2 * exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20))
+
+
+def test_auto_does_not_know_of_slow_links() -> None:
+    slow = replace(MACHINE, slow_links={2: 1000.0})
+    assert exchange_cost(slow, 64, 1).schedule == exchange_cost(MACHINE, 64, 1).schedule
 
 
 def test_a_narrow_wire_halves_the_bytes() -> None:

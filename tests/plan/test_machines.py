@@ -6,7 +6,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.network import NetworkError
-from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_file, machine_names
+from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_file, machine_names, parse_machine
 from unisono.plan.measured_rows import MessageRow
 
 
@@ -105,6 +105,15 @@ def test_files_that_are_no_machine(tmp_path: Path, text: str, words: str) -> Non
     with pytest.raises(UsageError, match=r"broken\.toml is no machine: ") as caught:
         find_machine(str(file))
     assert words in str(caught.value)
+
+
+def test_slow_links_by_node() -> None:
+    found = parse_machine({"name": "x", "slow_links": {"3": 4.0, "12": 2}})
+    assert found.slow_links == {3: 4.0, 12: 2.0}
+    assert parse_machine({"name": "x"}).slow_links == {}
+    for broken in (3, {"a": 4.0}, {"3": 0.5}, {"3": "4"}, {"3": True}, {"-1": 2.0}):
+        with pytest.raises(UsageError, match="slow_links"):
+            parse_machine({"name": "x", "slow_links": broken})
 
 
 def test_a_machine_without_a_link_has_no_network() -> None:

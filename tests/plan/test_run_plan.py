@@ -117,6 +117,45 @@ def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
     assert [plans(settings=settings)["bsp", nodes].basis for nodes in (1, 2)] == ["", "estimated"]
 
 
+def test_a_slow_node_is_as_if_all_were_and_one_node_is_taken_without_it() -> None:
+    found = plans(settings=replace(SETTINGS, slow_nodes={0: 3.0, 3: 5.0}))
+    for rule in RULES:
+        assert found[rule, 2].computing == pytest.approx(3 * plans()[rule, 2].computing)
+        assert found[rule, 4].computing == pytest.approx(5 * plans()[rule, 4].computing)
+        assert found[rule, 4].bottleneck.startswith("node 3's computing (the slowest of 2), 5 times slower: ")
+        assert found[rule, 1].speedup == pytest.approx(plans()[rule, 1].step / found[rule, 1].step)
+
+
+def test_a_slow_link_is_named_and_its_cost_is_the_step_without_it() -> None:
+    slow, even = plans(replace(MACHINE, slow_links={2: 20.0}))["bsp", 4], plans()["bsp", 4]
+    lost = slow.step - even.step
+    assert slow.bottleneck.startswith(f"node 2's link, 20 times slower: {lost * 1e3:.3g} ms of the step; ")
+    assert plans(replace(MACHINE, slow_links={2: 20.0}))["bsp", 2] == plans()["bsp", 2]
+
+
+def test_a_slow_link_that_was_measured_is_named_as_well() -> None:
+    slow = replace(MACHINE, slow_links={2: 20.0})
+    took = {nbytes: 1.2 * exchange_cost(slow, 4, 1).cost.seconds(nbytes) for nbytes in (1 << 19, 8 << 20)}
+    rows = tuple(CollectiveRow("allreduce", "direct", "float32", 4, 4, *one, 0.0) for one in took.items())
+    found = plans(replace(slow, collectives=rows))["bsp", 4]
+    assert found.basis == "measured"
+    assert found.bottleneck.startswith("node 2's link, 20 times slower: ")
+
+
+def test_simulated_exchanges_take_the_place_of_measured_ones() -> None:
+    rows = tuple(CollectiveRow("allreduce", "ring", "float32", 4, 4, nbytes, 1.0, 0.0) for nbytes in (1 << 19, 8 << 20))
+    simulated = replace(SETTINGS, simulated=True)
+    known = replace(MACHINE, collectives=rows)
+    assert plans(known, simulated) == plans(settings=simulated)
+    found = plans(settings=simulated)
+    for rule in RULES:
+        assert [found[rule, nodes].basis for nodes in (1, 2, 4)] == ["", "simulated", "simulated"]
+        assert found[rule, 4].communicating != plans()[rule, 4].communicating
+        assert found[rule, 4].communicating == pytest.approx(plans()[rule, 4].communicating, rel=0.5)
+    within = CollectiveRow("allreduce", "direct", "float32", 1, 1, 8 << 20, 0.01, 0.0)
+    assert plans(replace(MACHINE, collectives=(within,)), simulated)["bsp", 1].basis == "measured"
+
+
 def test_rarer_exchanges_cost_less() -> None:
     rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)} | {"auto": LocalSGD(every="auto")}
     found = plans(changed_machine(MACHINE, "bandwidth=0.1x"), replace(SETTINGS, rules=rules))
@@ -185,6 +224,8 @@ def test_an_epoch_has_all_its_samples() -> None:
         (replace(MACHINE, node=NodeFacts()), SETTINGS, "example has no node.flops"),
         (replace(MACHINE, link=LinkFacts()), SETTINGS, "example has no link.bandwidth"),
         (MACHINE, replace(SETTINGS, rules={"easgd": EASGD()}), "rule easgd has no step that all ranks make together"),
+        (MACHINE, replace(SETTINGS, slow_nodes={4: 2.0}), "there is no node 4: nodes are 0 to 3"),
+        (MACHINE, replace(SETTINGS, slow_nodes={0: 0.5}), "node 0 computes 0.5 times as long; give 1 or more"),
     ],
 )
 def test_what_cannot_be_planned(machine: MachineFacts, settings: RunSettings, words: str) -> None:

@@ -74,6 +74,16 @@ def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
     assert not any("exchanges" in line for line in as_lines([ALONE], MACHINE, 0.5))
 
 
+def test_a_line_names_each_schedule_that_was_not_simulated() -> None:
+    some = [replace(FOUR, basis="simulated"), replace(FOUR, nodes=8, basis="estimated", estimated="tree, multicolor")]
+    text = list(as_lines(some, MACHINE, 0.5))
+    assert "exchanges: simulated on 4 nodes; estimated from the link on 8 nodes" in text
+    ends = "so many ranks are simulated for halving and ring alone"
+    assert [line for line in text if line.endswith(ends)] == [
+        f"estimated, not simulated: buckets along {name}; {ends}" for name in ("multicolor", "tree")
+    ]
+
+
 def test_the_form_of_json() -> None:
     data = json.loads(json.dumps(as_data([ALONE, FOUR], MACHINE, 0.25)))
     assert data == {
@@ -88,6 +98,7 @@ def test_the_form_of_json() -> None:
                 },
                 **{key: getattr(one, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
                 **{key: getattr(one, key) for key in ("wire", "loading", "reading", "decoding", "split", "choice")},
+                "estimated": one.estimated,
                 "efficiency": one.speedup / one.nodes,
                 "memory": {
                     "weights": 1e9,

@@ -60,3 +60,10 @@ def test_ranks_of_a_node_share_its_memory() -> None:
     assert row_of(small, SETTINGS, 4, step, 0.1).bottleneck.startswith("computing")
     two = replace(SETTINGS, ranks_per_node=2)
     assert row_of(small, two, 4, step, 0.1).bottleneck == "memory: a rank needs 5 GB of 4 GB"
+
+
+def test_a_slow_node_is_named_before_the_bottleneck() -> None:
+    step = PlannedStep("bsp", StepShares(0.1, 0.0, 0.0, 0.0, FREE), MEMORY, 1e6, "none", 8 << 20, "", None)
+    named = row_of(MachineFacts("example"), SETTINGS, 4, step._replace(slower="node 3 is slow", estimated="tree"), 0.1)
+    assert named.bottleneck == f"node 3 is slow; {row(step.shares).bottleneck}"
+    assert (named.estimated, row(step.shares).estimated) == ("tree", "")

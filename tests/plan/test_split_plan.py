@@ -49,6 +49,12 @@ def test_inputs_are_those_of_a_run() -> None:
     assert sum(one.seconds for one in two.layers) == pytest.approx(2 * sum(one.seconds for one in inputs.layers))
 
 
+def test_all_ranks_wait_for_the_slowest_node() -> None:
+    slow = replace(SETTINGS, slow_nodes={1: 3.0, 9: 5.0})
+    inputs, slower = (split_inputs(one, 4, SLOW.cost, MODEL) for one in (SETTINGS, slow))
+    assert [one.seconds for one in slower.layers] == pytest.approx([3 * one.seconds for one in inputs.layers])
+
+
 def test_wide_layers_are_split_where_links_are_slow() -> None:
     found = split_step(SETTINGS, 4, SLOW, WHOLE, MODEL)
     assert found is not None

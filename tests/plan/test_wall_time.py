@@ -60,6 +60,12 @@ def test_samples_are_read_once_and_decoded_in_tests() -> None:
     assert found.tests == pytest.approx(100 * 80 * (2 * 0.3125e-3 + 0.01))
 
 
+def test_tests_take_as_long_as_on_the_slowest_node() -> None:
+    slow = replace(SETTINGS, slow_nodes={3: 4.0, 4: 9.0})
+    found = job_seconds(FOUR, MACHINE, slow, LAYERS, True, JOB)
+    assert found.tests == pytest.approx(4 * job_seconds(FOUR, MACHINE, SETTINGS, LAYERS, True, JOB).tests)
+
+
 def test_checkpoints_within_an_epoch_count() -> None:
     each = 200e6 / DISK_BANDWIDTH
     for every, number in ((0, 1), (59, 2), (60, 1), (20, 3), (1, 60)):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,8 @@ def test_settings_are_those_of_the_optimizer() -> None:
     run = planned_run(Path("digits"), None, None)
     assert settings_of(run, (1, 2), 4, 2).kept == 1
     assert not settings_of(run, (1, 2), 4, 2).layer_norms
+    slow = settings_of(replace(run, slow_nodes={1: 2.0}, simulated=True), (1, 2), 4, 2)
+    assert (slow.slow_nodes, slow.simulated) == ({1: 2.0}, True)
 
 
 def test_a_network_takes_no_memory_for_weights() -> None:

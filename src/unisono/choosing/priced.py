@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from unisono.network import Network, estimate
-from unisono.network.estimate import latency_bound
+from unisono.network.estimate import LeastCost, least_cost
 from unisono.placement import Placement
 from unisono.schedules import candidates, find
 from unisono.schedules.numbering import suits_round_robin
-from unisono.schedules.schedule import Algorithm
 
 LIBRARY = "library"
 ROUND_ROBIN = "halving/round-robin"
@@ -27,6 +27,10 @@ message, and the rounds of a ring cost less than another schedule loses on over-
 MAX_LEADER_BYTES = 64 << 10
 """Largest column in bytes for which one rank of a node communicates for all, if no table decides. Prices count the work
 of one rank; they do not count that the ranks of a node may share its processor."""
+
+
+ROUNDING = 1e-9
+"""Relative difference below which a least cost and an estimate are equal: sums of the same numbers in another order."""
 
 
 class Choice(NamedTuple):
@@ -59,15 +63,22 @@ def is_unsuitable(algorithm: str, placement: Placement) -> bool:
 
 @lru_cache(maxsize=4096)
 def _find_cheapest(collective: str, placement: Placement, network: Network, nbytes: int) -> str:
-    """Return the name of the cheapest; of equals, the first. None is estimated whose rounds alone take longer than
-    another schedule: that of a ring on thousands of ranks takes minutes."""
+    """Return the name of the cheapest; of equals, the first. None is estimated whose least cost is above another
+    schedule's estimate: that of a ring on thousands of ranks takes seconds."""
     columns = min(map(len, placement.nodes))
     other = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
-    names = [name for name in candidates(collective, placement) if name.partition("/")[0] != other]
-    algorithms: list[Algorithm] = [getattr(find(name, placement), collective) for name in names]
-    bounds = [latency_bound(algorithm, placement, network) for algorithm in algorithms]
-    best = float("inf"), 0
-    for number in sorted(range(len(names)), key=bounds.__getitem__):
-        if bounds[number] <= best[0]:
-            best = min(best, (float(estimate(algorithms[number], placement, network, nbytes)), number))
-    return names[best[1]]
+    costs = _least_costs(collective, placement, network)
+    bounds = {name: cost.seconds(nbytes) for name, cost in costs.items() if name.partition("/")[0] != other}
+    places = {name: place for place, name in enumerate(bounds)}
+    best = float("inf"), 0, ""
+    for name in sorted(bounds, key=bounds.__getitem__):
+        if bounds[name] <= best[0] * (1 + ROUNDING):
+            seconds = estimate(getattr(find(name, placement), collective), placement, network, nbytes)
+            best = min(best, (float(seconds), places[name], name))
+    return best[2]
+
+
+@lru_cache(maxsize=64)
+def _least_costs(collective: str, placement: Placement, network: Network) -> Mapping[str, LeastCost]:
+    names = candidates(collective, placement)
+    return {name: least_cost(getattr(find(name, placement), collective), placement, network) for name in names}

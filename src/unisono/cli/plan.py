@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unisono.cli.plan_words import factors_of, node_counts, sample_shape
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ def plan(
             "together with commas. May be repeated."
         ),
     ] = None,
+    slow_link: Annotated[
+        list[str] | None, typer.Option(help="NODE:FACTOR, its link is that many times slower. May be repeated.")
+    ] = None,
+    slow_node: Annotated[
+        list[str] | None, typer.Option(help="NODE:FACTOR, it computes that many times as long. May be repeated.")
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulate", help="Simulate the collectives of each bucket size instead of estimating them."),
+    ] = False,
     worthwhile: Annotated[
         float, typer.Option(help="Least speedup that each further node adds, where more nodes pay.")
     ] = 0.5,
@@ -92,12 +103,14 @@ def plan(
             raise UsageError(f"--{option} {least}: it is 0 at least")
     from unisono.bench.contender import shape_of
     from unisono.plan.machines import find_machine
+    from unisono.plan.unequal import with_slow_links
     from unisono.training.planned_change import changed
     from unisono.training.planned_run import CLASSES, TRACED_SAMPLES, example_of, network_of, planned_run, with_rules
     from unisono.training.prediction import predict_rows, traced_network
 
-    counts, shape = _node_counts(nodes), _sample_shape(inputs)
-    found = find_machine(machine)
+    counts, shape = node_counts(nodes), sample_shape(inputs)
+    found = with_slow_links(find_machine(machine), factors_of("--slow-link", slow_link or (), counts[-1]))
+    slow_nodes = factors_of("--slow-node", slow_node or (), counts[-1])
     run = with_rules(planned_run(recipe, model, minibatch), rule, wire)
     data, facts, job = run.data, run.data.samples, run.job
     facts = facts._replace(
@@ -110,6 +123,7 @@ def plan(
         start=job.start if start_seconds is None else start_seconds,
     )
     run = replace(run, optimizer=optimizer or run.optimizer, data=data, job=job)
+    run = replace(run, slow_nodes=slow_nodes, simulated=simulated)
     shape = shape or shape_of(run.name, 1, run.size)[1:]
     network = network_of(run, shape, classes or data.classes or CLASSES)
     traced = traced_network(network, example_of(shape, TRACED_SAMPLES))
@@ -200,26 +214,3 @@ def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
         print(json.dumps(check_data(seal.prediction, measurement), indent=1))
     else:
         print("\n".join(check_lines(seal.prediction, measurement)))
-
-
-def _node_counts(words: str) -> tuple[int, ...]:
-    """Return numbers of nodes: 1,2,4,...,32 are 1, 2, 4, 8, 16 and 32."""
-    before, dots, last = words.partition(",...,")
-    counts = [int(one) if one.isdecimal() else 0 for one in before.split(",")]
-    if dots:
-        if len(counts) < 2 or not last.isdecimal() or not 0 < counts[-2] < counts[-1] or counts[-1] % counts[-2]:
-            raise UsageError(f"--nodes {words}: two numbers, the second a multiple, go before the dots, one behind")
-        factor = counts[-1] // counts[-2]
-        while counts[-1] * factor <= int(last):
-            counts.append(counts[-1] * factor)
-    if min(counts) < 1 or sorted(set(counts)) != counts:
-        raise UsageError(f"--nodes {words}: give rising numbers, 1 or more, as in 1,2,4 or 1,2,4,...,1024")
-    return tuple(counts)
-
-
-def _sample_shape(words: str | None) -> tuple[int, ...]:
-    """Return the shape that words such as 3x224x224 give; empty without any."""
-    sizes = tuple(int(one) if one.isdecimal() else 0 for one in words.split("x")) if words is not None else ()
-    if not all(sizes):
-        raise UsageError(f"--input {words}: give the shape of a sample, as in 3x224x224")
-    return sizes

@@ -9,16 +9,26 @@ It chooses a schedule when nothing has been measured. `price` models one rank, `
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from unisono.network.chain import chain_seconds, count_transfers, slowed, with_sources
 from unisono.network.links import Amount, Network
-from unisono.network.price import MAX_EXAMINED_RANKS, Load, latency, link_seconds, loads, most_expensive, spread, total
+from unisono.network.price import MAX_EXAMINED_RANKS, Load, latency, loads, most_expensive, spread, total
+from unisono.network.uneven import EVEN, Uneven
 from unisono.placement import Placement
-from unisono.schedules.schedule import Action, Algorithm, Program
+from unisono.schedules.schedule import Algorithm, Program
+
+MAX_TRANSFERS = 500_000
+"""Largest number of transfers of the examined ranks above 256: a second of work, or two."""
+
+MIN_EXAMINED_RANKS = 2
+
+MAX_CHAINS = 32
+"""Number of ranks whose chains of waits are followed above 256 ranks."""
 
 
 class _Busy(NamedTuple):
@@ -38,6 +48,7 @@ def estimate(
     nbytes: Amount,
     piece_bytes: int = 1 << 19,
     in_flight: int = 8,
+    uneven: Uneven = EVEN,
 ) -> Amount:
     """Return the seconds for a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
 
@@ -45,34 +56,95 @@ def estimate(
     the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most `in_flight` at once.
     Uplinks and nodes' links are charged for the ranks that use them: a ring, where few do, costs less than its
     `price`. If all ranks do the same, the result is within a few percent of `simulate`. If they use a link in turn
-    (`multicolor` and `pipeline` with several ranks per node), it is up to twice as long.
+    (`multicolor` and `pipeline` with several ranks per node), it is up to twice as long. Of `uneven`, the slow links
+    of nodes count.
 
-    Above 256 ranks, only the nodes of 256 ranks are examined. The chain is then the largest of their prices, which
-    misses chains through many ranks (`pipeline`), and all supernodes are assumed to be equally busy.
+    Above 256 ranks, only the nodes of 256 ranks (of long programs, fewer) and those with slow links are examined. The
+    chain goes through some ranks and those from which their results come (`with_sources`). All supernodes are assumed
+    to be equally busy.
     """
-    everyone = placement.ranks <= MAX_EXAMINED_RANKS
-    nodes = sorted({placement.node_of(rank) for rank in spread(placement.ranks)})
+    slow = _slow_nodes(placement, uneven)
+    nodes = sorted({placement.node_of(rank) for rank in _examined(algorithm, placement)} | set(slow))
     programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
     chunks = programs[placement.nodes[0][0]].chunks
     pieces = max(1, int(-(-nbytes // (chunks * piece_bytes))))
-    busy = _busy(programs, placement, network, nbytes / (pieces * chunks))
-    if everyone:
-        shared = replace(network, beta=network.beta * busy.mates)
-        chain = _chain(programs, placement, shared, nbytes / (pieces * chunks), busy.crossing * busy.mates)
+    chunk = nbytes / (pieces * chunks)
+    busy = _busy(programs, placement, network, chunk, slow)
+    shared, crossing = replace(network, beta=network.beta * busy.mates), busy.crossing * busy.mates
+    if placement.ranks <= MAX_EXAMINED_RANKS:
+        chain = chain_seconds(programs, placement, shared, chunk, crossing, slow)
     else:
-        crossing = dict.fromkeys(placement.supernodes or (0,), busy.crossing)
-        chain = most_expensive(programs.__getitem__, programs, placement, network, nbytes / pieces, crossing)
+        some = with_sources(_ends(placement, slow), algorithm, placement.ranks)
+        chain = chain_seconds(some, placement, shared, chunk, crossing, slow)
+        chain = max(chain, _largest_price(programs, placement, network, nbytes / pieces, busy.crossing, slow))
     pace = max(busy.seconds, chain / min(in_flight, pieces))
     return max(chain, busy.seconds) + (pieces - 1) * pace
 
 
-def latency_bound(algorithm: Algorithm, placement: Placement, network: Network) -> Amount:
-    """Return seconds that no `estimate` of this schedule is below: the alphas of rank 0's rounds, one after another."""
-    lanes = loads(algorithm(0, placement.ranks), 0, placement)
-    return max(sum(latency(load, network) for load in lane) for lane in lanes)
+def _ends(placement: Placement, slow: Mapping[int, float]) -> list[int]:
+    """Return the ranks whose chains are followed: spread ones, the deepest of a binomial tree, and slow ones."""
+    deepest = ((1 << bits) - 1 for bits in range(placement.ranks.bit_length()))
+    return [*spread(placement.ranks, MAX_CHAINS), *deepest, *(rank for node in slow for rank in placement.nodes[node])]
 
 
-def _busy(programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount) -> _Busy:
+def _largest_price(
+    programs: Mapping[int, Program],
+    placement: Placement,
+    network: Network,
+    nbytes: Amount,
+    crossing: Amount,
+    slow: Mapping[int, float],
+) -> Amount:
+    crossings = dict.fromkeys(placement.supernodes or (0,), crossing)
+    groups = [(network, tuple(rank for rank in programs if placement.node_of(rank) not in slow))]
+    groups += [(slowed(network, times), placement.nodes[node]) for node, times in slow.items()]
+    return max(
+        most_expensive(programs.__getitem__, ranks, placement, links, nbytes, crossings)
+        for links, ranks in groups
+        if ranks
+    )
+
+
+def _examined(algorithm: Algorithm, placement: Placement) -> list[int]:
+    """Return the ranks that are examined: all of up to 256, else fewer the more transfers a program has."""
+    if placement.ranks <= MAX_EXAMINED_RANKS:
+        return list(range(placement.ranks))
+    transfers = count_transfers(algorithm(0, placement.ranks)) * max(map(len, placement.nodes))
+    return spread(placement.ranks, max(MIN_EXAMINED_RANKS, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // transfers)))
+
+
+def _slow_nodes(placement: Placement, uneven: Uneven) -> dict[int, float]:
+    """Return the factors of the nodes with slower links."""
+    return {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
+
+
+class LeastCost(NamedTuple):
+    """Seconds below which no estimate of a schedule is, for each lane of rank 0: latency + bytes * per_byte."""
+
+    lanes: tuple[tuple[Amount, Amount], ...]
+
+    def seconds(self, nbytes: Amount) -> Amount:
+        """Return the seconds for a payload of `nbytes` bytes."""
+        return max(latencies + nbytes * per_byte for latencies, per_byte in self.lanes)
+
+
+def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> LeastCost:
+    """Return the least cost: rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
+    program = algorithm(0, placement.ranks)
+    found = []
+    for lane in loads(program, 0, placement):
+        chunks = max(sum(load.node_out for load in lane), sum(load.node_in for load in lane))
+        found.append((sum(latency(load, network) for load in lane), chunks * network.beta / program.chunks))
+    return LeastCost(tuple(found))
+
+
+def _busy(
+    programs: Mapping[int, Program],
+    placement: Placement,
+    network: Network,
+    chunk: Amount,
+    slow: Mapping[int, float],
+) -> _Busy:
     of_rank = {rank: total(loads(program, rank, placement)) for rank, program in programs.items()}
     of_node: defaultdict[int, Load] = defaultdict(Load)
     for rank, load in of_rank.items():
@@ -84,7 +156,7 @@ def _busy(programs: Mapping[int, Program], placement: Placement, network: Networ
     if most_across:
         crossing = max(network.beta, (network.uplink_beta or 0) * (uplink / most_across))
     seconds_a_byte = (
-        link * network.beta,
+        max(max(load.node_out, load.node_in) * slow.get(node, 1) for node, load in of_node.items()) * network.beta,
         uplink * (network.uplink_beta or 0),
         max(load.added for load in of_rank.values()) * network.gamma,
         max(max(load.within_out, load.within_in) for load in of_rank.values()) * network.within_beta,
@@ -109,62 +181,3 @@ def _uplink(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
         return Fraction(max(*out.values(), *into.values()))
     examined = Fraction(len(of_node), len(placement.nodes)) * len(set(placement.supernodes))
     return max(sum(out.values()), sum(into.values())) / examined
-
-
-def _chain(
-    programs: Mapping[int, Program], placement: Placement, network: Network, chunk: Amount, crossing: Amount
-) -> Amount:
-    """Return the end of the last round of one piece, if a round starts once it and its partners' rounds have begun.
-
-    It then lasts as long as the slowest of them takes alone. A round that never begins is left to `verify`.
-    """
-    rounds: list[_Round] = []
-    sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    received: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for rank, program in programs.items():
-        for lane, (lane_rounds, lane_loads) in enumerate(
-            zip(program.lanes, loads(program, rank, placement), strict=True)
-        ):
-            for number, (transfers, load) in enumerate(zip(lane_rounds, lane_loads, strict=True), 1):
-                for action, peer, _, _ in transfers:
-                    ends = sent[rank, peer, lane] if action is Action.SEND else received[peer, rank, lane]
-                    ends.append(len(rounds))
-                passing = latency(load, network) + link_seconds(load, load, network, crossing, chunk)
-                own = load.added * network.gamma * chunk + load.messages * network.overhead
-                rounds.append(_Round(passing, own, number == 1, number == len(lane_rounds)))
-    partners: list[list[int]] = [[] for _ in rounds]
-    for between, senders in sent.items():
-        for one, other in zip(senders, received[between], strict=False):
-            partners[one].append(other)
-            partners[other].append(one)
-    return _last_end(rounds, partners)
-
-
-class _Round(NamedTuple):
-    passing: Amount
-    """Seconds for its messages alone."""
-    summing: Amount
-    first: bool
-    """True for the first round of its lane."""
-    last: bool
-
-
-def _last_end(rounds: Sequence[_Round], partners: Sequence[Sequence[int]]) -> Amount:
-    latest: Amount = 0
-    began: dict[int, Amount] = {number: 0 for number, one in enumerate(rounds) if one.first}
-    awaiting = [1 + len(others) for others in partners]
-    just_begun = deque(began)
-    while just_begun:
-        starting = just_begun.popleft()
-        for number in (starting, *partners[starting]):
-            awaiting[number] -= 1
-            if awaiting[number]:
-                continue
-            involved = (number, *partners[number])
-            end = max(began[one] for one in involved) + max(rounds[one].passing for one in involved)
-            end += rounds[number].summing
-            latest = max(latest, end)
-            if not rounds[number].last:
-                began[number + 1] = end
-                just_begun.append(number + 1)
-    return latest

@@ -12,19 +12,18 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError
+from unisono.network.flows import Flows
 from unisono.network.links import Network
 from unisono.network.routes import Routes
-from unisono.network.sharing import fair_rates
 from unisono.network.traffic import Numbers, Seconds, Traffic
 
 EXACT_RESOLUTION, COARSE_RESOLUTION = 1e-9, 2e-3
 """Fractions of the elapsed time within which events count as simultaneous."""
 
 MAX_EXACT_FLOWS = 4_000_000
-"""Number of flows, over all steps, after which time becomes coarse."""
+"""Number of flows, groups counted once, over all steps, after which time becomes coarse."""
 
 START, ARRIVE, END, ENTER = range(4)
 """Kinds of events."""
@@ -62,9 +61,8 @@ class Play:
         self.next_ticket = np.zeros(every.ranks, np.int64)
         self.events: list[tuple[float, int, int, Numbers]] = []
         self.events_scheduled = 0  # distinguishes events of the same time
-        self.busy = np.zeros(routes.pairs, bool)  # for each pair of ranks, whether a message flows
-        self.queue = self.flowing = np.empty(0, np.int64)
-        self.left, self.rates = np.empty(0), np.empty(0)
+        self.place = np.empty(every.rounds * every.pieces, np.int64)
+        self.flows = Flows(every, routes)
 
     def run(self) -> None:
         """Run to the end. Raises ScheduleError if rounds wait forever."""
@@ -72,7 +70,7 @@ class Play:
         punctual, late = np.flatnonzero(self.starts == 0), np.flatnonzero(self.starts)
         self._schedule(ENTER, np.repeat(late, tickets), np.repeat(self.starts[late], tickets))
         self._begin_all(self._open(np.repeat(punctual, tickets)))
-        while len(self.flowing) or self.events:
+        while len(self.flows.flowing) or self.events:
             self._step()
         if np.isinf(self.begun_at).any() or self.missing.any():
             raise ScheduleError(f"{np.count_nonzero(self.missing)} rounds wait forever; `verify` says which")
@@ -87,8 +85,8 @@ class Play:
     def _step(self) -> None:
         """Advance to the next event, and handle all its consequences at that time."""
         self.steps += 1
-        self.exact_flows_left -= len(self.flowing)
-        flows_end = self.now + self.left / self.rates
+        self.exact_flows_left -= len(self.flows.counts)
+        flows_end = self.flows.ends(self.now)
         soonest = min(self.events[0][0] if self.events else np.inf, float(flows_end.min(initial=np.inf)))
         if self.exact_flows_left < 0:
             self.resolution = COARSE_RESOLUTION
@@ -102,35 +100,14 @@ class Play:
         flowed, before = flows_end <= until, self.now
         self.now = soonest
         if self.resolution == COARSE_RESOLUTION:  # some too late, some too early: correct on average
-            self.now = float(np.concatenate([times, flows_end[flowed]]).mean())
-        due[ARRIVE].append(self._flow(self.now - before, flowed))
+            ends = np.repeat(flows_end[flowed], self.flows.counts[flowed])
+            self.now = float(np.concatenate([times, ends]).mean())
+        due[ARRIVE].append(self.flows.flow(self.now - before, flowed))
         entering = self._open(np.concatenate(due[ENTER])) if due[ENTER] else due[ARRIVE][-1][:0]
         ended = np.concatenate([*due[END], self._sum(self._arrive(np.concatenate(due[ARRIVE])))])
         self._begin_all(np.concatenate([entering, self._next_rounds(ended)]))
         if due[START] or len(due[ARRIVE][-1]):
-            self._start_flows(np.concatenate([self.queue, *due[START]]))
-
-    def _start_flows(self, queue: Numbers) -> None:
-        """Start the first queued message of each idle pair of ranks, and recompute the shares of links."""
-        pair = self.routes.pair[queue % self.messages]
-        first = np.zeros(len(queue), bool)
-        first[np.unique(pair, return_index=True)[1]] = True
-        first &= ~self.busy[pair]
-        self.busy[pair[first]] = True
-        self.queue, starting = queue[~first], queue[first]
-        self.flowing = np.concatenate([self.flowing, starting])
-        self.left = np.concatenate([self.left, self.every.nbytes[starting % self.messages]])
-        self.rates = fair_rates(self.routes.links[self.flowing % self.messages], self.routes.capacities)
-
-    def _flow(self, seconds: float, ended: NDArray[np.bool_]) -> Numbers:
-        """Let bytes flow; return the messages that have arrived, those of the flows that `ended`."""
-        self.left -= self.rates * seconds
-        if not ended.any():
-            return self.flowing[:0]
-        arrived, still = self.flowing[ended], ~ended
-        self.busy[self.routes.pair[arrived % self.messages]] = False
-        self.flowing, self.left, self.rates = self.flowing[still], self.left[still], self.rates[still]
-        return arrived
+            self.flows.start(np.concatenate([due[ARRIVE][-1][:0], *due[START]]))
 
     def _begin_all(self, rounds: Numbers) -> None:
         """Begin rounds, and the following ones if there is nothing to wait for."""
@@ -168,8 +145,11 @@ class Play:
         ends = np.concatenate([self.every.sent_in[of_piece], self.every.received_in[of_piece]])
         ends += np.tile(piece * self.every.rounds, 2)
         np.subtract.at(self.missing, ends, 1)
-        complete: Numbers = np.unique(ends[(self.missing[ends] == 0) & (self.begun_at[ends] <= self.now)])
-        return complete
+        complete = ends[(self.missing[ends] == 0) & (self.begun_at[ends] <= self.now)]
+        order = np.arange(len(complete))
+        self.place[complete] = order  # of equal ones, the last stays
+        distinct: Numbers = complete[self.place[complete] == order]
+        return distinct
 
     def _sum(self, rounds: Numbers) -> Numbers:
         """Begin the sums of complete rounds; return those of them that take no time."""
@@ -207,12 +187,19 @@ class Play:
 
     def _schedule(self, event: int, numbers: Numbers, delays: Seconds) -> None:
         """Schedule an event for each distinct delay."""
-        if len(numbers):
-            order = np.argsort(delays, kind="stable")
-            starts = np.flatnonzero(np.diff(delays[order], prepend=-1))
-            for delay, some in zip(delays[order][starts], np.split(numbers[order], starts[1:]), strict=True):
-                self.events_scheduled += 1
-                heappush(self.events, (self.now + float(delay), self.events_scheduled, event, some))
+        if not len(numbers):
+            return
+        if delays.min() == delays.max():
+            self._push(event, numbers, float(delays[0]))
+            return
+        order = np.argsort(delays, kind="stable")
+        starts = np.flatnonzero(np.diff(delays[order], prepend=-1))
+        for delay, some in zip(delays[order][starts], np.split(numbers[order], starts[1:]), strict=True):
+            self._push(event, some, float(delay))
+
+    def _push(self, event: int, numbers: Numbers, delay: float) -> None:
+        self.events_scheduled += 1
+        heappush(self.events, (self.now + delay, self.events_scheduled, event, numbers))
 
 
 def _runs(first: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:

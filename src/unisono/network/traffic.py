@@ -4,17 +4,14 @@
     lane   0     1      0     1
     round  0 1 2 3 4 5  6 7 ...              numbered through; a message is a pair of rounds: (sent in, received in)
 
-Programs are made one after another and discarded; only a few numbers per message are kept.
+Programs are made one after another, or one for many ranks, and discarded; only a few numbers per message are kept.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +19,9 @@ from numpy.typing import NDArray
 from unisono.errors import ScheduleError
 from unisono.network.links import NetworkError
 from unisono.network.price import spread
+from unisono.network.transfer_ends import ends_of_forms, ends_of_programs
 from unisono.schedules.pieces import Cut, cut
-from unisono.schedules.schedule import Action, Algorithm, Program
+from unisono.schedules.schedule import Action, Algorithm, Form
 
 Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -89,14 +87,15 @@ def _starts(round_of: Numbers, rounds: int) -> Numbers:
     return np.concatenate([[0], np.cumsum(np.bincount(round_of, minlength=rounds))])
 
 
-def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Traffic:
+def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int, forms: Sequence[Form] = ()) -> Traffic:
     """Return the messages of a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
 
-    Chunks without elements are omitted, as in a play; the others have equal sizes. Raises ScheduleError if sent and
-    received messages do not match, NetworkError for too many messages.
+    Chunks without elements are omitted, as in a play; the others have equal sizes. `forms` are the programs of all
+    ranks at once; without any, `algorithm` makes them one by one. Raises ScheduleError if sent and received messages do
+    not match, NetworkError for too many messages.
     """
     whole = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
-    ends = _ends(algorithm(rank, ranks) for rank in range(ranks))
+    ends = ends_of_forms(forms, ranks) if forms else ends_of_programs(algorithm(rank, ranks) for rank in range(ranks))
     sends, receives = np.flatnonzero(ends.action == 0), np.flatnonzero(ends.action)
     nbytes_of = _sizes(whole, nbytes, ends.chunk, ends.span)
     first_round = np.concatenate([[0], np.cumsum(ends.rounds)])
@@ -159,37 +158,3 @@ def _sizes(whole: Cut, nbytes: int, chunk: Numbers, span: Numbers) -> Seconds:
         return span.astype(np.float64) * (nbytes / (whole.pieces * whole.chunks))
     counts = elements * (chunk + span) // whole.chunks - elements * chunk // whole.chunks
     return counts.astype(np.float64) * (nbytes / max(1, whole.length))
-
-
-class _TransferEnds(NamedTuple):
-    """Ends of all messages, both of each, in the order of the programs."""
-
-    lanes: int
-    rounds: Numbers
-    """Number of rounds of each rank and lane."""
-    transfers: Numbers
-    """Number of transfers of each round."""
-    action: Numbers
-    """Action of each transfer: 0 for SEND, 1 for RECEIVE, 2 for ADD."""
-    peer: Numbers
-    chunk: Numbers
-    span: Numbers
-
-
-def _ends(programs: Iterable[Program]) -> _TransferEnds:
-    rounds, transfers, action, peer, chunk, span = (array("i") for _ in range(6))
-    lanes = 0
-    for program in programs:
-        if lanes and len(program.lanes) != lanes:
-            raise ScheduleError(f"a rank has {len(program.lanes)} lanes where rank 0 has {lanes}")
-        lanes = len(program.lanes)
-        for lane in program.lanes:
-            rounds.append(len(lane))
-            transfers.extend(map(len, lane))
-            flat = list(chain.from_iterable(lane))
-            action.extend([0 if t[0] is Action.SEND else 1 if t[0] is Action.RECEIVE else 2 for t in flat])
-            peer.extend([t[1] for t in flat])
-            chunk.extend([t[2] for t in flat])
-            span.extend([t[3] for t in flat])
-    columns = (np.array(column, np.int64) for column in (rounds, transfers, action, peer, chunk, span))
-    return _TransferEnds(lanes, *columns)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from unisono.plan.order import sequence, sequence_of_halves
@@ -78,6 +79,8 @@ class PredictionInputs(NamedTuple):
     """Largest norm of all gradients together, for which updates wait."""
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
+    simulated: Mapping[int, float] = MappingProxyType({})
+    """Seconds of an allreduce of these bytes, where they were simulated."""
 
 
 class Space(NamedTuple):
@@ -171,7 +174,7 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding, halves)
-    costs = Costs(layout, computing, inputs.cost)
+    costs = Costs(layout, computing, inputs.cost, inputs.simulated)
     return Candidate(setting, predict(rule, costs), rule, costs)
 
 

@@ -12,7 +12,7 @@
 
     a byte on the wire    encoded: 0.5 of a float32 gradient's bytes with "bfloat16"
     a byte summed         3 bytes of memory: two are read, one is written; the ranks of a node share its bandwidth
-    a slow link           all bytes take as long as on the slowest link of these nodes: each rank waits for it
+    a slow link           its bytes take many times as long; rows over it contain it, as their own estimates do
     within a node         no time, unless it was measured: machine files have no rate for it
 
 Worked example: 4 nodes with links of 1 GB/s and 10 us. `direct` has 2 rounds, and each rank sends 1.5 n bytes: 20 us +
@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.choosing.priced import LONG_BYTES_PER_RANK, choose_by_price
-from unisono.network import Network, estimate
+from unisono.network import Network, Uneven, estimate
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.collective_rows import nearest_rows, rows_of
@@ -86,6 +86,23 @@ def exchange_cost(
     return ExchangeCost(found[0].schedule, cost, max(bases, key=BASES.index, default=""))
 
 
+def even_cost(
+    known: Cost,
+    machine: MachineFacts,
+    nodes: int,
+    ranks_per_node: int,
+    wire: str | None = None,
+    sharded: bool = False,
+) -> Cost:
+    """Return the cost that `known`, that of `exchange_cost` for the same arguments, has without the machine's slow
+    links: times the estimate without over the estimate with them, since a slow link may be in measured rows as well."""
+    bare = replace(machine, collectives=())
+    slow = exchange_cost(bare, nodes, ranks_per_node, wire, sharded).cost if machine.collectives else known
+    even = exchange_cost(replace(bare, slow_links={}), nodes, ranks_per_node, wire, sharded).cost
+    found = [known.seconds(nbytes) * even.seconds(nbytes) / slow.seconds(nbytes) for nbytes in MEASURED_BUCKET_BYTES]
+    return fit(MEASURED_BUCKET_BYTES, found)
+
+
 def _cost(machine: MachineFacts, exchange: PricedExchange) -> ExchangeCost:
     collective, wire, nodes, _ = exchange
     share = encoded_share(wire)
@@ -117,24 +134,31 @@ def _corrected(machine: MachineFacts, exchange: PricedExchange, row: CollectiveR
 
 
 def _estimated(machine: MachineFacts, exchange: PricedExchange, nbytes: int, named: str = "") -> tuple[str, float]:
-    """Return the schedule called `named`, if it offers the collective, else the cheapest, and its estimated seconds."""
+    """Return the schedule called `named`, if it offers the collective, else that of `auto`, and its estimated seconds.
+
+    `auto` does not know of slow links, in a plan as in a run; the estimate does.
+    """
     collective, wire, nodes, ranks_per_node = exchange
     placement = placement_of(machine, nodes, ranks_per_node)
-    network, sent = network_of(machine, nodes, ranks_per_node), int(nbytes * encoded_share(wire))
+    network, sent = network_of(machine, ranks_per_node), int(nbytes * encoded_share(wire))
     offered = named in names() and getattr(find(named, placement), collective) is not None
     schedule = named if offered else choose_by_price(collective, placement, network, sent).algorithm
-    return schedule, float(estimate(getattr(find(schedule, placement), collective), placement, network, sent))
+    algorithm = getattr(find(schedule, placement), collective)
+    return schedule, float(estimate(algorithm, placement, network, sent, uneven=uneven_of(machine, nodes)))
 
 
-def network_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Network:
-    """Return the links between the first `nodes` nodes, each as slow as the slowest of them.
+def network_of(machine: MachineFacts, ranks_per_node: int) -> Network:
+    """Return the machine's network, with the seconds of sums by the memory of a node, which its ranks share.
 
     Raises NetworkError for a machine without a bandwidth.
     """
     memory = machine.node.memory_bandwidth
-    network = machine.network(BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0)
-    slowest = max((factor for node, factor in machine.slow_links.items() if node < nodes), default=1.0)
-    return replace(network, beta=network.beta * slowest)
+    return machine.network(BYTES_OF_A_SUM * ranks_per_node / memory if memory else 0.0)
+
+
+def uneven_of(machine: MachineFacts, nodes: int) -> Uneven:
+    """Return the slow links of the first `nodes` nodes."""
+    return Uneven({node: times for node, times in machine.slow_links.items() if node < nodes})
 
 
 def placement_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Placement:

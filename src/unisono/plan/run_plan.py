@@ -18,9 +18,10 @@ Where layers can be split (`split_plan.py`), a row with the splits follows the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -37,15 +38,17 @@ from unisono.plan.choose import (
     space_of,
 )
 from unisono.plan.choose_rule import rank_rules
-from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
+from unisono.plan.exchange_cost import FREE, ExchangeCost, even_cost, exchange_cost
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import Loading, held_bytes, least_step, loading_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.rank_memory import rank_memory
 from unisono.plan.run_row import PlannedStep, RunPlan, row_of
-from unisono.plan.run_settings import RunSettings, check_settings, samples_of_node, samples_of_rank
+from unisono.plan.run_settings import RunSettings, check_settings, samples_of_node, samples_of_rank, slowest_node
+from unisono.plan.simulated_cost import SIMULATED, with_simulated
 from unisono.plan.split_plan import SplitModel, split_step
 from unisono.plan.trace import TracedLayer
+from unisono.plan.unequal import Unequal, cost_of, slowed
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost
 from unisono.step.layout import Bucket
@@ -68,6 +71,8 @@ class PredictedRun(NamedTuple):
     best: Candidate
     silent: float
     """Seconds of a step in the same setting whose collectives take no time."""
+    refused: Mapping[str, str] = MappingProxyType({})
+    """Reason for each schedule that could not be simulated."""
 
     @property
     def step(self) -> float:
@@ -84,6 +89,8 @@ def plan_run(
     Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
     """
     check_settings(layers, machine, settings)
+    if settings.simulated:  # what was measured between nodes does not count
+        machine = replace(machine, collectives=tuple(row for row in machine.collectives if row.nodes == 1))
     exchange = cache(partial(exchange_cost, machine, ranks_per_node=settings.ranks_per_node))
 
     def exchange_of(rule: BaseRule, nodes: int) -> ExchangeCost:
@@ -91,12 +98,14 @@ def plan_run(
 
     found = list[RunPlan]()
     for words, rule in settings.rules.items():
-        alone = predict_fastest(layers, machine, settings, rule, 1, exchange_of).step
+        alone = predict_fastest(layers, machine, replace(settings, slow_nodes={}), rule, 1, exchange_of).step
         alone = max(alone, least_step(alone, 0.0, _loading(machine, settings, 1)))
         rows, with_splits = list[RunPlan](), list[RunPlan]()
         for nodes in settings.nodes:
             run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
-            step = _planned_step(layers, machine, settings, words, nodes, exchange_of(run.rule, nodes), run)
+            cost = exchange_of(run.rule, nodes)
+            slower = _slower(layers, machine, settings, nodes, cost.cost, run)
+            step = _planned_step(layers, machine, settings, words, nodes, cost, run)._replace(slower=slower)
             rows.append(row_of(machine, settings, nodes, step, alone))
             if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
                 activations = exchange(nodes)  # which are not encoded
@@ -104,6 +113,25 @@ def plan_run(
                 with_splits += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
         found += rows + with_splits
     return found
+
+
+def _slower(
+    layers: Sequence[TracedLayer],
+    machine: MachineFacts,
+    settings: RunSettings,
+    nodes: int,
+    cost: Cost,
+    run: PredictedRun,
+) -> str:
+    """Return the sentence about the slow link or node that costs most; predict the step without these."""
+    rule, unequal = run.rule, Unequal(machine.slow_links, settings.slow_nodes).among(nodes)
+    without_links = without_nodes = run.step
+    if unequal.links and nodes > 1:
+        even = even_cost(cost, machine, nodes, settings.ranks_per_node, rule.exchange.wire, rule.sharded)
+        without_links = predict_run(layers, replace(machine, slow_links={}), settings, rule, nodes, even).step
+    if unequal.nodes:
+        without_nodes = predict_run(layers, machine, replace(settings, slow_nodes={}), rule, nodes, cost).step
+    return cost_of(unequal, run.step, without_links, without_nodes)
 
 
 def predict_fastest(
@@ -136,7 +164,7 @@ def predict_run(
     computing = computing_of(layers, machine, settings.traced, samples, settings.ranks_per_node)
     played = min(ranks, MAX_PLAYED_RANKS)
     update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
-    computing = replace(computing, update=update)
+    computing = slowed(replace(computing, update=update), slowest_node(settings, nodes))
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
@@ -150,9 +178,11 @@ def predict_run(
     else:
         first = initial_setting(rule, inputs.buckets, ranks)
         best = predicted(inputs, first.bucket_bytes, first.overlap, first.outstanding)
-    setting = best.setting
+    setting, refused = best.setting, dict[str, str]()
+    if settings.simulated and nodes > 1:
+        best, refused = with_simulated(inputs, setting, machine, nodes, settings.ranks_per_node)
     silent = predicted(inputs._replace(cost=FREE), setting.bucket_bytes, setting.overlap, setting.outstanding)
-    return PredictedRun(rule, inputs, best, silent.prediction.step)
+    return PredictedRun(rule, inputs, best, silent.prediction.step, refused)
 
 
 def update_seconds(machine: MachineFacts, settings: RunSettings) -> float:
@@ -192,6 +222,7 @@ def _planned_step(
     samples = samples_of_rank(settings, nodes)
     memory = rank_memory(layers, settings.traced, samples, ranks, run.rule, settings.kept, held)
     setting, communicating = run.best.setting, run.best.prediction.communicating
+    simulated = settings.simulated and nodes > 1
     return PlannedStep(
         words,
         StepShares(whole, communication, update, communicating, run.inputs.cost, _loading(machine, settings, nodes)),
@@ -202,5 +233,6 @@ def _planned_step(
         exchange.schedule,
         run.rule.exchange.wire,
         choice=type(run.rule).__name__ if settings.rules[words].alternatives else "",
-        basis=exchange.basis,
+        basis=exchange.basis if run.refused or not simulated else SIMULATED,
+        estimated=", ".join(run.refused),
     )

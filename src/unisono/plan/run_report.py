@@ -13,6 +13,7 @@ from typing import Any
 from unisono.plan.machines import MachineFacts
 from unisono.plan.run_row import LARGEST_ERROR, RunPlan
 from unisono.plan.scaling import last_worthwhile
+from unisono.plan.simulated_cost import SIMULATED
 from unisono.plan.split_plan import without_splits
 
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
@@ -22,9 +23,10 @@ SETTING = ("memory", "overlap", "buckets", "schedule", "wire")
 BASIS_WORDS = {
     "measured": "measured",
     "corrected": "estimated from the link, times what was measured over its own estimate",
+    SIMULATED: "simulated",
     "estimated": "estimated from the link",
 }
-"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`)."""
+"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`), and for simulated ones."""
 
 MIN_WHOLE_SECONDS = 10
 """Seconds of an epoch from which on they are printed as whole ones."""
@@ -52,6 +54,8 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
     )
     if any(plan.basis for plan in plans):
         yield f"exchanges: {_bases(plans)}"
+    for name in sorted({name for plan in plans for name in plan.estimated.split(", ") if name}):
+        yield f"estimated, not simulated: buckets along {name}; so many ranks are simulated for halving and ring alone"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
     yield from notes

@@ -69,7 +69,9 @@ class RunPlan:
     choice: str = ""
     """Rule that takes the place of this one after the first steps; empty: none does."""
     basis: str = ""
-    """Basis of the cost of an exchange (`exchange_cost.BASES`); empty where nothing goes over a link."""
+    """Basis of the cost of exchanges (`exchange_cost.BASES`, or "simulated"); empty where nothing goes over a link."""
+    estimated: str = ""
+    """Schedules of buckets whose simulation was refused, so that their seconds are estimates."""
 
     @property
     def step(self) -> float:
@@ -98,6 +100,9 @@ class PlannedStep(NamedTuple):
     choice: str = ""
     """Rule that is predicted to be the faster, where the rule is replaced by one of several."""
     basis: str = ""
+    estimated: str = ""
+    slower: str = ""
+    """Sentence about the slow link or node that costs most (`unequal.py`); empty: none does."""
 
 
 def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: PlannedStep, alone: float) -> RunPlan:
@@ -107,6 +112,7 @@ def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: Plan
     error = LARGEST_ERROR * shares.alone if shares.cost != FREE else 0.0
     capacity = machine.node.memory_bytes / settings.ranks_per_node
     samples = settings.epoch_samples
+    longest = bottleneck(shares, found.exchanged, found.memory.total, capacity)
     return RunPlan(
         rule=found.rule,
         nodes=nodes,
@@ -123,7 +129,7 @@ def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: Plan
         high=max(least, shares.alone + error),
         speedup=alone / step,
         memory=found.memory,
-        bottleneck=bottleneck(shares, found.exchanged, found.memory.total, capacity),
+        bottleneck=f"{found.slower}; {longest}" if found.slower else longest,
         epoch=None if samples is None else epoch_seconds(samples, settings.minibatch, step),
         wire=found.wire or "float32",
         loading=shares.loading,
@@ -132,4 +138,5 @@ def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: Plan
         split=found.split,
         choice=found.choice,
         basis=found.basis,
+        estimated=found.estimated,
     )

@@ -13,6 +13,7 @@ from unisono.errors import UsageError
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import MachineFacts
 from unisono.plan.trace import TracedLayer
+from unisono.plan.unequal import Unequal
 from unisono.rules import BaseRule
 
 
@@ -37,6 +38,10 @@ class RunSettings:
     epoch_samples: int | None = None
     samples: SampleFacts = field(default_factory=SampleFacts)
     """Samples as they are stored and loaded."""
+    slow_nodes: Mapping[int, float] = field(default_factory=dict)
+    """Times that a node computes as long as others, by its number."""
+    simulated: bool = False
+    """True where collectives between nodes have their simulated seconds, each bucket size by itself."""
 
 
 def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings) -> None:
@@ -59,6 +64,11 @@ def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, setting
                 f"rule {words} has no step that all ranks make together, so it is not predicted: plan bsp, sharded, "
                 "auto, local_sgd or diloco, or measure a short run of it"
             )
+    for node, factor in settings.slow_nodes.items():
+        if node >= max(settings.nodes):
+            raise UsageError(f"there is no node {node}: nodes are 0 to {max(settings.nodes) - 1}")
+        if not 1 <= factor < float("inf"):
+            raise UsageError(f"node {node} computes {factor:g} times as long; give 1 or more")
 
 
 def samples_of_rank(settings: RunSettings, nodes: int) -> int:
@@ -69,3 +79,8 @@ def samples_of_rank(settings: RunSettings, nodes: int) -> int:
 def samples_of_node(settings: RunSettings, nodes: int) -> int:
     """Return the samples of a step on the node that has most."""
     return ceil(settings.minibatch / nodes)
+
+
+def slowest_node(settings: RunSettings, nodes: int) -> float:
+    """Return the times that the slowest of the first `nodes` nodes computes as long as others."""
+    return Unequal(nodes=settings.slow_nodes).among(nodes).slowest

@@ -29,7 +29,7 @@ from unisono.plan.exchange_cost import ExchangeCost
 from unisono.plan.loading import Loading
 from unisono.plan.rank_memory import RankMemory
 from unisono.plan.run_row import PlannedStep
-from unisono.plan.run_settings import RunSettings, samples_of_rank
+from unisono.plan.run_settings import RunSettings, samples_of_rank, slowest_node
 from unisono.plan.split import (
     BUCKET_BYTES,
     LayerFacts,
@@ -62,7 +62,7 @@ class SplitModel(NamedTuple):
 def split_inputs(settings: RunSettings, nodes: int, cost: Cost, model: SplitModel) -> SplitInputs:
     """Return the inputs of a prediction on `nodes` nodes; `cost` is that of an allreduce by its bytes."""
     ranks, samples = nodes * settings.ranks_per_node, samples_of_rank(settings, nodes)
-    scale = samples * settings.ranks_per_node
+    scale = samples * settings.ranks_per_node * slowest_node(settings, nodes)
     facts = tuple(one._replace(seconds=one.seconds * scale) for one in model.facts(ranks))
     sent = gradient_bytes(1.0, ranks, 1)
     return SplitInputs(facts, ranks, settings.minibatch, Cost(cost.latency, cost.per_byte / sent if sent else 0.0))

@@ -29,7 +29,7 @@ from unisono.plan.layer_costs import product_seconds
 from unisono.plan.loading import held_bytes
 from unisono.plan.machines import MachineFacts
 from unisono.plan.run_row import RunPlan
-from unisono.plan.run_settings import RunSettings
+from unisono.plan.run_settings import RunSettings, slowest_node
 from unisono.plan.trace import TracedLayer
 
 START_SECONDS = 20.0
@@ -95,7 +95,7 @@ def job_seconds(
     forward = sum(product_seconds(one, one.forward_flops, machine) for one in layers) / settings.traced
     own = ceil(job.test_samples / plan.ranks)
     loading = max(plan.reading, plan.decoding) / plan.samples
-    test = own * (settings.ranks_per_node * forward + loading)
+    test = own * (settings.ranks_per_node * forward * slowest_node(settings, plan.nodes) + loading)
     checkpoint = sum(layer.parameter_bytes for layer in layers) * (1 + settings.kept) / disk
     within = (steps - 1) // job.checkpoint_every if job.checkpoint_every else 0
     return JobSeconds(

@@ -23,9 +23,13 @@ That adds 3 rounds and, for an even rank with a partner, 3n/2 bytes sent.
 Source: Thakur, Rabenseifner and Gropp, 2005; swCaffe section 5.1.
 """
 
+from typing import Any
+
+import numpy as np
+
 from unisono.placement import Placement
-from unisono.schedules.numbering import renumber, round_robin, suits_round_robin
-from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+from unisono.schedules.numbering import renumber, renumber_forms, round_robin, suits_round_robin
+from unisono.schedules.schedule import Family, Form, Lane, Program, Round, add, receive, send
 
 VARIANTS = ("round-robin",)
 """Round-robin numbering of ranks over supernodes keeps the large messages inside them (swCaffe 5.1)."""
@@ -33,7 +37,10 @@ VARIANTS = ("round-robin",)
 
 def family(placement: Placement, variant: str) -> Family:
     """Return the schedule in the order of ranks, or with round-robin numbering."""
-    return Family(renumber(halving, round_robin(placement)) if variant else halving)
+    if not variant:
+        return Family(halving, allreduce_forms=forms)
+    order = round_robin(placement)
+    return Family(renumber(halving, order), allreduce_forms=renumber_forms(forms, order))
 
 
 def worth(_: str, placement: Placement, variant: str) -> bool:
@@ -47,33 +54,45 @@ def halving(rank: int, ranks: int) -> Program:
     core = 1 << (ranks.bit_length() - 1)
     folded = ranks - core
     if rank >= 2 * folded:
-        return Program(core, (_core(rank - folded, core, folded),), max(1, core // 2))
-    before, after = _fold(rank, core)
-    inner = _core(rank // 2, core, folded) if rank % 2 == 0 else ()
-    return Program(core, (before + inner + after,), max(1, core // 2))
+        return _program(_core(rank - folded, core, folded), core)
+    return _program(_odd(rank, core) if rank % 2 else _even(rank, core, folded), core)
 
 
-def _fold(rank: int, core: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
-    """Return the rounds before and after the core for a rank of a pair (even, odd)."""
-    half = core // 2
-    if rank % 2 == 0:
-        odd = rank + 1
-        return (
-            ((send(odd, half, half), add(odd, 0, half)), (receive(odd, half, half),)),
-            ((send(odd, 0, core),),),
-        )
-    even = rank - 1
-    return (
-        ((send(even, 0, half), add(even, half, half)), (send(even, half, half),)),
-        ((receive(even, 0, core),),),
-    )
+def forms(ranks: int) -> list[Form]:
+    """Return the programs of all ranks at once: of even and odd ranks that sum a half each, and of all others."""
+    core = 1 << (ranks.bit_length() - 1)
+    folded = ranks - core
+    even, alone = np.arange(0, 2 * folded, 2), np.arange(2 * folded, ranks)
+    lanes = [
+        (even, _even(even, core, folded)),
+        (even + 1, _odd(even + 1, core)),
+        (alone, _core(alone - folded, core, folded)),
+    ]
+    return [Form(some, _program(lane, core)) for some, lane in lanes if len(some)]
 
 
-def _core(position: int, core: int, folded: int) -> tuple[Round, ...]:
-    """Return the rounds of one of `core` positions, a power of two."""
+def _program(lane: Lane, core: int) -> Program:
+    return Program(core, (lane,), max(1, core // 2))
 
-    def rank_of(other: int) -> int:
-        return 2 * other if other < folded else other + folded
+
+def _even(rank: Any, core: int, folded: int) -> Lane:
+    """Return the rounds of an even rank, or array of them, that takes part for the odd one behind it."""
+    odd, half = rank + 1, core // 2
+    before: Lane = ((send(odd, half, half), add(odd, 0, half)), (receive(odd, half, half),))
+    return (*before, *_core(rank // 2, core, folded), (send(odd, 0, core),))
+
+
+def _odd(rank: Any, core: int) -> Lane:
+    even, half = rank - 1, core // 2
+    return (send(even, 0, half), add(even, half, half)), (send(even, half, half),), (receive(even, 0, core),)
+
+
+def _core(position: Any, core: int, folded: int) -> Lane:
+    """Return the rounds of one of `core` positions, a power of two, or of an array of them."""
+
+    def rank_of(other: Any) -> Any:
+        """Return twice the position of an even rank with a partner; `folded` more than that of any other."""
+        return other + folded - (folded - other) * (other < folded)
 
     halvings: list[Round] = []
     doublings: list[Round] = []

@@ -10,10 +10,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from unisono.placement import Placement
-from unisono.schedules.schedule import Algorithm, Program, Transfer
+from unisono.schedules.schedule import Algorithm, Form, Program, Transfer
 
 
 def locality_order(placement: Placement) -> tuple[int, ...]:
@@ -60,16 +63,22 @@ def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = Fals
     if list(order) == list(range(len(order))):
         return algorithm
     position_of = {rank: position for position, rank in enumerate(order)}
+    return lambda rank, ranks: _moved(algorithm(position_of[rank], ranks), order, chunks_too)
 
-    def renumbered(rank: int, ranks: int) -> Program:
-        program = algorithm(position_of[rank], ranks)
 
-        def moved(transfer: Transfer) -> Transfer:
-            chunk = order[transfer.chunk] if chunks_too else transfer.chunk
-            return Transfer(transfer.action, order[transfer.peer], chunk, transfer.span)
+def renumber_forms(forms: Callable[[int], list[Form]], order: Sequence[int]) -> Callable[[int], list[Form]]:
+    """Return the forms of `renumber`'s algorithm."""
+    rank_of = np.array(order)
+    return lambda ranks: [Form(rank_of[one.ranks], _moved(one.program, rank_of)) for one in forms(ranks)]
 
-        return program._replace(
-            lanes=tuple(tuple(tuple(map(moved, transfers)) for transfers in lane) for lane in program.lanes)
-        )
 
-    return renumbered
+def _moved(program: Program, order: Any, chunks_too: bool = False) -> Program:
+    """Return the program with rank `order[position]` for each position; `order` is an array for a form's program."""
+
+    def moved(transfer: Transfer) -> Transfer:
+        chunk = order[transfer.chunk] if chunks_too else transfer.chunk
+        return Transfer(transfer.action, order[transfer.peer], chunk, transfer.span)
+
+    return program._replace(
+        lanes=tuple(tuple(tuple(map(moved, transfers)) for transfers in lane) for lane in program.lanes)
+    )

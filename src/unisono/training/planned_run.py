@@ -54,6 +54,10 @@ class PlannedRun:
     parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
     """Layers that are split; empty: none are, and a plan says where that would be faster."""
     job: Job = field(default_factory=Job)
+    slow_nodes: Mapping[int, float] = field(default_factory=dict)
+    """Times that a node computes as long as others, by its number."""
+    simulated: bool = False
+    """True where exchanges between nodes have their simulated seconds."""
 
 
 def planned_run(recipe: Path | None, model: str | None, minibatch: int | None) -> PlannedRun:
@@ -150,4 +154,6 @@ def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, sa
         layer_norms=run.optimizer in LAYER_NORMS,
         epoch_samples=run.data.train,
         samples=run.data.samples,
+        slow_nodes=run.slow_nodes,
+        simulated=run.simulated,
     )
