@@ -2,7 +2,7 @@
 
     machine file of the probe ─▶ predictions ─▶ SEALED.jsonl ─▶ first step ... last step ─▶ ledger.jsonl
 
-python ranks.py SEED CLUSTER FOLDER
+python ranks.py SET SEED CLUSTER FOLDER
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from settings import CHOICES, CHOICES_ON, Cluster, Run, draw
+from settings import CHOICES, CHOICES_ON, DRAWS, Cluster, Run
 from slept import SleptNetwork
 
 import unisono
@@ -44,7 +44,7 @@ LINK_SECONDS = 0.16
 EVEN_BATCH = 24
 """Samples a rank whose computing takes as long as the ideal exchange of all gradients."""
 
-MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 4.0, 12, 40
+MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 3.0, 12, 32
 WARM_UP = 4
 
 
@@ -59,14 +59,14 @@ class Contender(NamedTuple):
     wire: str
 
 
-def contenders(cluster: Cluster, number: int) -> list[Contender]:
-    """Return the runs that are measured: those drawn, one of them again, and on some clusters all choices."""
+def contenders(cluster: Cluster, all_choices: bool) -> list[Contender]:
+    """Return the runs that are measured: those drawn, one of them again, and with `all_choices` each choice."""
     found = []
     for place, run in enumerate(cluster.runs):
         found.append(Contender(place, run, "drawn", run.rule, run.wire))
         if place == 0:
             found.append(Contender(place, run, "repeated", run.rule, run.wire))
-        if number < CHOICES_ON:
+        if all_choices:
             found += [Contender(place, run, "choice", *choice) for choice in CHOICES]
     return found
 
@@ -147,12 +147,12 @@ def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contende
     return found
 
 
-def main(seed: str, number: str, folder: str) -> None:
+def main(name: str, seed: str, number: str, folder: str) -> None:
     """Seal all predictions of a cluster, then measure its runs."""
     world = unisono.init()
-    cluster, home = draw(int(seed))[int(number)], Path(folder)
+    cluster, home = DRAWS[name](int(seed))[int(number)], Path(folder)
     probed = find_machine(str(home / f"cluster-{number}.toml"))
-    every = contenders(cluster, int(number))
+    every = contenders(cluster, name == "drawn" and int(number) < CHOICES_ON)
     sealed = world.call_on_root(lambda: [predict(probed, cluster, one) for one in every])
     if world.rank == 0:
         lines = "".join(

@@ -1,6 +1,6 @@
 """Runs the benchmark of sealed predictions: probes each cluster of the lab, seals the predictions, measures the runs.
 
-python benchmarks/foresight/run.py SEED FOLDER [CLUSTER ...]
+python benchmarks/foresight/run.py SET SEED FOLDER [CLUSTER ...]        SET: drawn, more
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from settings import Cluster, draw
+from settings import DRAWS, Cluster
 
 from report import write_summary
 
@@ -28,9 +28,9 @@ def in_lab(cluster: Cluster, *command: str) -> None:
     )
 
 
-def main(seed: str, folder: str, *numbers: str) -> None:
+def main(name: str, seed: str, folder: str, *numbers: str) -> None:
     """Measure clusters, all of them without numbers, and write the summary."""
-    home, clusters = Path(folder).absolute(), draw(int(seed))
+    home, clusters = Path(folder).absolute(), DRAWS[name](int(seed))
     home.mkdir(parents=True, exist_ok=True)
     for number in map(int, numbers or range(len(clusters))):
         cluster, began = clusters[number], time.perf_counter()
@@ -38,9 +38,9 @@ def main(seed: str, folder: str, *numbers: str) -> None:
         machine = home / f"cluster-{number}.toml"
         machine.unlink(missing_ok=True)
         unisono = str(Path(sys.executable).with_name("unisono"))
-        in_lab(cluster, unisono, "probe", str(machine), f"--seconds={PROBE_SECONDS}")
+        in_lab(cluster.probed, unisono, "probe", str(machine), f"--seconds={PROBE_SECONDS}")
         probed = time.perf_counter() - began
-        in_lab(cluster, sys.executable, str(HERE / "ranks.py"), seed, str(number), str(home))
+        in_lab(cluster, sys.executable, str(HERE / "ranks.py"), name, seed, str(number), str(home))
         took = {"cluster": number, "probe_s": probed, "all_s": time.perf_counter() - began}
         with (home / "times.jsonl").open("a") as file:
             file.write(json.dumps(took) + "\n")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -31,12 +31,13 @@ from unisono.plan.choose import (
     TIE_RATIO,
     Candidate,
     PredictionInputs,
+    candidates,
     initial_setting,
     is_searched,
     predicted,
     space_of,
 )
-from unisono.plan.choose_rule import rank_rules
+from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
 from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import Loading, held_bytes, least_step, loading_of
@@ -57,6 +58,10 @@ MAX_BUCKETS = 128
 
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
+
+
+ExchangeOf = Callable[[BaseRule, int], ExchangeCost]
+"""Function (rule, number of nodes) -> the cost of the rule's exchanges."""
 
 
 class PredictedRun(NamedTuple):
@@ -84,11 +89,7 @@ def plan_run(
     Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
     """
     check_settings(layers, machine, settings)
-    exchange = cache(partial(exchange_cost, machine, ranks_per_node=settings.ranks_per_node))
-
-    def exchange_of(rule: BaseRule, nodes: int) -> ExchangeCost:
-        return exchange(nodes, wire=rule.exchange.wire, sharded=rule.sharded)
-
+    exchange_of = exchanges_of(machine, settings)
     found = list[RunPlan]()
     for words, rule in settings.rules.items():
         alone = predict_fastest(layers, machine, settings, rule, 1, exchange_of).step
@@ -99,11 +100,21 @@ def plan_run(
             step = _planned_step(layers, machine, settings, words, nodes, exchange_of(run.rule, nodes), run)
             rows.append(row_of(machine, settings, nodes, step, alone))
             if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
-                activations = exchange(nodes)  # which are not encoded
+                activations = exchange_cost(machine, nodes, settings.ranks_per_node)  # which are not encoded
                 faster = split_step(settings, nodes, activations, step, split)
                 with_splits += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
         found += rows + with_splits
     return found
+
+
+def exchanges_of(machine: MachineFacts, settings: RunSettings) -> ExchangeOf:
+    """Return the function that gives the cost of a rule's exchanges on a number of nodes."""
+
+    @cache
+    def cost(nodes: int, wire: str | None, sharded: bool, algorithm: str) -> ExchangeCost:
+        return exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded, algorithm)
+
+    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.sharded, rule.algorithm)
 
 
 def predict_fastest(
@@ -112,12 +123,9 @@ def predict_fastest(
     settings: RunSettings,
     rule: BaseRule,
     nodes: int,
-    exchange_of: Callable[[BaseRule, int], ExchangeCost],
+    exchange_of: ExchangeOf,
 ) -> PredictedRun:
-    """Return the prediction for a rule, or of its alternatives for the one that a run would take (`choose_rule.py`).
-
-    `exchange_of` returns the cost of a rule's exchanges on a number of nodes.
-    """
+    """Return the prediction for a rule, or of its alternatives for the one that a run would take (`choose_rule.py`)."""
     runs = [
         predict_run(layers, machine, settings, one, nodes, exchange_of(one, nodes).cost)
         for one in rule.alternatives or (rule,)
@@ -138,6 +146,8 @@ def predict_run(
     update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
     computing = replace(computing, update=update)
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
+    if rule.sharded:  # the sum of flags besides the two that were priced
+        cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     inputs = PredictionInputs(
@@ -146,7 +156,7 @@ def predict_run(
     if is_searched(rule) and ranks > 1:
         overlaps, largest, outstandings = space_of(rule)
         few = [size for size in largest if len(inputs.buckets(size)) <= MAX_BUCKETS] or [max(largest)]
-        best = rank_rules((rule,), inputs, overlaps, few, outstandings)[0].best
+        best = candidates(inputs, overlaps, few, outstandings)[0]
     else:
         first = initial_setting(rule, inputs.buckets, ranks)
         best = predicted(inputs, first.bucket_bytes, first.overlap, first.outstanding)
