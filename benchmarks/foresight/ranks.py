@@ -2,7 +2,7 @@
 
     machine file of the probe ─▶ predictions ─▶ SEALED.jsonl ─▶ first step ... last step ─▶ ledger.jsonl
 
-python ranks.py SEED CLUSTER FOLDER
+python ranks.py SET SEED CLUSTER FOLDER KINDS
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from settings import CHOICES, CHOICES_ON, Cluster, Run, draw
+from settings import CHOICES, CHOICES_ON, DRAWS, Cluster, Run
 from slept import SleptNetwork
 
 import unisono
 from unisono.bench.contender import shape_of
-from unisono.foresight.ledger import LedgerEntry, append
+from unisono.foresight.form import from_data
+from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
 from unisono.foresight.measurement import Measurement, measure
 from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import RunFacts, SealedPrediction
@@ -44,7 +46,7 @@ LINK_SECONDS = 0.16
 EVEN_BATCH = 24
 """Samples a rank whose computing takes as long as the ideal exchange of all gradients."""
 
-MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 4.0, 12, 40
+MEASURED_SECONDS, MIN_STEPS, MAX_STEPS = 3.0, 12, 32
 WARM_UP = 4
 
 
@@ -59,14 +61,14 @@ class Contender(NamedTuple):
     wire: str
 
 
-def contenders(cluster: Cluster, number: int) -> list[Contender]:
-    """Return the runs that are measured: those drawn, one of them again, and on some clusters all choices."""
+def contenders(cluster: Cluster, all_choices: bool) -> list[Contender]:
+    """Return the runs that are measured: those drawn, one of them again, and with `all_choices` each choice."""
     found = []
     for place, run in enumerate(cluster.runs):
         found.append(Contender(place, run, "drawn", run.rule, run.wire))
         if place == 0:
             found.append(Contender(place, run, "repeated", run.rule, run.wire))
-        if number < CHOICES_ON:
+        if all_choices:
             found += [Contender(place, run, "choice", *choice) for choice in CHOICES]
     return found
 
@@ -147,42 +149,47 @@ def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contende
     return found
 
 
-def main(seed: str, number: str, folder: str) -> None:
-    """Seal all predictions of a cluster, then measure its runs."""
-    world = unisono.init()
-    cluster, home = draw(int(seed))[int(number)], Path(folder)
-    probed = find_machine(str(home / f"cluster-{number}.toml"))
-    every = contenders(cluster, int(number))
-    sealed = world.call_on_root(lambda: [predict(probed, cluster, one) for one in every])
-    if world.rank == 0:
+def sealed_predictions(path: Path, probed: MachineFacts, cluster: Cluster, every: list[Contender]) -> list[Any]:
+    """Return the predictions in a file of seals, which is written where there is none."""
+    if not path.exists():
         lines = "".join(
-            json.dumps([one._asdict() | {"run": asdict(one.run)}, asdict(prediction)]) + "\n"
-            for one, prediction in zip(every, sealed, strict=True)
+            json.dumps([one._asdict() | {"run": asdict(one.run)}, asdict(predict(probed, cluster, one))]) + "\n"
+            for one in every
         )
-        path = home / f"sealed-{number}.jsonl"
         with path.open("w") as file:
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
-        print(f"sealed {len(sealed)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
+        print(f"sealed {len(every)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
+    return [from_data(SealedPrediction, json.loads(line)[1]) for line in path.read_text().splitlines()]
+
+
+def is_measured(ledger: Path, labels: dict[str, str]) -> bool:
+    """Return True where a ledger has a run with these labels."""
+    return ledger.exists() and any(dict(one.labels) == labels for one in read(ledger)[0])
+
+
+def main(name: str, seed: str, number: str, folder: str, kinds: str) -> None:
+    """Seal all predictions of a cluster, then measure its runs of these kinds that were not measured yet."""
+    world = unisono.init()
+    cluster, home = DRAWS[name](int(seed))[int(number)], Path(folder)
+    probed, ledger = find_machine(str(home / f"cluster-{number}.toml")), home / LEDGER
+    every = contenders(cluster, name == "drawn" and int(number) < CHOICES_ON)
+    sealed = world.call_on_root(lambda: sealed_predictions(home / f"sealed-{number}.jsonl", probed, cluster, every))
     for one, prediction in zip(every, sealed, strict=True):
+        labels = {"cluster": number, "place": str(one.number), "kind": one.kind, "batch": str(one.run.batch)}
+        labels |= {"late": f"{one.run.late:g}", "slow": f"{cluster.slow_host:g}", "choice": f"{one.rule} {one.wire}"}
+        labels |= {"hosts": f"{cluster.supernodes} x {cluster.hosts}", "rate": f"{cluster.megabits}"}
+        if one.kind not in kinds.split(",") or world.call_on_root(partial(is_measured, ledger, labels)):
+            continue
         found = measured(world, probed, cluster, one, prediction.step)
         if world.rank == 0:
-            labels = {"cluster": number, "place": str(one.number), "kind": one.kind, "batch": str(one.run.batch)}
-            labels |= {
-                "late": f"{one.run.late:g}",
-                "slow": f"{cluster.slow_host:g}",
-                "choice": f"{one.rule} {one.wire}",
-            }
-            labels |= {"hosts": f"{cluster.supernodes} x {cluster.hosts}", "rate": f"{cluster.megabits}"}
-            append(home / "ledger.jsonl", LedgerEntry(prediction, found, version("unisono"), labels))
+            append(ledger, LedgerEntry(prediction, found, version("unisono"), labels))
             off = prediction.step / found.step.median - 1
             inside = "in" if prediction.low <= found.step.median <= prediction.high else "OUT"
             words = f"{one.kind:8} {one.run.network:9} {one.run.batch:3} {one.rule} {one.wire}"
-            print(
-                f"{words}: {prediction.step:.3f} {found.step.median:.3f} {off:+.1%} {inside} {found.disturbed}",
-                flush=True,
-            )
+            print(f"{words}: {prediction.step:.3f} {found.step.median:.3f} {off:+.1%} {inside} {found.disturbed}")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

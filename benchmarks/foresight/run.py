@@ -1,18 +1,16 @@
 """Runs the benchmark of sealed predictions: probes each cluster of the lab, seals the predictions, measures the runs.
 
-python benchmarks/foresight/run.py SEED FOLDER [CLUSTER ...]
+python benchmarks/foresight/run.py SET SEED FOLDER [CLUSTER ...]        SET: drawn, more
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from settings import Cluster, draw
+from settings import CHOICES_ON, DRAWS, Cluster
 
 from report import write_summary
 
@@ -28,22 +26,30 @@ def in_lab(cluster: Cluster, *command: str) -> None:
     )
 
 
-def main(seed: str, folder: str, *numbers: str) -> None:
-    """Measure clusters, all of them without numbers, and write the summary."""
-    home, clusters = Path(folder).absolute(), draw(int(seed))
-    home.mkdir(parents=True, exist_ok=True)
-    for number in map(int, numbers or range(len(clusters))):
-        cluster, began = clusters[number], time.perf_counter()
-        print(f"cluster {number}: {' '.join(cluster.options)}", flush=True)
-        machine = home / f"cluster-{number}.toml"
-        machine.unlink(missing_ok=True)
+def measure(number: int, cluster: Cluster, home: Path, arguments: list[str], kinds: str) -> None:
+    """Probe a cluster that was not probed yet, and measure its runs of these kinds."""
+    print(f"cluster {number}: {' '.join(cluster.options)}", flush=True)
+    machine = home / f"cluster-{number}.toml"
+    if not machine.exists():
         unisono = str(Path(sys.executable).with_name("unisono"))
-        in_lab(cluster, unisono, "probe", str(machine), f"--seconds={PROBE_SECONDS}")
-        probed = time.perf_counter() - began
-        in_lab(cluster, sys.executable, str(HERE / "ranks.py"), seed, str(number), str(home))
-        took = {"cluster": number, "probe_s": probed, "all_s": time.perf_counter() - began}
-        with (home / "times.jsonl").open("a") as file:
-            file.write(json.dumps(took) + "\n")
+        in_lab(cluster.probed, unisono, "probe", str(machine), f"--seconds={PROBE_SECONDS}")
+    in_lab(cluster, sys.executable, str(HERE / "ranks.py"), *arguments, str(number), str(home), kinds)
+
+
+def main(name: str, seed: str, folder: str, *numbers: str) -> None:
+    """Measure clusters, all of them without numbers: drawn runs first, then choices. Write the summary.
+
+    What a folder has already stays: a run that was stopped goes on.
+    """
+    home, clusters = Path(folder).absolute(), DRAWS[name](int(seed))
+    home.mkdir(parents=True, exist_ok=True)
+    wanted = [int(number) for number in numbers or range(len(clusters))]
+    for number in wanted:
+        measure(number, clusters[number], home, [name, seed], "drawn,repeated")
+    write_summary(home)
+    for number in wanted:
+        if name == "drawn" and number < CHOICES_ON:
+            measure(number, clusters[number], home, [name, seed], "choice")
     write_summary(home)
 
 

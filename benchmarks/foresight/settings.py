@@ -12,10 +12,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CLUSTERS, RUNS = 10, 4
 """Clusters that are drawn, each with its own probe, and runs on each."""
+
+MORE_RUNS = 5
+"""Runs on each number of hosts that are predicted from a probe of two."""
 
 LATE_RUNS = 6
 """Runs with a late host."""
@@ -70,6 +73,8 @@ class Cluster:
     slow_host: float
     """Factor of the last host's link; 0: all are alike."""
     runs: tuple[Run, ...] = ()
+    probed_hosts: int = 0
+    """Hosts of the probe; 0: all of the cluster."""
 
     @property
     def ranks(self) -> int:
@@ -82,6 +87,11 @@ class Cluster:
         found = [f"--supernodes={self.supernodes}", f"--hosts={self.hosts}", f"--rate={self.megabits}mbit"]
         found += [f"--oversubscribe={self.oversubscribe}"] if self.supernodes > 1 else []
         return found + ([f"--slow-host={self.ranks - 1}:{self.slow_host:g}"] if self.slow_host else [])
+
+    @property
+    def probed(self) -> Cluster:
+        """Cluster that is probed."""
+        return replace(self, hosts=self.probed_hosts) if self.probed_hosts else self
 
 
 TOPOLOGIES = ((1, 2), (1, 4), (1, 8), (2, 2), (2, 4))
@@ -100,6 +110,24 @@ def draw(seed: int) -> list[Cluster]:
     return [_cluster(chance, number == slow, {run for one, run in late if one == number}) for number in range(CLUSTERS)]
 
 
+def draw_more(seed: int) -> list[Cluster]:
+    """Return 4 and 8 hosts with 5 runs each, predicted from a probe of 2 hosts."""
+    chance = random.Random(seed)
+    return [
+        Cluster(1, hosts, 100, 1, 0.0, tuple(_run(chance) for _ in range(MORE_RUNS)), probed_hosts=2)
+        for hosts in (4, 8)
+    ]
+
+
+DRAWS = {"drawn": draw, "more": draw_more}
+"""Sets of settings by name."""
+
+
+def _run(chance: random.Random, late: bool = False) -> Run:
+    run = Run(chance.choice(NETWORKS), chance.choice(BATCHES), chance.choice(RULES), chance.choice(WIRES))
+    return replace(run, late=chance.choice((1.2, 1.5, 2.0))) if late else run
+
+
 def _cluster(chance: random.Random, slow: bool, late: set[int]) -> Cluster:
     supernodes, hosts = chance.choice(TOPOLOGIES)
     rate = chance.choice([rate for rate in RATES if supernodes * hosts * rate <= MAX_MEGABITS])
@@ -110,14 +138,5 @@ def _cluster(chance: random.Random, slow: bool, late: set[int]) -> Cluster:
         rate,
         chance.choice((1, 2, 4)),
         factor if slow else 0.0,
-        tuple(
-            Run(
-                chance.choice(NETWORKS),
-                chance.choice(BATCHES),
-                chance.choice(RULES),
-                chance.choice(WIRES),
-                chance.choice((1.2, 1.5, 2.0)) if number in late else 0.0,
-            )
-            for number in range(RUNS)
-        ),
+        tuple(_run(chance, number in late) for number in range(RUNS)),
     )

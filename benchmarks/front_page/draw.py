@@ -1,6 +1,6 @@
 """Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
 
-Reads benchmarks/collectives, overlaps, tensor_parallel, rules and loading; writes docs/pictures/front.svg and the table
+Reads benchmarks/collectives, overlaps, tensor_parallel, rules, loading and foresight; writes docs/pictures/front.svg and the table
 between README's marks. Needs matplotlib.
 """
 
@@ -11,6 +11,10 @@ import re
 import statistics
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from unisono.foresight import ledger
 
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
@@ -80,7 +84,8 @@ def table() -> list[str]:
             f"| emulated step, layers of {network}, 4 hosts | {one['Unisono']:.2f} s | "
             f"DDP on gloo {one['DDP on gloo']:.2f} s | overlapped fully {one['bound']:.2f} s |"
         )
-    return [*lines, split_layers("CD-DNN"), split_layers("VGG-A's wide layers"), slow_link(), slow_worker(), loading()]
+    lines += [split_layers("CD-DNN"), split_layers("VGG-A's wide layers"), slow_link(), slow_worker(), loading()]
+    return [*lines, foresight()]
 
 
 def split_layers(network: str) -> str:
@@ -125,6 +130,24 @@ def loading() -> str:
     peers = f"DataLoader: Pillow {rates['DataLoader, Pillow']:,.0f}, OpenCV {rates['DataLoader, OpenCV']:,.0f}"
     bound = f"libjpeg-turbo {rates['libjpeg-turbo alone']:,.0f}"
     return f"| JPEGs decoded and cropped a second, one core | {rates['ours']:,.0f} | {peers} | {bound} |"
+
+
+def foresight() -> str:
+    """Return the row of sealed predictions."""
+    entries = ledger.read(BENCHMARKS / "foresight/sealed/ledger.jsonl")[0]
+    drawn = {place_of(one): one for one in entries if one.labels["kind"] == "drawn"}
+    median, high = np.percentile([one.error for one in drawn.values()], [50, 95])
+    again = [one for one in entries if one.labels["kind"] == "repeated"]
+    apart = [abs(one.measurement.step.median / drawn[place_of(one)].measurement.step.median - 1) for one in again]
+    return (
+        f"| error of a predicted step, {len(drawn)} sealed runs, 2 to 8 hosts | median {median:.1%}; of 95% at most "
+        f"{high:.1%} | none known that publishes its own | the same run twice {statistics.median(apart):.1%} |"
+    )
+
+
+def place_of(entry: ledger.LedgerEntry) -> tuple[str, str]:
+    """Return the cluster and the place of a run."""
+    return entry.labels["cluster"], entry.labels["place"]
 
 
 def _ms(milliseconds: float) -> str:

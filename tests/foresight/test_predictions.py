@@ -9,11 +9,10 @@ from tests.foresight.entries import RUN
 from tests.plan.test_choose import NETWORK, ask, at, loads
 from tests.plan.test_run_plan import MACHINE, SETTINGS, network
 
-from unisono.foresight.predictions import NOMINAL_SHARE, planned_prediction, program_of, tuned_prediction
+from unisono.foresight.predictions import LARGEST_ERROR, NOMINAL_SHARE, planned_prediction, program_of, tuned_prediction
 from unisono.plan.choose import PredictionInputs, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
-from unisono.plan.run_row import LARGEST_ERROR
 from unisono.rules import BSP, Auto, BaseRule, Exchange, LocalSGD, Sharded
 
 MIB = 1 << 20

@@ -9,6 +9,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.plan.machines import find_machine
+from unisono.plan.measured_rows import CollectiveRow
 from unisono.plan.wall_time import START_SECONDS
 from unisono.training.planned_run import example_of, network_of, planned_run, with_rules
 from unisono.training.prediction import RunPrediction, job_of, layers_on, notes_of, predict_rows, traced_network
@@ -45,6 +46,14 @@ def test_layers_add_up_to_the_row() -> None:
         assert sum(one.computing for one in layers) == pytest.approx(row.computing)
         assert sum(one.exchange + one.activations for one in layers) == pytest.approx(row.communicating)
         assert {one.name: one.parallelism for one in layers if one.parallelism != "data"} == row.split
+
+
+def test_layers_of_a_simulated_plan_do_not_count_measured_exchanges() -> None:
+    row = CollectiveRow("allreduce", "ring", "float32", 4, 4, 8 << 20, 1.0, 0.0)
+    found = predicted()
+    measured = found._replace(machine=replace(MACHINE, collectives=(row,)))
+    simulated = measured._replace(settings=replace(found.settings, simulated=True))
+    assert layers_on(simulated, 4) == layers_on(found, 4) != layers_on(measured, 4)
 
 
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:

@@ -9,9 +9,9 @@
 Worked example, 4 ranks: computing 40 ms; the program takes 42 ms where collectives take no time, and 52 ms with them:
 updates that do not hide are 2 ms, communication that does not hide is 10 ms.
 
-**Interval.** Both have that of a plan (`plan/run_plan.py`): plus and minus the largest error of 24 predictions from
-measured costs. The next error of such a series is at most the largest of 24 before with probability 24/25, if all 25
-come in any order alike: the interval's nominal share. With a machine file, errors of its values come on top.
+**Interval.** With a machine file it is that of a plan (`plan/run_row.py`). Without, it is plus and minus the largest
+error of 24 predictions from measured costs (`benchmarks/overlaps`). The next error of such a series is at most the
+largest of 24 before with probability 24/25, if all 25 come in any order alike: the interval's nominal share.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from importlib.metadata import version
 
 from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
 from unisono.plan.choose import Candidate
-from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
+from unisono.plan.exchange_cost import FREE
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import plan_run, predict_fastest
-from unisono.plan.run_row import LARGEST_ERROR
+from unisono.plan.run_plan import exchanges_of, plan_run, predict_fastest
+from unisono.plan.run_row import INTERVAL_SHARE
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer
-from unisono.rules import BaseRule
 from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step, StepProgram
+
+LARGEST_ERROR = 0.075
+"""Largest error of a step in `benchmarks/overlaps` that was predicted from measured costs, relative to the measured
+one."""
 
 NOMINAL_SHARE = 24 / 25
 """Share of steps, 0 to 1, within an interval that reaches to the largest of 24 errors."""
@@ -47,11 +50,7 @@ def planned_prediction(
     """
     (plan,) = plan_run(layers, machine, settings)
     ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
-
-    def exchange_of(one: BaseRule, nodes: int) -> ExchangeCost:
-        return exchange_cost(machine, nodes, settings.ranks_per_node, one.exchange.wire, one.sharded)
-
-    run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
+    run = predict_fastest(layers, machine, settings, rule, nodes, exchanges_of(machine, settings))
     program, updating = program_of(run.best)
     return SealedPrediction(
         sealed=BEFORE,
@@ -60,7 +59,7 @@ def planned_prediction(
         parts=StepParts(plan.computing, plan.communication, plan.update, plan.loading),
         low=plan.low,
         high=plan.high,
-        share=NOMINAL_SHARE,
+        share=INTERVAL_SHARE,
         program=replace(program, schedule=plan.schedule),
         costs=CostFacts(*run.best.costs.collective, run.best.costs.computing.update),
         communicating=plan.communicating,

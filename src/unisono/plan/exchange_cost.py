@@ -32,6 +32,7 @@ from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.collective_rows import nearest_rows, rows_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.measured_rows import FLOAT32_WIRE, CollectiveRow
+from unisono.rules.base import AUTO
 from unisono.schedules import find, names
 from unisono.step.costs import Cost, fit
 from unisono.wires import encoded_share
@@ -64,6 +65,8 @@ class PricedExchange(NamedTuple):
     wire: str | None
     nodes: int
     ranks_per_node: int
+    algorithm: str = AUTO
+    """Name of the schedule, or "auto"."""
 
     @property
     def ranks(self) -> int:
@@ -72,15 +75,20 @@ class PricedExchange(NamedTuple):
 
 
 def exchange_cost(
-    machine: MachineFacts, nodes: int, ranks_per_node: int, wire: str | None = None, sharded: bool = False
+    machine: MachineFacts,
+    nodes: int,
+    ranks_per_node: int,
+    wire: str | None = None,
+    sharded: bool = False,
+    algorithm: str = AUTO,
 ) -> ExchangeCost:
     """Return the cost of an allreduce over `nodes` nodes; if `sharded`, of a reduce_scatter and an all_gather, whose
-    weights are not encoded.
+    weights are not encoded. Rows of another schedule than `algorithm` correct its estimate.
 
     Raises NetworkError for a machine without a bandwidth, and TensorError for an unknown wire.
     """
     calls = (("reduce_scatter", wire), ("all_gather", None)) if sharded else (("allreduce", wire),)
-    found = [_cost(machine, PricedExchange(*call, nodes, ranks_per_node)) for call in calls]
+    found = [_cost(machine, PricedExchange(*call, nodes, ranks_per_node, algorithm)) for call in calls]
     cost = Cost(sum(one.cost.latency for one in found), sum(one.cost.per_byte for one in found))
     bases = [one.basis for one in found if one.basis]
     return ExchangeCost(found[0].schedule, cost, max(bases, key=BASES.index, default=""))
@@ -104,9 +112,10 @@ def even_cost(
 
 
 def _cost(machine: MachineFacts, exchange: PricedExchange) -> ExchangeCost:
-    collective, wire, nodes, _ = exchange
+    collective, wire, nodes, _, algorithm = exchange
     share = encoded_share(wire)
-    if rows := rows_of(machine.collectives, collective, wire or FLOAT32_WIRE, nodes, exchange.ranks):
+    rows = rows_of(machine.collectives, collective, wire or FLOAT32_WIRE, nodes, exchange.ranks)
+    if rows and algorithm in (AUTO, rows[-1].schedule):
         cost = fit([row.bytes for row in rows], [row.seconds for row in rows])
         return ExchangeCost(rows[-1].schedule, cost, "measured")
     if nodes == 1:
@@ -115,30 +124,40 @@ def _cost(machine: MachineFacts, exchange: PricedExchange) -> ExchangeCost:
         found = [_corrected(machine, exchange, row) for row in rows]
         cost = fit([row.bytes for row in rows], [seconds for _, seconds in found])
         return ExchangeCost(found[-1][0], cost, "corrected")
-    found = [_estimated(machine, exchange, nbytes) for nbytes in MEASURED_BUCKET_BYTES]
+    found = [_estimated(machine, exchange, nbytes, _named(exchange)) for nbytes in MEASURED_BUCKET_BYTES]
     return ExchangeCost(found[-1][0], fit(MEASURED_BUCKET_BYTES, [seconds for _, seconds in found]), "estimated")
 
 
 def _corrected(machine: MachineFacts, exchange: PricedExchange, row: CollectiveRow) -> tuple[str, float]:
     """Return the schedule and the estimate for the bytes of a row, times what the row took over its own estimate.
 
-    The schedule is the row's, which `auto` took there, if a node has as many ranks, and the payload is long for all of
-    them: on thousands of nodes `auto` takes no ring.
+    The schedule is the exchange's own. Without one it is the row's, which `auto` took there, if a node has as many
+    ranks, and the payload is long for all of them: on thousands of nodes `auto` takes no ring.
     """
     measured = PricedExchange(row.collective, row.wire, row.nodes, row.ranks // row.nodes)
     _, before = _estimated(machine, measured, row.bytes, row.schedule)
     long = row.bytes * encoded_share(exchange.wire) >= LONG_BYTES_PER_RANK * exchange.ranks
     alike = long and measured.ranks_per_node == exchange.ranks_per_node
-    schedule, after = _estimated(machine, exchange, row.bytes, row.schedule if alike else "")
+    schedule, after = _estimated(machine, exchange, row.bytes, _named(exchange) or (row.schedule if alike else ""))
     return schedule, after * row.seconds / before
 
 
+def _named(exchange: PricedExchange) -> str:
+    """Return the name of the schedule that the exchange has; empty where each call chooses."""
+    return "" if exchange.algorithm == AUTO else exchange.algorithm
+
+
 def _estimated(machine: MachineFacts, exchange: PricedExchange, nbytes: int, named: str = "") -> tuple[str, float]:
+<<<<<<< HEAD
     """Return the schedule called `named`, if it offers the collective, else that of `auto`, and its estimated seconds.
 
     `auto` does not know of slow links, in a plan as in a run; the estimate does.
     """
     collective, wire, nodes, ranks_per_node = exchange
+=======
+    """Return the schedule called `named`, if it offers the collective, else the cheapest, and its estimated seconds."""
+    collective, wire, nodes, ranks_per_node, _ = exchange
+>>>>>>> h9_bench
     placement = placement_of(machine, nodes, ranks_per_node)
     network, sent = network_of(machine, ranks_per_node), int(nbytes * encoded_share(wire))
     offered = named in names() and getattr(find(named, placement), collective) is not None

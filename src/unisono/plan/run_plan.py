@@ -20,8 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+<<<<<<< HEAD
 from functools import cache, partial
 from types import MappingProxyType
+=======
+from functools import cache
+>>>>>>> h9_bench
 from typing import NamedTuple
 
 import torch
@@ -32,20 +36,26 @@ from unisono.plan.choose import (
     TIE_RATIO,
     Candidate,
     PredictionInputs,
+    candidates,
     initial_setting,
     is_searched,
     predicted,
     space_of,
 )
+<<<<<<< HEAD
 from unisono.plan.choose_rule import rank_rules
 from unisono.plan.exchange_cost import FREE, ExchangeCost, even_cost, exchange_cost
+=======
+from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
+from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
+>>>>>>> h9_bench
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import Loading, held_bytes, least_step, loading_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.rank_memory import rank_memory
 from unisono.plan.run_row import PlannedStep, RunPlan, row_of
 from unisono.plan.run_settings import RunSettings, check_settings, samples_of_node, samples_of_rank, slowest_node
-from unisono.plan.simulated_cost import SIMULATED, with_simulated
+from unisono.plan.simulated_cost import SIMULATED, with_simulated, without_rows
 from unisono.plan.split_plan import SplitModel, split_step
 from unisono.plan.trace import TracedLayer
 from unisono.plan.unequal import Unequal, cost_of, slowed
@@ -60,6 +70,10 @@ MAX_BUCKETS = 128
 
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
+
+
+ExchangeOf = Callable[[BaseRule, int], ExchangeCost]
+"""Function (rule, number of nodes) -> the cost of the rule's exchanges."""
 
 
 class PredictedRun(NamedTuple):
@@ -89,13 +103,17 @@ def plan_run(
     Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
     """
     check_settings(layers, machine, settings)
-    if settings.simulated:  # what was measured between nodes does not count
-        machine = replace(machine, collectives=tuple(row for row in machine.collectives if row.nodes == 1))
+<<<<<<< HEAD
+    if settings.simulated:
+        machine = without_rows(machine)
     exchange = cache(partial(exchange_cost, machine, ranks_per_node=settings.ranks_per_node))
 
     def exchange_of(rule: BaseRule, nodes: int) -> ExchangeCost:
         return exchange(nodes, wire=rule.exchange.wire, sharded=rule.sharded)
 
+=======
+    exchange_of = exchanges_of(machine, settings)
+>>>>>>> h9_bench
     found = list[RunPlan]()
     for words, rule in settings.rules.items():
         alone = predict_fastest(layers, machine, replace(settings, slow_nodes={}), rule, 1, exchange_of).step
@@ -108,13 +126,14 @@ def plan_run(
             step = _planned_step(layers, machine, settings, words, nodes, cost, run)._replace(slower=slower)
             rows.append(row_of(machine, settings, nodes, step, alone))
             if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
-                activations = exchange(nodes)  # which are not encoded
+                activations = exchange_cost(machine, nodes, settings.ranks_per_node)  # which are not encoded
                 faster = split_step(settings, nodes, activations, step, split)
                 with_splits += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
         found += rows + with_splits
     return found
 
 
+<<<<<<< HEAD
 def _slower(
     layers: Sequence[TracedLayer],
     machine: MachineFacts,
@@ -132,6 +151,16 @@ def _slower(
     if unequal.nodes:
         without_nodes = predict_run(layers, machine, replace(settings, slow_nodes={}), rule, nodes, cost).step
     return cost_of(unequal, run.step, without_links, without_nodes)
+=======
+def exchanges_of(machine: MachineFacts, settings: RunSettings) -> ExchangeOf:
+    """Return the function that gives the cost of a rule's exchanges on a number of nodes."""
+
+    @cache
+    def cost(nodes: int, wire: str | None, sharded: bool, algorithm: str) -> ExchangeCost:
+        return exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded, algorithm)
+
+    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.sharded, rule.algorithm)
+>>>>>>> h9_bench
 
 
 def predict_fastest(
@@ -140,12 +169,9 @@ def predict_fastest(
     settings: RunSettings,
     rule: BaseRule,
     nodes: int,
-    exchange_of: Callable[[BaseRule, int], ExchangeCost],
+    exchange_of: ExchangeOf,
 ) -> PredictedRun:
-    """Return the prediction for a rule, or of its alternatives for the one that a run would take (`choose_rule.py`).
-
-    `exchange_of` returns the cost of a rule's exchanges on a number of nodes.
-    """
+    """Return the prediction for a rule, or of its alternatives for the one that a run would take (`choose_rule.py`)."""
     runs = [
         predict_run(layers, machine, settings, one, nodes, exchange_of(one, nodes).cost)
         for one in rule.alternatives or (rule,)
@@ -166,6 +192,8 @@ def predict_run(
     update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
     computing = slowed(replace(computing, update=update), slowest_node(settings, nodes))
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
+    if rule.sharded:  # the sum of flags besides the two that were priced
+        cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     inputs = PredictionInputs(
@@ -174,7 +202,7 @@ def predict_run(
     if is_searched(rule) and ranks > 1:
         overlaps, largest, outstandings = space_of(rule)
         few = [size for size in largest if len(inputs.buckets(size)) <= MAX_BUCKETS] or [max(largest)]
-        best = rank_rules((rule,), inputs, overlaps, few, outstandings)[0].best
+        best = candidates(inputs, overlaps, few, outstandings)[0]
     else:
         first = initial_setting(rule, inputs.buckets, ranks)
         best = predicted(inputs, first.bucket_bytes, first.overlap, first.outstanding)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_row import LARGEST_ERROR, RunPlan
+from unisono.plan.run_row import INTERVAL_ERROR, RunPlan
 from unisono.plan.scaling import last_worthwhile
 from unisono.plan.simulated_cost import SIMULATED
 from unisono.plan.split_plan import without_splits
@@ -49,8 +49,8 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
     for rule, nodes in worthwhile(plans, least).items():
         yield f"{rule}: more nodes pay up to {nodes}, where each further node has added {least:g} to the speedup"
     yield (
-        f"from - to: the error of predicted communication, {LARGEST_ERROR:.1%} of a step at most in the lab; computing "
-        "and the cost of a collective follow from the machine file"
+        f"from - to: the error of predicted communication, {INTERVAL_ERROR:.1%} of a step in 9 of 10 runs in the lab; "
+        "computing and the cost of a collective follow from the machine file"
     )
     if any(plan.basis for plan in plans):
         yield f"exchanges: {_bases(plans)}"

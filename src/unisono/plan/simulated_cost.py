@@ -7,6 +7,7 @@ simulated │────────────────│ │────
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.choosing.schedule_table import ScheduleTable
@@ -35,6 +36,12 @@ class SimulatedCost(NamedTuple):
     seconds: dict[int, float]
     refused: dict[str, str]
     """Reason for each schedule that cannot be simulated on so many ranks, and whose seconds are estimates."""
+
+
+def without_rows(machine: MachineFacts) -> MachineFacts:
+    """Return the machine without the collectives that were measured between nodes, in whose place others are simulated:
+    settings are then chosen by estimates of the same links."""
+    return replace(machine, collectives=tuple(row for row in machine.collectives if row.nodes == 1))
 
 
 def simulated_cost(

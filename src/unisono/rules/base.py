@@ -45,6 +45,11 @@ class BaseRule(ABC):
         return Guarantee(GradientSource.ALL if event.synchronize else None)
 
     @property
+    def algorithm(self) -> str:
+        """Schedule of the exchanges by its name; "auto" where each call chooses."""
+        return self.exchange.algorithm
+
+    @property
     def period(self) -> int:
         """Number of steps after which the programs repeat."""
         return 1

@@ -106,6 +106,11 @@ class LocalSGD(BaseRule):
         return replace(self, every=steps)
 
     @property
+    def algorithm(self) -> str:
+        """Schedule of the exchanges by its name; with a wire that of sums with error feedback, "direct"."""
+        return self.exchange.algorithm if self.exchange.wire is None else "direct"
+
+    @property
     def exchange_operation(self) -> Operation:
         """Operation that sums a bucket: of changes where there is a wire, else of weights."""
         if self.keeps_anchor:

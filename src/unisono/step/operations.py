@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.errors import StepError
 from unisono.step.costs import Costs, Duration
-from unisono.step.prices import free, half_exchange, latency, small_exchange
+from unisono.step.prices import free, half_exchange, latency, small_exchange, whole_exchange
 from unisono.step.program import Act, Operation, Role, Task
 from unisono.step.replica import Replica
 from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState, change_nothing, sum_contributions
@@ -187,10 +187,6 @@ def _price_update(task: Task, costs: Costs) -> Duration:
     )
 
 
-def _price_whole(task: Task, costs: Costs) -> Duration:
-    return costs.exchange(costs.nbytes(task.key))
-
-
 def _act_agree(replica: Replica, _: Task, world: Any) -> None:
     replica.agree(world)
 
@@ -275,7 +271,7 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
         if len(flags := replica.flags(task.key)):
             world.allreduce(flags)
 
-    return Operation("allreduce", act, _symbolic_allreduce, _price_whole, Role.COLLECTIVE)
+    return Operation("allreduce", act, _symbolic_allreduce, whole_exchange, Role.COLLECTIVE)
 
 
 # Weights ------------------------------------------------------------------------------------------------------------

@@ -24,15 +24,14 @@ from typing import Any
 
 from unisono.errors import StepError
 from unisono.step import build
-from unisono.step.costs import Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce, check_contributions
-from unisono.step.prices import free
+from unisono.step.prices import free, whole_exchange
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
 from unisono.step.replica import Replica
 from unisono.step.rule_memory import ANCHOR, MOMENTUM, SENT
 from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState
-from unisono.wires import encoded_share, wire_of
+from unisono.wires import wire_of
 
 
 def change(key: int) -> Value:
@@ -129,10 +128,7 @@ def exchange_change(algorithm: str = "auto", wire: str | None = None) -> Operati
 
         sum_with_feedback(flat, encoding, replica.kept, task.key, world)
 
-    def price(task: Task, costs: Costs) -> Duration:
-        return costs.exchange(costs.nbytes(task.key) * encoded_share(wire))
-
-    return Operation("exchange_change", act, _symbolic_exchange_change, price, Role.COLLECTIVE, "x")
+    return Operation("exchange_change", act, _symbolic_exchange_change, whole_exchange, Role.COLLECTIVE, "x")
 
 
 @cache

@@ -11,6 +11,12 @@ def free(_: Task, __: Costs) -> Duration:
     return Duration(0.0)
 
 
+def whole_exchange(task: Task, costs: Costs) -> Duration:
+    """Return the duration of an allreduce of the task's bucket. The cost is that of the rule's wire: it counts bytes
+    before they are encoded."""
+    return costs.exchange(costs.nbytes(task.key))
+
+
 def half_exchange(task: Task, costs: Costs) -> Duration:
     """Return half the duration of an allreduce of the task's bucket: half its messages, and each byte is sent once."""
     whole = costs.exchange(costs.nbytes(task.key))

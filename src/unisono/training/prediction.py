@@ -21,6 +21,7 @@ from unisono.plan.machines import MachineFacts
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_row import RunPlan
 from unisono.plan.run_settings import RunSettings
+from unisono.plan.simulated_cost import without_rows
 from unisono.plan.split import candidate
 from unisono.plan.split_plan import SplitModel, split_inputs
 from unisono.plan.trace import TracedLayer, trace
@@ -69,7 +70,8 @@ def predict_rows(
 def layers_on(found: RunPrediction, nodes: int) -> list[PlannedLayer]:
     """Return the layers of a run on `nodes` nodes."""
     settings = found.settings
-    cost = exchange_cost(found.machine, nodes, settings.ranks_per_node).cost
+    machine = without_rows(found.machine) if settings.simulated else found.machine
+    cost = exchange_cost(machine, nodes, settings.ranks_per_node).cost
     inputs = split_inputs(settings, nodes, cost, found.split)
     chosen = found.split.choose(inputs) if inputs.ranks > 1 else candidate(inputs, 1, {})
     return planned_layers(found.layers, settings.traced, inputs, chosen)
