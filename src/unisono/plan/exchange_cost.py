@@ -101,12 +101,13 @@ def even_cost(
     ranks_per_node: int,
     wire: str | None = None,
     sharded: bool = False,
+    algorithm: str = AUTO,
 ) -> Cost:
     """Return the cost that `known`, that of `exchange_cost` for the same arguments, has without the machine's slow
     links: times the estimate without over the estimate with them, since a slow link may be in measured rows as well."""
     bare = replace(machine, collectives=())
-    slow = exchange_cost(bare, nodes, ranks_per_node, wire, sharded).cost if machine.collectives else known
-    even = exchange_cost(replace(bare, slow_links={}), nodes, ranks_per_node, wire, sharded).cost
+    slow = exchange_cost(bare, nodes, ranks_per_node, wire, sharded, algorithm).cost if machine.collectives else known
+    even = exchange_cost(replace(bare, slow_links={}), nodes, ranks_per_node, wire, sharded, algorithm).cost
     found = [known.seconds(nbytes) * even.seconds(nbytes) / slow.seconds(nbytes) for nbytes in MEASURED_BUCKET_BYTES]
     return fit(MEASURED_BUCKET_BYTES, found)
 
@@ -148,16 +149,11 @@ def _named(exchange: PricedExchange) -> str:
 
 
 def _estimated(machine: MachineFacts, exchange: PricedExchange, nbytes: int, named: str = "") -> tuple[str, float]:
-<<<<<<< HEAD
     """Return the schedule called `named`, if it offers the collective, else that of `auto`, and its estimated seconds.
 
     `auto` does not know of slow links, in a plan as in a run; the estimate does.
     """
-    collective, wire, nodes, ranks_per_node = exchange
-=======
-    """Return the schedule called `named`, if it offers the collective, else the cheapest, and its estimated seconds."""
     collective, wire, nodes, ranks_per_node, _ = exchange
->>>>>>> h9_bench
     placement = placement_of(machine, nodes, ranks_per_node)
     network, sent = network_of(machine, ranks_per_node), int(nbytes * encoded_share(wire))
     offered = named in names() and getattr(find(named, placement), collective) is not None

@@ -20,12 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-<<<<<<< HEAD
-from functools import cache, partial
-from types import MappingProxyType
-=======
 from functools import cache
->>>>>>> h9_bench
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -42,13 +38,8 @@ from unisono.plan.choose import (
     predicted,
     space_of,
 )
-<<<<<<< HEAD
-from unisono.plan.choose_rule import rank_rules
-from unisono.plan.exchange_cost import FREE, ExchangeCost, even_cost, exchange_cost
-=======
 from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
-from unisono.plan.exchange_cost import FREE, ExchangeCost, exchange_cost
->>>>>>> h9_bench
+from unisono.plan.exchange_cost import FREE, ExchangeCost, even_cost, exchange_cost
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import Loading, held_bytes, least_step, loading_of
 from unisono.plan.machines import MachineFacts
@@ -103,17 +94,9 @@ def plan_run(
     Raises UsageError for a minibatch smaller than the ranks, a machine without rates, and a rule that has no step.
     """
     check_settings(layers, machine, settings)
-<<<<<<< HEAD
-    if settings.simulated:
-        machine = without_rows(machine)
-    exchange = cache(partial(exchange_cost, machine, ranks_per_node=settings.ranks_per_node))
-
-    def exchange_of(rule: BaseRule, nodes: int) -> ExchangeCost:
-        return exchange(nodes, wire=rule.exchange.wire, sharded=rule.sharded)
-
-=======
+    if settings.simulated:  # what was measured between nodes does not count
+        machine = replace(machine, collectives=tuple(row for row in machine.collectives if row.nodes == 1))
     exchange_of = exchanges_of(machine, settings)
->>>>>>> h9_bench
     found = list[RunPlan]()
     for words, rule in settings.rules.items():
         alone = predict_fastest(layers, machine, replace(settings, slow_nodes={}), rule, 1, exchange_of).step
@@ -133,7 +116,16 @@ def plan_run(
     return found
 
 
-<<<<<<< HEAD
+def exchanges_of(machine: MachineFacts, settings: RunSettings) -> ExchangeOf:
+    """Return the function that gives the cost of a rule's exchanges on a number of nodes."""
+
+    @cache
+    def cost(nodes: int, wire: str | None, sharded: bool, algorithm: str) -> ExchangeCost:
+        return exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded, algorithm)
+
+    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.sharded, rule.algorithm)
+
+
 def _slower(
     layers: Sequence[TracedLayer],
     machine: MachineFacts,
@@ -146,21 +138,12 @@ def _slower(
     rule, unequal = run.rule, Unequal(machine.slow_links, settings.slow_nodes).among(nodes)
     without_links = without_nodes = run.step
     if unequal.links and nodes > 1:
-        even = even_cost(cost, machine, nodes, settings.ranks_per_node, rule.exchange.wire, rule.sharded)
+        kind = rule.exchange.wire, rule.sharded, rule.algorithm
+        even = even_cost(cost, machine, nodes, settings.ranks_per_node, *kind)
         without_links = predict_run(layers, replace(machine, slow_links={}), settings, rule, nodes, even).step
     if unequal.nodes:
         without_nodes = predict_run(layers, machine, replace(settings, slow_nodes={}), rule, nodes, cost).step
     return cost_of(unequal, run.step, without_links, without_nodes)
-=======
-def exchanges_of(machine: MachineFacts, settings: RunSettings) -> ExchangeOf:
-    """Return the function that gives the cost of a rule's exchanges on a number of nodes."""
-
-    @cache
-    def cost(nodes: int, wire: str | None, sharded: bool, algorithm: str) -> ExchangeCost:
-        return exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded, algorithm)
-
-    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.sharded, rule.algorithm)
->>>>>>> h9_bench
 
 
 def predict_fastest(
