@@ -95,7 +95,7 @@ def plan_run(
     """
     check_settings(layers, machine, settings)
     if settings.simulated:  # what was measured between nodes does not count
-        machine = replace(machine, collectives=tuple(row for row in machine.collectives if row.nodes == 1))
+        machine = without_rows(machine)
     exchange_of = exchanges_of(machine, settings)
     found = list[RunPlan]()
     for words, rule in settings.rules.items():
