@@ -19,7 +19,7 @@ def test_the_chart_is_svg_with_text_and_no_background(tmp_path: Path) -> None:
     path = tmp_path / "chart.svg"
     draw_chart([ALONE, FOUR], "a title", "a machine", path)
     text = path.read_text()
-    for words in ("<svg", "a title", ">bsp<", ">ideal<", "speedup over one node"):
+    for words in ("<svg", "a title", ">bsp<", ">ideal<", "speedup over one node", ">computing<", ">communication<"):
         assert words in text
     assert "fill: #ffffff" not in text
     with pytest.raises(UsageError, match=r"--chart .*: Is a directory"):

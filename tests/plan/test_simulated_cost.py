@@ -51,7 +51,20 @@ def test_sizes_are_rounded_up_a_little(nbytes: int) -> None:
 
 
 def test_a_sharded_rule_has_a_latency_for_each_collective_and_gathers_whole_weights() -> None:
-    cost, took = Cost(0.1, 1e-3), {1000: 1.1}
+    """Two of its three collectives move the bucket, with the latency of an allreduce, 0.1, together."""
+    cost, took = Cost(0.15, 1e-3), {1000: 1.1}
     assert charged(BSP(), cost, took) == took
-    assert charged(Sharded(), cost, took) == {1000: pytest.approx(0.3 + 1.0)}
-    assert charged(Sharded(exchange=Exchange(wire="bfloat16")), cost, took) == {1000: pytest.approx(0.3 + 1.5)}
+    assert charged(Sharded(), cost, took) == {1000: pytest.approx(0.15 + 1.0)}
+    assert charged(Sharded(exchange=Exchange(wire="bfloat16")), cost, took) == {1000: pytest.approx(0.15 + 1.5)}
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), [("ring", "ring"), ("auto", "direct"), ("library", "direct")])
+def test_the_schedule_is_that_of_the_rule(algorithm: str, expected: str) -> None:
+    found = simulated_cost(MACHINE, 4, 1, None, [1 << 20], algorithm).seconds[1 << 20]
+    placement, network = placement_of(MACHINE, 4, 1), network_of(MACHINE, 1)
+    seconds = {
+        name: simulate(find(name, placement).allreduce, placement, network, 1 << 20).seconds
+        for name in ("ring", "direct")
+    }
+    assert found == pytest.approx(seconds[expected], rel=1e-3)
+    assert seconds["ring"] != pytest.approx(seconds["direct"], rel=1e-3)

@@ -38,9 +38,7 @@ def test_only_nodes_of_the_run_count() -> None:
 
 
 def test_rows_over_a_link_that_the_file_does_not_call_slow_do_not_hold() -> None:
-    rows = tuple(
-        CollectiveRow("allreduce", "ring", "float32", nodes, 2 * nodes, 4, 1.0, 0.0) for nodes in (1, 2, 3, 4)
-    )
+    rows = tuple(CollectiveRow("allreduce", "ring", "float32", nodes, 2 * nodes, 4, 1.0, 0.0) for nodes in (1, 2, 3, 4))
     probed = MachineFacts("example", link=LinkFacts(1e9), slow_links={3: 4.0}, collectives=rows)
     assert with_slow_links(probed, {}) == with_slow_links(probed, {3: 4.0}) == probed
     assert with_slow_links(probed, {9: 2.0}).slow_links == {3: 4.0, 9: 2.0}

@@ -34,21 +34,19 @@ def rank_rules(
 ) -> list[RuleCandidate]:
     """Return the rules with their best settings, the fastest first. The rule of `inputs` is not used.
 
-    The cost is that of allreduces.
+    The cost is that of allreduces. Each collective of a sharded rule is taken to have the latency of one.
     """
     space = tuple(overlaps), tuple(sizes), tuple(outstandings)
+    latency, per_byte = inputs.cost
+    sharded = Cost(COLLECTIVES_OF_A_SHARD * latency, per_byte)
     found = [
-        RuleCandidate(rule, candidates(inputs._replace(rule=rule, cost=cost_for(rule, inputs.cost)), *space)[0])
+        RuleCandidate(
+            rule, candidates(inputs._replace(rule=rule, cost=sharded if rule.sharded else inputs.cost), *space)[0]
+        )
         for rule in rules
     ]
     best = min(one.best.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.best.prediction.step, best * TIE_RATIO))
-
-
-def cost_for(rule: BaseRule, cost: Cost) -> Cost:
-    """Return the cost of a bucket's collectives from that of an allreduce: each one of a sharded rule is taken to have
-    the latency of one."""
-    return cost._replace(latency=COLLECTIVES_OF_A_SHARD * cost.latency) if rule.sharded else cost
 
 
 def describe(ranked: Sequence[RuleCandidate]) -> str:

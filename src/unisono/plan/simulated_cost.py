@@ -1,7 +1,7 @@
 """Simulated seconds of the buckets of a planned step on a machine, each size once.
 
 buckets   8.39 MB  8.39 MB  7.34 MB  8.39 MB        sizes that are within 0.4% count as one
-simulated │────────────────│ │─────│                 two simulations, by the schedule that `auto` takes for each
+simulated │────────────────│ │─────│                 two simulations, by the schedule of the rule, or that of `auto`
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from unisono.choosing.schedule_table import ScheduleTable
 from unisono.network import NetworkError
 from unisono.network.estimate import estimate
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted
-from unisono.plan.choose_rule import cost_for
+from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
 from unisono.plan.collective_costs import CollectiveCase, choose_auto
 from unisono.plan.exchange_cost import network_of, placement_of, uneven_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.simulated_schedule import simulate_schedule
 from unisono.rules import BaseRule
+from unisono.rules.base import AUTO
+from unisono.schedules import find, names
 from unisono.step.costs import Cost
 from unisono.wires import encoded_share
 
@@ -45,19 +47,26 @@ def without_rows(machine: MachineFacts) -> MachineFacts:
 
 
 def simulated_cost(
-    machine: MachineFacts, nodes: int, ranks_per_node: int, wire: str | None, sizes: Iterable[int]
+    machine: MachineFacts,
+    nodes: int,
+    ranks_per_node: int,
+    wire: str | None,
+    sizes: Iterable[int],
+    algorithm: str = AUTO,
 ) -> SimulatedCost:
     """Return the seconds of an allreduce over `nodes` nodes, 2 at least, for buckets of these bytes of gradients.
 
-    Raises UsageError for too many ranks, TensorError for an unknown wire.
+    The schedule is `algorithm` where it offers an allreduce, else that which `auto` takes for each size. Raises
+    UsageError for too many ranks, TensorError for an unknown wire.
     """
     placement = placement_of(machine, nodes, ranks_per_node)
     case = CollectiveCase("allreduce", placement, ScheduleTable({}, network_of(machine, ranks_per_node)), wire)
     uneven = uneven_of(machine, nodes)
+    named = algorithm in names() and find(algorithm, placement).allreduce is not None
     refused: dict[str, str] = {}
 
     def seconds(nbytes: int) -> float:
-        name = choose_auto(case, nbytes)
+        name = algorithm if named else choose_auto(case, nbytes)
         try:
             return simulate_schedule(case, name, nbytes, uneven).seconds
         except NetworkError as error:
@@ -75,19 +84,21 @@ def with_simulated(
     """Return the setting predicted with the simulated seconds of its buckets, and the schedules that were refused."""
     rule, cost = inputs.rule, inputs.cost
     sent = {bucket.nbytes for bucket in inputs.buckets(setting.bucket_bytes)}
-    found = simulated_cost(machine, nodes, ranks_per_node, rule.exchange.wire, sent)
-    known = inputs._replace(cost=cost_for(rule, cost), simulated=charged(rule, cost, found.seconds))
+    found = simulated_cost(machine, nodes, ranks_per_node, rule.exchange.wire, sent, rule.algorithm)
+    known = inputs._replace(simulated=charged(rule, cost, found.seconds))
     return predicted(known, setting.bucket_bytes, setting.overlap, setting.outstanding), found.refused
 
 
 def charged(rule: BaseRule, cost: Cost, seconds: Mapping[int, float]) -> dict[int, float]:
     """Return the seconds of a bucket's collectives from those of an allreduce, as `cost`, the line of that rule's
-    exchanges, is charged: the all-gathers of a sharded rule are not encoded, and each collective has a latency."""
+    exchanges, is charged: the all-gathers of a sharded rule are not encoded, and its flags have a latency as well."""
     if not rule.sharded:
         return dict(seconds)
     share = encoded_share(rule.exchange.wire)
-    latency = cost_for(rule, cost).latency
-    return {nbytes: latency + max(0.0, took - cost.latency) * (1 + 1 / share) / 2 for nbytes, took in seconds.items()}
+    of_allreduce = cost.latency * 2 / COLLECTIVES_OF_A_SHARD
+    return {
+        nbytes: cost.latency + max(0.0, took - of_allreduce) * (1 + 1 / share) / 2 for nbytes, took in seconds.items()
+    }
 
 
 def rounded(nbytes: int) -> int:
