@@ -1,11 +1,13 @@
 import pytest
 
+from unisono.choosing.schedule_table import ScheduleTable
 from unisono.network import Uneven, estimate, simulate
 from unisono.plan import simulated_cost as module
 from unisono.plan.collective_costs import CollectiveCase
 from unisono.plan.exchange_cost import network_of, placement_of
 from unisono.plan.machines import LinkFacts, MachineFacts
 from unisono.plan.simulated_cost import charged, rounded, simulated_cost
+from unisono.plan.simulated_schedule import simulate_schedule
 from unisono.rules import BSP, Exchange, Sharded
 from unisono.schedules import find
 from unisono.step.costs import Cost
@@ -60,11 +62,7 @@ def test_a_sharded_rule_has_a_latency_for_each_collective_and_gathers_whole_weig
 
 @pytest.mark.parametrize(("algorithm", "expected"), [("ring", "ring"), ("auto", "direct"), ("library", "direct")])
 def test_the_schedule_is_that_of_the_rule(algorithm: str, expected: str) -> None:
-    found = simulated_cost(MACHINE, 4, 1, None, [1 << 20], algorithm).seconds[1 << 20]
-    placement, network = placement_of(MACHINE, 4, 1), network_of(MACHINE, 1)
-    seconds = {
-        name: simulate(find(name, placement).allreduce, placement, network, 1 << 20).seconds
-        for name in ("ring", "direct")
-    }
-    assert found == pytest.approx(seconds[expected], rel=1e-3)
-    assert seconds["ring"] != pytest.approx(seconds["direct"], rel=1e-3)
+    case = CollectiveCase("allreduce", placement_of(MACHINE, 4, 1), ScheduleTable({}, network_of(MACHINE, 1)))
+    seconds = {name: simulate_schedule(case, name, 1 << 20).seconds for name in ("ring", "direct")}
+    assert simulated_cost(MACHINE, 4, 1, None, [1 << 20], algorithm).seconds == {1 << 20: seconds[expected]}
+    assert seconds["ring"] != seconds["direct"]
