@@ -30,10 +30,10 @@ def row(shares: StepShares, alone: float = 0.1) -> RunPlan:
 def test_the_worked_example() -> None:
     shares = StepShares(0.025, 0.025, 0.0, 0.03, Cost(0.0, 1e-9))
     found = row(shares)
-    assert (found.step, found.low, found.high) == pytest.approx((0.05, 0.04625, 0.05375))
+    assert (found.step, found.low, found.high) == pytest.approx((0.05, 0.0476, 0.0524))
     assert (found.speedup, found.efficiency, found.epoch) == pytest.approx((2, 0.5, 0.5))
     late = row(shares._replace(samples=Loading(0.0, 0.052)))
-    assert (late.step, late.low, late.high, late.loading) == pytest.approx((0.052, 0.052, 0.05375, 0.002))
+    assert (late.step, late.low, late.high, late.loading) == pytest.approx((0.052, 0.052, 0.0524, 0.002))
     assert (late.samples, late.wire) == (16, "float32")
 
 
