@@ -84,8 +84,11 @@ def _play_part(
     for number, probe in enumerate(part.probes):
         remaining = world.comm.bcast(begin + part.ends - time.perf_counter(), 0)
         expected = seconds_of_work * probe.work
-        if remaining <= 0 or not fits(expected, remaining):
-            reasons.append(f"{probe.words}: takes about {expected:.2g} s, {max(0.0, remaining):.2g} s were left")
+        if remaining <= 0:
+            reasons.append(f"{probe.words}: its part of the seconds was over; give more with --seconds")
+            continue
+        if not fits(expected, remaining):
+            reasons.append(f"{probe.words}: takes about {expected:.2g} s, {remaining:.2g} s were left")
             continue
         try:
             if not number:
