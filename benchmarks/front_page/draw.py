@@ -1,7 +1,7 @@
 """Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
 
-Reads benchmarks/collectives, overlaps, tensor_parallel, rules, loading and foresight; writes docs/pictures/front.svg and the table
-between README's marks. Needs matplotlib.
+Reads benchmarks/collectives, overlaps, tensor_parallel, rules, loading and foresight; writes docs/pictures/front.svg
+and the table between README's marks. Needs matplotlib.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.network import Simulated, Uneven, shaped, simulate
-from unisono.network.flows import Flows
+from unisono.network.flows import GroupedFlows
 from unisono.network.traffic import Numbers
 from unisono.placement import regular
 from unisono.schedules import find, names
@@ -16,7 +16,7 @@ from unisono.schedules import find, names
 SHAPES = [(1, 5, 1), (2, 3, 1), (2, 8, 1), (4, 4, 1), (3, 4, 1), (2, 2, 2), (2, 2, 3)]
 
 
-class OneByOne(Flows):
+class OneByOne(GroupedFlows):
     """Messages each in a group of its own."""
 
     def _kinds(self, messages: Numbers) -> Numbers:
@@ -43,7 +43,7 @@ def test_groups_end_when_their_messages_do(
     uneven = Uneven({node: times for node, times in slow.items() if node < shape[0] * shape[1]}, late)
     found = simulated(name, shape, nbytes, uneven, eager)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("unisono.network.play.Flows", OneByOne)
+        patched.setattr("unisono.network.play.GroupedFlows", OneByOne)
         expected = simulated(name, shape, nbytes, uneven, eager)
     assert found.ends == pytest.approx(expected.ends, rel=1e-6)
     assert (found.messages, found.node_bytes) == (expected.messages, expected.node_bytes)
@@ -51,13 +51,13 @@ def test_groups_end_when_their_messages_do(
 
 def test_a_round_of_equal_ranks_is_a_few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    start = Flows.start
+    start = GroupedFlows.start
 
-    def counted(flows: Flows, messages: Numbers) -> None:
+    def counted(flows: GroupedFlows, messages: Numbers) -> None:
         nonlocal most
         start(flows, messages)
         most = max(most, len(flows.counts))
 
-    monkeypatch.setattr(Flows, "start", counted)
+    monkeypatch.setattr(GroupedFlows, "start", counted)
     simulated("halving", (4, 16, 1), 1 << 16, Uneven(), 0)
     assert most == 4, "64 messages between 4 supernodes and 4 others, or inside 4"

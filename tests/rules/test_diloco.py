@@ -24,6 +24,7 @@ from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram, Task
 from unisono.step.rule_memory import ANCHOR, RESIDUAL, SUM_RESIDUAL
 from unisono.step.verify import verify
+from unisono.wires import encoded_share
 
 
 def steps(count: int) -> list[Step]:
@@ -57,7 +58,8 @@ def test_the_bytes_of_the_docstring() -> None:
     costs = Costs(layout, computing, Cost(0.0, 1.5 / nbytes))  # an allreduce of 4 ranks sends 1.5 n
     assert predict(BSP(), costs).communicating == pytest.approx(1.5)
     assert predict(DiLoCo(), costs).communicating == pytest.approx(1.5 / 16)
-    int4 = predict(DiLoCo(Exchange(wire="int4")), costs).communicating
+    encoded = replace(costs, collective=Cost(0.0, 1.5 * encoded_share("int4") / nbytes))  # costs are those of the wire
+    int4 = predict(DiLoCo(Exchange(wire="int4")), encoded).communicating
     assert int4 == pytest.approx(1.5 * 4.25 / 32 / 16)
     assert "is 0.0125 n bytes in a step" in (diloco.__doc__ or "").replace("\n", " ")
     assert round(int4, 4) == 0.0125

@@ -69,12 +69,12 @@ def _find_cheapest(collective: str, placement: Placement, network: Network, nbyt
     other = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
     costs = _least_costs(collective, placement, network)
     bounds = {name: cost.seconds(nbytes) for name, cost in costs.items() if name.partition("/")[0] != other}
-    places = {name: place for place, name in enumerate(bounds)}
+    rank_of = {name: number for number, name in enumerate(bounds)}
     best = float("inf"), 0, ""
     for name in sorted(bounds, key=bounds.__getitem__):
         if bounds[name] <= best[0] * (1 + ROUNDING):
             seconds = estimate(getattr(find(name, placement), collective), placement, network, nbytes)
-            best = min(best, (float(seconds), places[name], name))
+            best = min(best, (float(seconds), rank_of[name], name))
     return best[2]
 
 

@@ -90,6 +90,7 @@ def _draw_steps(axes: Axes, groups: dict[str, list[LedgerEntry]], by: str) -> No
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     axes.legend(frameon=False)
 
 

@@ -32,20 +32,20 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
         tree, 8 ranks, results of ranks 3 and 7         3 ◀─ 2 ◀─ 0        7 ◀─ 6 ◀─ 4 ◀─ 0
     """
     found: dict[int, Program] = {}
-    room, lanes = MAX_CHAINED_TRANSFERS, len(algorithm(0, ranks).lanes)
+    left, lanes = MAX_CHAINED_TRANSFERS, len(algorithm(0, ranks).lanes)
     waiting = deque((rank, lane) for rank in dict.fromkeys(ends) for lane in range(lanes))
     seen = set(waiting)
-    while waiting and room > 0:
+    while waiting and left > 0:
         rank, lane = waiting.popleft()
         if rank not in found:
             found[rank] = algorithm(rank, ranks)
-            room -= count_transfers(found[rank])
+            left -= count_transfers(found[rank])
         received = (t.peer for transfers in reversed(found[rank].lanes[lane]) for t in transfers if _replaces(t))
         source = next(received, rank), lane
         if source not in seen:
             seen.add(source)
             waiting.append(source)
-    return found if room > 0 else {}
+    return found if left > 0 else {}
 
 
 def count_transfers(program: Program) -> int:

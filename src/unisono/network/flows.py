@@ -21,7 +21,7 @@ from unisono.network.sharing import fair_rates
 from unisono.network.traffic import Numbers, Seconds, Traffic
 
 
-class Flows:
+class GroupedFlows:
     """Messages that flow, and those that wait for their connection. Numbers of piece k: those of piece 0, plus k times
     all."""
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from unisono.errors import ScheduleError
-from unisono.network.flows import Flows
+from unisono.network.flows import GroupedFlows
 from unisono.network.links import Network
 from unisono.network.routes import Routes
 from unisono.network.traffic import Numbers, Seconds, Traffic
@@ -62,7 +62,7 @@ class Play:
         self.events: list[tuple[float, int, int, Numbers]] = []
         self.events_scheduled = 0  # distinguishes events of the same time
         self.place = np.empty(every.rounds * every.pieces, np.int64)
-        self.flows = Flows(every, routes)
+        self.flows = GroupedFlows(every, routes)
 
     def run(self) -> None:
         """Run to the end. Raises ScheduleError if rounds wait forever."""

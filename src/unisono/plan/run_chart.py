@@ -42,8 +42,16 @@ def draw_chart(plans: Sequence[RunPlan], title: str, machine: str, path: Path) -
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
         raise UsageError("--chart needs matplotlib: install unisono[bench]") from error
-    style = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GRAY)
-    with mpl.rc_context({**style, "svg.fonttype": "none"}):  # text stays text
+    with mpl.rc_context(
+        {
+            "text.color": GRAY,
+            "axes.labelcolor": GRAY,
+            "axes.edgecolor": GRAY,
+            "xtick.color": GRAY,
+            "ytick.color": GRAY,
+            "svg.fonttype": "none",  # text stays text
+        }
+    ):
         figure = Figure(figsize=(13, 5), layout="constrained")
         left, right = figure.subplots(1, 2)
         _draw_speedups(left, plans)
@@ -80,12 +88,12 @@ def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
 def _draw_parts(axes: Axes, plans: Sequence[RunPlan]) -> None:
     nodes, rules = sorted({plan.nodes for plan in plans}), list(dict.fromkeys(plan.rule for plan in plans))
     width = BARS_WIDTH / len(rules)
-    places = [nodes.index(one.nodes) + width * (rules.index(one.rule) - (len(rules) - 1) / 2) for one in plans]
+    across = [nodes.index(one.nodes) + width * (rules.index(one.rule) - (len(rules) - 1) / 2) for one in plans]
     below = [0.0] * len(plans)
     for part, color in PARTS.items():
         shares = [getattr(plan, part) / plan.step for plan in plans]
         if max(shares) > LEAST_SHARE:
-            axes.bar(places, shares, 0.9 * width, below, color=color, label=part)
+            axes.bar(across, shares, 0.9 * width, below, color=color, label=part)
         below = [one + share for one, share in zip(below, shares, strict=True)]
     axes.set(xlabel="nodes", ylabel="share of the step", ylim=(0, 1))
     axes.set_xticks(range(len(nodes)), [f"{one:,}" for one in nodes])

@@ -105,7 +105,7 @@ def rounded(nbytes: int) -> int:
     """Return the next larger size of few leading bits, at most 0.4% larger.
 
     >>> rounded(1000), rounded(1001), rounded(102_760_512)
-    (1000, 1002, 102760448)
+    (1000, 1002, 103022592)
     """
     unit = 1 << max(0, nbytes.bit_length() - SIZE_BITS)
     return -(-nbytes // unit) * unit
