@@ -101,7 +101,7 @@ class Loader:
         return self._feed.test_batches(self._batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch; the current one goes on where it stands, as after `load_state_dict`."""
+        """Begin this epoch; the current one continues at its step, as after `load_state_dict`."""
         if epoch != self.epoch:
             self._move(epoch, 0)
 

@@ -33,7 +33,7 @@ DISTURBED_SPREAD, DISTURBED_DRIFT = 1.5, 1.1
 """Ratios to the median from which steps count as disturbed: of the 95th percentile, and of a third of the steps."""
 
 LEAST_PERIODS = 6
-"""Smallest number of periods of which a disturbance is told: two in each third."""
+"""Smallest number of periods in which a disturbance is looked for: two in each third."""
 
 Seconds = npt.NDArray[np.float32]
 """Seconds of each kind, of shape (ranks, steps, kinds)."""

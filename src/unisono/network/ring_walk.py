@@ -5,7 +5,7 @@
 A round of rank r ends when its message over link r and the one over link r - 1 have arrived. So the end of round k is
 the weight of the heaviest walk of k links that ends at r, if each link weighs as long as a message takes on it:
 
-    eager messages   wait for the sender: a walk repeats link e, or goes on to e + 1
+    eager messages   wait for the sender: a walk repeats link e, or takes e + 1 next
     longer ones      wait for both ends: it may also go back to e - 1
 
 The heaviest walk repeats one link as long as it can, and then goes straight to r. Of links of equal weight it takes the
