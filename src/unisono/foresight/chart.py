@@ -17,7 +17,7 @@ from unisono.errors import UsageError
 from unisono.foresight.calibration import group_of
 from unisono.foresight.compare import hidden_or_not, step_parts, whole_step
 from unisono.foresight.ledger import LedgerEntry
-from unisono.plan.run_chart import COLORS, GRAY
+from unisono.plan.chart import COLORS, GRAY, chart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,33 +40,14 @@ def draw_calibration(entries: Sequence[LedgerEntry], by: str, path: Path) -> Non
     """
     if not entries:
         raise UsageError(f"--chart {path}: the ledger has no runs to draw")
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  only who draws needs it
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise UsageError("--chart needs matplotlib: install unisono[bench]") from error
     names = sorted({group_of(one, by) for one in entries})
     groups = {name: [one for one in entries if group_of(one, by) == name] for name in names}
-    with mpl.rc_context(
-        {
-            "text.color": GRAY,
-            "axes.labelcolor": GRAY,
-            "axes.edgecolor": GRAY,
-            "xtick.color": GRAY,
-            "ytick.color": GRAY,
-            "svg.fonttype": "none",  # text stays text
-        }
-    ):
-        figure = Figure(figsize=(11, 5), layout="constrained")
+    with chart(path, (11, 5)) as figure:
         left, right = figure.subplots(1, 2)
         _draw_steps(left, groups, by)
         _draw_parts(right, groups)
         for axes in (left, right):
             axes.grid(color=GRAY, alpha=0.3)
-        try:
-            figure.savefig(path, format="svg", transparent=True)
-        except OSError as error:
-            raise UsageError(f"--chart {path}: {error.strerror}") from error
 
 
 def _draw_steps(axes: Axes, groups: dict[str, list[LedgerEntry]], by: str) -> None:

@@ -4,8 +4,6 @@ speedup │        ╱ ideal             share   │ ▒ ▒ ▓ ▓   communica
         │     ╱ ╱── bsp              of the  │ █ ▒ ▒ ▒   update, loading
         │  ╱╱      │ efficiency      step    │ █ █ █ █   computing
         └────────────── nodes                └─────────── nodes, a bar for each rule
-
-The background is transparent, and text and axes are of a gray that is readable on white and on black.
 """
 
 from __future__ import annotations
@@ -14,16 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unisono.errors import UsageError
+from unisono.plan.chart import COLORS, GRAY, chart
 from unisono.plan.run_row import RunPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-GRAY = "#7d858e"
-"""Color of text and axes: contrast above 3.5 on white and on #0d1117."""
-
-COLORS = ("#0a76c4", "#d9600a", "#0f9960", "#c2589b", "#a5840b", "#7a6fd0")
 
 PARTS = {"computing": "#0f9960", "update": "#a5840b", "loading": "#c2589b", "communication": "#d9600a"}
 """Parts of a step from bottom to top, and their colors."""
@@ -37,31 +30,12 @@ LEAST_SHARE = 1e-3
 
 def draw_chart(plans: Sequence[RunPlan], title: str, machine: str, path: Path) -> None:
     """Write the chart as SVG. Raises UsageError without matplotlib, and for a file that cannot be written."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  only who draws needs it
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise UsageError("--chart needs matplotlib: install unisono[bench]") from error
-    with mpl.rc_context(
-        {
-            "text.color": GRAY,
-            "axes.labelcolor": GRAY,
-            "axes.edgecolor": GRAY,
-            "xtick.color": GRAY,
-            "ytick.color": GRAY,
-            "svg.fonttype": "none",  # text stays text
-        }
-    ):
-        figure = Figure(figsize=(13, 5), layout="constrained")
+    with chart(path, (13, 5)) as figure:
         left, right = figure.subplots(1, 2)
         _draw_speedups(left, plans)
         left.set_title(title, loc="left", fontweight="bold", pad=22)
         left.text(0, 1.02, f"on {machine}; bands: from - to, percent: efficiency", transform=left.transAxes, fontsize=9)
         _draw_parts(right, plans)
-        try:
-            figure.savefig(path, format="svg", transparent=True)
-        except OSError as error:
-            raise UsageError(f"--chart {path}: {error.strerror}") from error
 
 
 def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
