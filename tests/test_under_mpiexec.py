@@ -6,12 +6,15 @@ and on as few as show it: 3 are more than a machine of 2 cores has, and take sev
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
+from tests.progress import SILENCE_SECONDS, run
+
+from unisono.launch import find_mpiexec, launch_environment
 
 MPI_TESTS = Path(__file__).parent / "mpi"
 
@@ -41,13 +44,20 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
 """
 
 
-@pytest.mark.parametrize("ranks", LEFT_OUT)
-def test_on_ranks(mpiexec: Callable[..., subprocess.CompletedProcess[str]], ranks: int) -> None:
+STDERR_TO_A_FILE = 'exec "$@" 2> "$0/$$.txt"'
+"""Shell script that runs its arguments. A launcher that ends all ranks drops what it still holds of their errors."""
+
+
+@pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.launches) for ranks in (2, 3, 4))])
+def test_on_ranks(ranks: int, tmp_path: Path) -> None:
     left_out = [f"--ignore={MPI_TESTS / name}" for name in LEFT_OUT[ranks]]
-    done = mpiexec(ranks, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(MPI_TESTS), *left_out)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
-    passed = [int(count) for count in re.findall(r"^(\d+) passed", done.stdout, re.MULTILINE)]
-    assert passed, done.stdout
+    tests = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", str(MPI_TESTS), *left_out]
+    command = [str(find_mpiexec()), "-n", str(ranks), "sh", "-c", STDERR_TO_A_FILE, str(tmp_path), *tests]
+    done = run(command, SILENCE_SECONDS, None, launch_environment(os.environ, terminal=False))
+    errors = "".join(f"{file.name}:\n{file.read_text()[-6000:]}\n" for file in sorted(tmp_path.iterdir()))
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{errors}"
+    passed = [int(count) for count in re.findall(r"^=+ (\d+) passed", done.stdout, re.MULTILINE)]
+    assert passed, done.stdout[-3000:]
     assert passed[0] > 50, "the tests were not collected"
 
 
@@ -56,6 +66,7 @@ def test_what_is_left_out_exists() -> None:
 
 
 def test_every_file_is_run_on_one_rank_and_on_several() -> None:
+    assert list(LEFT_OUT) == [1, 2, 3, 4]
     for file in MPI_TESTS.rglob("test_*.py"):
         name = str(file.relative_to(MPI_TESTS))
         on = [ranks for ranks, names in LEFT_OUT.items() if not name.startswith(names)]
