@@ -40,9 +40,6 @@ from unisono.training.recorder import KINDS
 from unisono.world import World
 
 TRACED = 2
-LINK_SECONDS = 0.16
-"""Seconds of a host's link for all gradients once: networks are made smaller to this, in proportion."""
-
 EVEN_BATCH = 24
 """Samples a rank whose computing takes as long as the ideal exchange of all gradients."""
 
@@ -84,7 +81,7 @@ def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
     shape = shape_of(run.network, 1)[1:]
     layers = trace(network_of(PlannedRun(run.network, run.batch, {}), shape, 1000), example_of(shape, TRACED))
     layers = [layer for layer in layers if layer.parameters]
-    wanted = LINK_SECONDS * cluster.megabits * 1e6 / 8
+    wanted = cluster.link_seconds * cluster.megabits * 1e6 / 8
     scale = wanted / sum(layer.parameter_bytes for layer in layers)
     sizes = [max(1, round(layer.parameter_bytes * scale / 4)) for layer in layers]
     return [
@@ -94,7 +91,7 @@ def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
 
 def slept_machine(probed: MachineFacts, layers: list[TracedLayer], cluster: Cluster, late: float) -> MachineFacts:
     """Return the probed machine with the rate of the slept computing; of the late host, for which all others wait."""
-    ideal = 2 * (cluster.ranks - 1) / cluster.ranks * LINK_SECONDS
+    ideal = 2 * (cluster.ranks - 1) / cluster.ranks * cluster.link_seconds
     flops = EVEN_BATCH * sum(layer.flops for layer in layers) / TRACED / ideal
     node = replace(probed.node, flops=flops / (late or 1.0))
     return replace(probed, node=node, efficiency=EfficiencyFacts(), products=())
@@ -116,22 +113,27 @@ def no_loss(scores: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return scores.mean()
 
 
-def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contender, step: float) -> Measurement:
-    """Return the measurement of a contender whose step is predicted to take `step` seconds."""
-    layers = small_layers(one.run, cluster)
-    late = one.run.late if world.rank == world.size - 1 else 0.0
-    machine = slept_machine(probed, layers, cluster, late)
-    scale = one.run.batch / TRACED
+def slept_run(world: World, probed: MachineFacts, cluster: Cluster, run: Run) -> tuple[unisono.Trainer, SleptNetwork]:
+    """Return a trainer and its network, whose computing takes as long as predicted."""
+    layers = small_layers(run, cluster)
+    machine = slept_machine(probed, layers, cluster, run.late if world.rank == world.size - 1 else 0.0)
+    scale = run.batch / TRACED
     network = SleptNetwork(
         [layer.parameters for layer in layers],
         [scale * product_seconds(layer, layer.forward_flops, machine) for layer in layers],
         [scale * product_seconds(layer, layer.backward_flops, machine) for layer in layers],
     )
-    rule = rule_named(one.rule, one.wire)
-    group = world.split(0)
     optimizer = torch.optim.SGD(network.parameters(), 1e-3, momentum=0.9)
-    trainer = unisono.Trainer(network, group, rule, optimizer, no_loss)
+    trainer = unisono.Trainer(network, world, rule_named(run.rule, run.wire), optimizer, no_loss)
     network.clock = lambda: time.perf_counter() - trainer.reducer.times.waiting
+    return trainer, network
+
+
+def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contender, step: float) -> Measurement:
+    """Return the measurement of a contender whose step is predicted to take `step` seconds."""
+    group = world.split(0)
+    trainer, _ = slept_run(group, probed, cluster, replace(one.run, rule=one.rule, wire=one.wire))
+    rule = trainer.reducer.rule
     inputs, labels = torch.ones(1, 1), torch.zeros(1)
     searched = rule.period == 1 and rule.overlap == "auto"
     while searched and trainer.reducer.state() is None:

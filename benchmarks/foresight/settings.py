@@ -20,6 +20,10 @@ CLUSTERS, RUNS = 10, 4
 MORE_RUNS = 5
 """Runs on each number of hosts that are predicted from a probe of two."""
 
+MORE_LINK_SECONDS = 0.64
+"""Seconds of a host's link for all gradients of these runs. The Python of a step is then a small part of it: 8 hosts of
+the lab share two cores, which those of a probe of 2 do not show."""
+
 LATE_RUNS = 6
 """Runs with a late host."""
 
@@ -75,6 +79,8 @@ class Cluster:
     runs: tuple[Run, ...] = ()
     probed_hosts: int = 0
     """Hosts of the probe; 0: all of the cluster."""
+    link_seconds: float = 0.16
+    """Seconds of a host's link for all gradients once: networks are made smaller to this, in proportion."""
 
     @property
     def ranks(self) -> int:
@@ -114,9 +120,41 @@ def draw_more(seed: int) -> list[Cluster]:
     """Return 4 and 8 hosts with 5 runs each, predicted from a probe of 2 hosts."""
     chance = random.Random(seed)
     return [
-        Cluster(1, hosts, 100, 1, 0.0, tuple(_run(chance) for _ in range(MORE_RUNS)), probed_hosts=2)
+        Cluster(1, hosts, 25, 1, 0.0, tuple(_run(chance) for _ in range(MORE_RUNS)), 2, MORE_LINK_SECONDS)
         for hosts in (4, 8)
     ]
+
+
+JOBS = 20
+JOB_MINUTES = (3.5, 5.5)
+"""Bounds of the drawn length of a job's steps."""
+
+JOB_MEGABITS = 200
+"""Product of hosts and rate in Mbit/s of a job, of which several run at a time."""
+
+JOB_LINK_SECONDS = 1.28
+"""Seconds of a host's link for all gradients of a job: the Python of the ranks of all jobs shares two cores."""
+
+
+@dataclass(frozen=True)
+class JobDraw:
+    """Job on a cluster, whose machine is probed on two hosts."""
+
+    hosts: int
+    run: Run
+    minutes: float
+    """Length of its steps as predicted."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Cluster of the job."""
+        return Cluster(1, self.hosts, JOB_MEGABITS // self.hosts, 1, 0.0, (self.run,), 2, JOB_LINK_SECONDS)
+
+
+def draw_jobs(seed: int) -> list[JobDraw]:
+    """Return the jobs whose wall time is compared with the time that was asked for."""
+    chance = random.Random(seed)
+    return [JobDraw(chance.choice((2, 4, 8)), _run(chance), chance.uniform(*JOB_MINUTES)) for _ in range(JOBS)]
 
 
 DRAWS = {"drawn": draw, "more": draw_more}

@@ -50,7 +50,7 @@ from unisono.plan.simulated_cost import SIMULATED, with_simulated, without_rows
 from unisono.plan.split_plan import SplitModel, split_step
 from unisono.plan.trace import TracedLayer
 from unisono.plan.unequal import Unequal, cost_of, slowed
-from unisono.rules import BaseRule
+from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost
 from unisono.step.layout import Bucket
 
@@ -109,7 +109,7 @@ def plan_run(
             step = _planned_step(layers, machine, settings, words, nodes, cost, run)._replace(slower=slower)
             rows.append(row_of(machine, settings, nodes, step, alone))
             if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
-                activations = exchange_cost(machine, nodes, settings.ranks_per_node)  # which are not encoded
+                activations = exchange_of(BSP(), nodes)  # which are not encoded
                 faster = split_step(settings, nodes, activations, step, split)
                 with_splits += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
         found += rows + with_splits

@@ -1,0 +1,67 @@
+"""Job whose wall time is predicted before it is started, and which then trains. Started by jobs.py.
+
+    predict    machine file of a probe of 2 hosts ─▶ steps, parts of the wall time ─▶ JOB.json
+    train      on the ranks of the lab: as many steps, one checkpoint
+
+python job.py predict|train SEED NUMBER FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from ranks import TRACED, rule_named, slept_machine, slept_run, small_layers
+from settings import JobDraw, draw_jobs
+
+import unisono
+from unisono.plan.choose import is_searched
+from unisono.plan.machines import MachineFacts, find_machine
+from unisono.plan.run_plan import plan_run
+from unisono.plan.run_settings import RunSettings
+from unisono.plan.wall_time import Job, job_seconds, slurm_time
+
+
+def predict(job: JobDraw, machine: MachineFacts, path: Path) -> None:
+    """Write the steps of a job and its predicted wall time, by part, with what `unisono plan --time` uses."""
+    run, cluster = job.run, job.cluster
+    layers = small_layers(run, cluster)
+    machine = slept_machine(machine, layers, cluster, 0.0)
+    rule, samples = rule_named(run.rule, run.wire), run.batch * cluster.ranks
+    settings = RunSettings(samples, (cluster.ranks,), {run.rule: rule}, TRACED)
+    (row,) = plan_run(layers, machine, settings)
+    steps = round(60 * job.minutes / row.step)
+    settings = replace(settings, epoch_samples=steps * samples)
+    seconds = job_seconds(row, machine, settings, layers, is_searched(rule), Job())
+    asked = slurm_time(seconds.total)
+    hours, minutes, _ = (int(word) for word in asked.partition("-")[2].split(":"))
+    facts = {"steps": steps, "step": row.step, **seconds._asdict(), "time": asked, "limit": 3600 * hours + 60 * minutes}
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def train(job: JobDraw, machine: MachineFacts, steps: int, checkpoint: Path) -> None:
+    """Make the steps of a job, and a checkpoint behind them."""
+    world = unisono.init()
+    trainer, network = slept_run(world, machine, job.cluster, job.run)
+    for _ in range(steps):
+        trainer.step(torch.ones(1, 1), torch.zeros(1))
+    trainer.wait()
+    state = network.state_dict(), trainer.optimizer.state_dict()
+    world.call_on_root(lambda: torch.save(state, checkpoint))
+
+
+def main(what: str, seed: str, number: str, folder: str) -> None:
+    """Predict a job, or train."""
+    home, job = Path(folder), draw_jobs(int(seed))[int(number)]
+    machine, path = find_machine(str(home / f"hosts-{job.hosts}.toml")), home / f"job-{number}.json"
+    if what == "predict":
+        predict(job, machine, path)
+    else:
+        train(job, machine, json.loads(path.read_text())["steps"], home / f"job-{number}.pt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
