@@ -38,7 +38,8 @@ def predict(job: JobDraw, machine: MachineFacts, path: Path) -> None:
     seconds = job_seconds(row, machine, settings, layers, is_searched(rule), Job())
     asked = slurm_time(seconds.total)
     hours, minutes, _ = (int(word) for word in asked.partition("-")[2].split(":"))
-    facts = {"steps": steps, "step": row.step, **seconds._asdict(), "time": asked, "limit": 3600 * hours + 60 * minutes}
+    limit = 3600 * hours + 60 * minutes
+    facts = {"steps": steps, "step": row.step, "parts": seconds._asdict(), "time": asked, "limit": limit}
     path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
