@@ -126,8 +126,15 @@ def loads(program: Program, rank: int, placement: Placement) -> Lanes:
     """Return the loads of the rounds of one rank's program on links."""
     node, supernode = placement.node_of(rank), placement.supernode_of(rank)
     has_supernodes = bool(placement.supernodes)
+    known: dict[tuple[tuple[Action, int, int], ...], Load] = {}
 
     def load(transfers: Round) -> Load:
+        same = tuple((action, peer, span) for action, peer, _, span in transfers)  # all rounds of a ring, but for chunks
+        if same not in known:
+            known[same] = load_of(transfers)
+        return known[same]
+
+    def load_of(transfers: Round) -> Load:
         within_out = within_in = node_out = node_in = uplink_out = uplink_in = added = 0
         for action, peer, _, span in transfers:
             out, into = (span, 0) if action is Action.SEND else (0, span)
