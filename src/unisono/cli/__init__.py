@@ -11,6 +11,7 @@ import typer
 from unisono.cli import bench, data
 from unisono.cli.accuracy import accuracy
 from unisono.cli.draw import draw
+from unisono.cli.evaluate import evaluate
 from unisono.cli.foresight import foresight
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
@@ -39,6 +40,7 @@ app.command()(draw)
 app.command()(price)
 app.command()(simulate)
 app.command()(accuracy)
+app.command()(evaluate)
 app.command()(tune)
 app.command()(layers)
 app.command()(plan)
