@@ -17,6 +17,7 @@ from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
 from unisono.cli.plan import plan
+from unisono.cli.predict import predict
 from unisono.cli.price import price
 from unisono.cli.probe import probe
 from unisono.cli.run import run
@@ -41,6 +42,7 @@ app.command()(price)
 app.command()(simulate)
 app.command()(accuracy)
 app.command()(evaluate)
+app.command()(predict)
 app.command()(tune)
 app.command()(layers)
 app.command()(plan)
