@@ -33,6 +33,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "make train": ("tests/cli/test_train.py", '"train"'),
     "make docs": ("tests/docs/test_site.py", "mkdocs"),
     "pip install": ("tests/test_wheel.py", '"pip", "install"'),
+    "unisono predict": ("tests/cli/test_predict.py", '"predict"'),
     "unisono lab": ("tests/cli/test_lab.py", '"lab"'),
     "unisono run --ranks 2 train_": ("tests/examples/test_frameworks.py", '"run", "--ranks", "2"'),
     "mpiexec -n 8 -ppn 1 -hosts": ("tests/cli/test_tune.py", '"tune"'),

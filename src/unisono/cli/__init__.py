@@ -11,11 +11,13 @@ import typer
 from unisono.cli import bench, data
 from unisono.cli.accuracy import accuracy
 from unisono.cli.draw import draw
+from unisono.cli.evaluate import evaluate
 from unisono.cli.foresight import foresight
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
 from unisono.cli.pack import pack
 from unisono.cli.plan import plan
+from unisono.cli.predict import predict
 from unisono.cli.price import price
 from unisono.cli.probe import probe
 from unisono.cli.run import run
@@ -39,6 +41,8 @@ app.command()(draw)
 app.command()(price)
 app.command()(simulate)
 app.command()(accuracy)
+app.command()(evaluate)
+app.command()(predict)
 app.command()(tune)
 app.command()(layers)
 app.command()(plan)

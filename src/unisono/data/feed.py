@@ -15,16 +15,25 @@ from unisono.engine import Observe, observed
 from unisono.world import World
 
 
-class Feed(Protocol):
+class InputFacts(Protocol):
+    """Facts of a network's inputs, for which it is built."""
+
+    classes: int
+    channels: int
+    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
+
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
+        ...
+
+
+class Feed(InputFacts, Protocol):
     """Batches for the ranks of a world. The order of an epoch depends on the seed alone, not on the number of ranks."""
 
     samples: int
     """Number of training samples, on all ranks together."""
     test_samples: int
     """Number of test samples, on all ranks together."""
-    classes: int
-    channels: int
-    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     fingerprint: str
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
     notes: tuple[str, ...]
@@ -47,10 +56,6 @@ class Feed(Protocol):
 
     def all_test_batches(self, batch: int) -> Iterator[Batch]:
         """Return the whole test set on this rank, in batches of at most `batch` samples. Not collective."""
-        ...
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
         ...
 
     def close(self) -> None:

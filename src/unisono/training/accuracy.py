@@ -24,6 +24,11 @@ class Accuracy:
     """Share for top-5; None with five classes or fewer, where no guess could miss."""
 
 
+def guesses(scores: torch.Tensor) -> torch.Tensor:
+    """Return the best guesses of each sample, best first: int64, (samples, BEST), or all classes if there are fewer."""
+    return scores.topk(min(BEST, scores.shape[1])).indices
+
+
 def count(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return int64 counts of shape (3,), to be summed over batches and ranks.
 
@@ -31,7 +36,7 @@ def count(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     could have been wrong. `scores` is (samples, classes), `labels` is (samples,).
     """
     samples, classes = scores.shape
-    hits = scores.topk(min(BEST, classes)).indices == labels[:, None]
+    hits = guesses(scores) == labels[:, None]
     return torch.stack((hits[:, 0].sum(), hits.sum(), torch.tensor(samples if classes > BEST else 0)))
 
 

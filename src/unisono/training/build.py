@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from unisono.compute.precision import StepContext, autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.feed import Feed, InMemoryFeed
+from unisono.data.feed import Feed, InMemoryFeed, InputFacts
 from unisono.data.requirements import check_installed
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
@@ -31,12 +32,15 @@ from unisono.tensor_parallel.model import data_world, data_world_of, split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.loss import classification_loss
 from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, Recipe, own_rule
+from unisono.training.recipe import OWN, DataRecipe, Recipe, own_rule
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.warmup import warm_up
 from unisono.user_function import is_user_function
 from unisono.world import World
+
+if TYPE_CHECKING:
+    from unisono.data.kinds.kind import TransformOptions
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -82,23 +86,32 @@ def make_feed(
     if not data.pack:
         return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe)
     check_installed()
-    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
-    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415
+    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
     from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
-    threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
-    storage = StorageOptions(data.storage, data.groups)
-    transform = TransformOptions(data.size, data.augment, data.windows, data.context)
-    options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step)
+    storage, threads = StorageOptions(data.storage, data.groups), decoding_threads(data, share)
+    options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step)
     return PackedFeed(options, world, recipe.training.seed, sharing, observe)
 
 
-def make_model(recipe: Recipe, feed: Feed) -> torch.nn.Module:
+def transform_options(data: DataRecipe) -> TransformOptions:
+    """Return the options of the transform from a pack's samples to network inputs."""
+    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
+
+    return TransformOptions(data.size, data.augment, data.windows, data.context)
+
+
+def decoding_threads(data: DataRecipe, share: CoreShare) -> int:
+    """Return the number of threads that decode samples in a rank with this share of its node's cores."""
+    return data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
+
+
+def make_model(recipe: Recipe, facts: InputFacts) -> torch.nn.Module:
     """Return the recipe's network, with weights from the seed. Raises RecipeError where it does not take the data."""
     torch.manual_seed(recipe.training.seed)
-    network = make_network(recipe.model.name, recipe.model.folder, feed.classes, feed.channels)
+    network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
     model = network.to(DTYPES[recipe.model.dtype])
-    check_fit(model, recipe.model.name, feed.blank(1).to(DTYPES[recipe.model.dtype]), context_of(recipe))
+    check_fit(model, recipe.model.name, facts.blank(1).to(DTYPES[recipe.model.dtype]), context_of(recipe))
     return model
 
 

@@ -7,6 +7,7 @@ runs/digits-20260131-120000/
 ├── measurement.json       measured step, at the end of the run
 ├── metrics.jsonl
 ├── convolutions.json      timings of convolution algorithms
+├── evaluation.json        measures of a checkpoint on a test set, and confusion.svg: `scoring/`
 ├── steps/
 │   └── epoch-0001.npz     seconds[rank, step, kind], and the names of the kinds
 └── checkpoints/

@@ -58,6 +58,12 @@ def packed(name: str, folder: Path) -> Index:
     return pack(source, folder / "pack", PackOptions(stripes=2), 1, lambda: None)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_is_shown_by_files(name: str) -> None:
+    """Its own files, or those of another kind."""
+    assert find_kind(find_kind(name).file_kind or name).endings
+
+
 def converted(transform: SampleTransform, sample: bytes, numbers: list[float] | None) -> torch.Tensor:
     """The network input of a sample, in memory that was full of NaN."""
     out = torch.full(transform.shape, torch.nan)

@@ -12,7 +12,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class TextBox(NamedTuple):
-    """Text and the rectangle that it covers, by an upper bound of the width of its characters."""
+    """Text and the rectangle that it covers, by an upper bound of the width of its characters.
+
+    Text is level, or is read upwards: rotated by -90 degrees around its start.
+    """
 
     words: str
     left: float
@@ -29,14 +32,19 @@ def text_boxes(drawn: str) -> list[TextBox]:
 
 
 def _collect(element: ElementTree.Element, x: float, y: float, found: list[TextBox]) -> None:
-    if moved := element.get("transform"):
+    upwards = element.get("transform", "").startswith("rotate(-90 ")
+    if (moved := element.get("transform")) and not upwards:
         dx, dy = moved.removeprefix("translate(").removesuffix(")").split(",")
         x, y = x + float(dx), y + float(dy)
     if element.tag == f"{SVG}text":
         width = CHARACTER_WIDTH * len(element.text)
         start = {"start": 0.0, "middle": width / 2, "end": width}[element.get("text-anchor")]
         left, base = x + float(element.get("x")) - start, y + float(element.get("y"))
-        found.append(TextBox(element.text, left, base - 0.8 * FONT_SIZE, left + width, base + 0.25 * FONT_SIZE))
+        above, below = 0.8 * FONT_SIZE, 0.25 * FONT_SIZE
+        if upwards:
+            found.append(TextBox(element.text, left - above, base - width, left + below, base))
+            return
+        found.append(TextBox(element.text, left, base - above, left + width, base + below))
     for child in element:
         _collect(child, x, y, found)
 

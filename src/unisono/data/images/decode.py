@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from unisono.data.images import turbojpeg
 from unisono.data.images.crops import Box, ImageHeader, part_of
@@ -152,5 +152,7 @@ def _damage_named() -> Iterator[None]:
     """Turn Pillow's errors into a DecodeError of one line."""
     try:
         yield
+    except UnidentifiedImageError as error:  # its own text has the address of a buffer
+        raise DecodeError("it is no image in a format that Pillow knows") from error
     except DAMAGE_ERRORS as error:
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -71,6 +71,8 @@ class SampleKind(ABC):
     """Endings of file names, in lower case: ".jpg"; none for samples that are no files."""
     signature: ClassVar[bytes] = b""
     """First bytes of each file; empty if files of this kind differ in them."""
+    file_kind: ClassVar[str] = ""
+    """Kind of the files that show such a sample, for predictions of files, if it is another kind."""
     class_in_name: ClassVar[bool] = False
     """True if files side by side in one folder can be a data set: their names begin with their class, `class_...`."""
     augments: ClassVar[tuple[str, ...]] = ("none",)

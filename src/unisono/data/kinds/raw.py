@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unisono.data.images.augmentation import AUGMENTS, image_options
+from unisono.data.kinds import IMAGE
 from unisono.data.kinds.kind import Bytes, SampleKind, SampleTransform, TransformOptions
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class RawKind(SampleKind):
 
     plural = "images"
     column = "image"
+    file_kind = IMAGE
     augments = AUGMENTS
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  values stay as they are

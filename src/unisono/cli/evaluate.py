@@ -1,0 +1,101 @@
+"""`unisono evaluate`: accuracy, loss and confusion of a run's newest checkpoint, and its throughput."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unisono.cli.train import launch
+from unisono.errors import LaunchError
+from unisono.launch import cores, keep_memory, ranks_started
+from unisono.training import run_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unisono.training.scoring.evaluation import Evaluation
+    from unisono.training.scoring.throughput import BatchThroughput
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    pack: Annotated[
+        Path | None, typer.Option(help="Another pack with the same classes; default: the test set of the run's data.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of ranks; default: that of the run, but at most one for each core.")
+    ] = None,
+    throughput: Annotated[
+        bool, typer.Option("--throughput", help="Time forward passes on rank 0, at batch sizes 1 to 256.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder for evaluation.json and confusion.svg; default: the run's.")
+    ] = None,
+) -> None:
+    """Evaluate the newest checkpoint of a run on a test set: accuracy, loss, recall of each class, confusion.
+
+    Starts the ranks; inside mpiexec or srun, this process is one of them. The results do not depend on their number.
+    """
+    recipe = run_directory.recipe_of(run, [])
+    started = ranks_started(os.environ)
+    if ranks is not None and ranks < 1:
+        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    if started is not None and ranks is not None and started != ranks:
+        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
+    count = started or ranks or min(recipe.ranks, cores())
+    if started is None and count > 1:
+        options = [*([f"--pack={pack}"] if pack else []), *([f"--out={out}"] if out else [])]
+        options += ["--throughput"] if throughput else []
+        raise typer.Exit(launch(count, ["evaluate", str(run), *options], recipe.training.timeout or None))
+    if started is None:
+        keep_memory()
+    from unisono.training.scoring.evaluate import CONFUSION, EVALUATION, write_files
+    from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
+    from unisono.world import init
+
+    world = init(timeout=recipe.training.timeout or None)
+
+    def log(line: str) -> None:
+        if world.rank == 0:
+            print(line, flush=True)
+
+    with world.agree_on_errors():
+        found, facts = evaluate_on_rank(run, world, pack, throughput, log)
+        target = run if out is None else out
+        world.call_on_root(lambda: write_files(found, facts, target))
+    if world.rank == 0:
+        _print(found)
+    log(f"wrote {target / EVALUATION} and {target / CONFUSION}")
+    world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
+
+
+def _print(found: Evaluation) -> None:
+    """Print the measures, and under them the throughput if it was measured."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from unisono.training.scoring.evaluation import rows
+
+    console, table = Console(), Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows(found):
+        table.add_row(name, escape(value))
+    console.print(table)
+    if found.throughput:
+        console.print(_throughput_table(found.throughput))
+
+
+def _throughput_table(timed: Sequence[BatchThroughput]) -> object:
+    from rich.table import Table
+
+    table = Table(title="forward passes, one rank")
+    for head in ("batch", "ms", "samples/s"):
+        table.add_column(head, justify="right")
+    for entry in timed:
+        table.add_row(f"{entry.batch}", f"{1e3 * entry.seconds:.2f}", f"{entry.samples_per_second:,.0f}")
+    return table

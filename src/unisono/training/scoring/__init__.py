@@ -1,0 +1,6 @@
+"""Scoring of a run's newest checkpoint: evaluation of a test set on all ranks, and predictions of files.
+
+recipe.toml, checkpoints/ ─▶ network ┬ test set ─▶ confusion, loss, accuracy ─▶ evaluation.json, confusion.svg
+                                     ├ zeros    ─▶ samples a second of forward passes, by batch size
+                                     └ a file   ─▶ probability of each class
+"""

@@ -1,0 +1,76 @@
+"""The command `unisono predict`: files of a test set have the classes that an evaluation counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.usage_errors import assert_one_line_error
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """\
+[data]
+pack = "packs"
+size = 8
+threads = 1
+
+[model]
+dtype = "float64"
+
+[rule]
+overlap = "none"
+
+[exchange]
+bucket_megabytes = 1
+
+[training]
+epochs = 4
+batch = 8
+"""
+
+
+def test_files_are_predicted_as_they_were_evaluated(
+    command: Run, in_process: Run, image_samples: Callable[..., Path], tmp_path: Path
+) -> None:
+    for part, count in (("train", 12), ("test", 5)):
+        image_samples(tmp_path / "images" / part, count=count)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    for arguments in (
+        ("pack", "images", "packs"),
+        ("train", "recipe.toml", "--ranks", "1", "--run", "mine"),
+        ("evaluate", "mine", "--ranks", "1", "--out", "found"),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 0, done.stderr
+    files = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "images/test").rglob("*.jpg"))
+    done = in_process("predict", "mine", *files, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    data = json.loads(done.stdout)
+    assert [one["file"] for one in data] == files
+    confusion = json.loads((tmp_path / "found/evaluation.json").read_text())["confusion"]
+    pairs = Counter((Path(one["file"]).parent.name, one["classes"][0]["class"]) for one in data)
+    names = ("cat", "dog")
+    assert [[pairs[label, guess] for guess in names] for label in names] == confusion
+    assert all(abs(sum(each["probability"] for each in one["classes"]) - 1) < 1e-9 for one in data)
+
+    done = in_process("predict", "mine", files[0], "missing.jpg", files[1], "--top", "1")
+    best = data[0]["classes"][0]
+    assert done.stdout.splitlines()[0] == f"{files[0]}: {best['class']} {best['probability']:.2%}"
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 2)
+    assert done.stderr == (
+        "unisono: missing.jpg: No such file or directory; give the path of a file that can be read\n"
+    )
+    done = in_process("predict", "mine", "missing.jpg", "--json")
+    assert done.returncode == 1
+    assert list(json.loads(done.stdout)[0]) == ["file", "error"]
+
+    assert_one_line_error(in_process("predict", "mine", files[0], "--top", "0"), "--top 0")
+    (tmp_path / "packs").rename(tmp_path / "moved")
+    assert_one_line_error(in_process("predict", "mine", files[0]), "packs has no pack named train")
+    (tmp_path / "mine/checkpoints").rename(tmp_path / "mine/gone")
+    assert_one_line_error(in_process("predict", "mine", files[0]), "mine has no checkpoint yet")
+    assert_one_line_error(in_process("predict", "nowhere", files[0]), "nowhere holds no run")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.data.conftest import work_on_ranks
+
+from unisono.binding import CoreShare
+from unisono.data.digits import load
+from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.kinds.kind import TransformOptions
+from unisono.data.pack.index import About, Index
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources import find
+from unisono.data.sources.source import Source
+from unisono.errors import DecodeError, PackError
+from unisono.training.recipe import DataRecipe, Recipe
+from unisono.training.scoring.file_inputs import FileInputs, open_file_inputs
+from unisono.training.scoring.test_set import open_test_set
+
+Samples = Callable[..., Path]
+
+
+def recording(number: int) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(number).integers(-999, 999, 4000).astype(np.int16).tobytes())
+    return out.getvalue()
+
+
+def index_of(about: About) -> Index:
+    none = np.zeros(0, np.int32)
+    return Index(about, none, none, none, none, none, Path("packs/a"))
+
+
+def evaluated_inputs(recipe: DataRecipe) -> torch.Tensor:
+    """All test samples of a pack, as an evaluation has them."""
+
+    def work(world: Any) -> torch.Tensor:
+        tests = open_test_set(Recipe(data=recipe), None, world, CoreShare((0,), 1, False))
+        ((inputs, _),) = [(inputs.clone(), labels) for inputs, labels in tests.batches(99)]
+        tests.close()
+        return inputs
+
+    return work_on_ranks(1, work)[0]
+
+
+@pytest.mark.parametrize("augment", ["none", "scale"])
+def test_an_image_is_converted_as_the_packed_one_was(image_samples: Samples, tmp_path: Path, augment: str) -> None:
+    """Larger than the pack's short side, so it is reduced before it is cropped."""
+    for part, seed in (("train", 0), ("test", 1)):
+        image_samples(tmp_path / "images" / part, count=3, size=(300, 280), seed=seed)
+        (source,) = find(tmp_path / "images" / part).values()
+        pack(source, tmp_path / "pack" / part, PackOptions(stripes=2), 1, lambda: None)
+    recipe = DataRecipe(pack=str(tmp_path / "pack"), size=24, augment=augment, threads=1)
+    inputs, expected = open_file_inputs(recipe), evaluated_inputs(recipe)
+    files = sorted((tmp_path / "images" / "test").rglob("*.jpg"))
+    assert len(files) == len(expected) == 6
+    for file, other in zip(files, expected, strict=True):
+        found = inputs.read(file)
+        assert torch.equal(found[0], other)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+    assert (inputs.names, inputs.classes, inputs.channels) == (("cat", "dog"), 2, 3)
+    assert inputs.blank(2).shape == (2, 3, 24, 24)
+
+
+def test_a_recording_is_converted_as_the_packed_one_was(tmp_path: Path) -> None:
+    samples = [recording(number) for number in range(3)]
+    for part in ("train", "test"):
+        sizes = np.array([len(sample) for sample in samples])
+        source = Source(AUDIO, ("a", "b", "c"), list("012"), np.arange(3), sizes, samples.__getitem__)
+        pack(source, tmp_path / part, PackOptions(stripes=1), 1, lambda: None)
+    (tmp_path / "one.wav").write_bytes(samples[1])
+    recipe = DataRecipe(pack=str(tmp_path), windows=4, context=2, augment="shift", threads=1)
+    inputs = open_file_inputs(recipe)
+    assert torch.equal(inputs.read(tmp_path / "one.wav")[0], evaluated_inputs(recipe)[1])
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(DecodeError, match=r"; the run takes audio: \.wav"):
+        inputs.read(tmp_path / "image.png")
+
+
+def test_an_image_file_of_a_raw_image_is_that_image(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    source = Source(RAW, ("a",), ["0"], np.zeros(1, np.int64), np.array([192]), lambda _: pixels.tobytes(), (8, 8, 3))
+    for part in ("train", "test"):
+        pack(source, tmp_path / part, PackOptions(stripes=1), 1, lambda: None)
+    Image.fromarray(pixels).save(tmp_path / "raw.png")
+    recipe = DataRecipe(pack=str(tmp_path), threads=1)
+    assert torch.equal(open_file_inputs(recipe).read(tmp_path / "raw.png"), evaluated_inputs(recipe))
+
+
+def test_an_image_file_of_a_digit_is_that_digit(tmp_path: Path) -> None:
+    digit = load().test.inputs[7]
+    Image.fromarray((255 * digit[0]).round().numpy().astype(np.uint8)).save(tmp_path / "digit.png")
+    inputs = open_file_inputs(DataRecipe())
+    torch.testing.assert_close(inputs.read(tmp_path / "digit.png")[0], digit, rtol=0, atol=0.51 / 255)
+    assert (inputs.names, inputs.channels, inputs.blank(3).shape) == (tuple("0123456789"), 1, (3, 1, 8, 8))
+
+
+def test_files_that_are_no_image_are_named(tmp_path: Path) -> None:
+    inputs = FileInputs(index_of(About(IMAGE, ("a",), mean=(0.5,), std=(0.5,))), TransformOptions(size=8))
+    for content, words in (
+        (b"", r"it is empty; the run takes images: \.jpg, "),
+        (recording(0), r"it holds audio; the run takes images: \.jpg, "),
+        (b"a text", r"it is no image in a format that Pillow knows; the run takes images"),
+        (b"\xff\xd8\xff\xe0 torn", "; the run takes images"),
+    ):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(DecodeError, match=words):
+            inputs.read(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        inputs.read(tmp_path / "missing.png")
+
+
+def test_a_pack_that_is_missing_or_has_no_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match=r"nowhere has no pack named train or training.*unisono pack"):
+        open_file_inputs(DataRecipe(pack=str(tmp_path / "nowhere")))
+    with pytest.raises(PackError, match="samples of 4 channels, which no image file has"):
+        FileInputs(index_of(About(RAW, ("a",), (8, 8, 4), (0.5,) * 4, (0.5,) * 4)), TransformOptions())

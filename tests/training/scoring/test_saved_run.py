@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.data.digits import load
+from unisono.data.feed import InMemoryFeed
+from unisono.errors import CheckpointError, UsageError
+from unisono.training import run_directory
+from unisono.training.build import make_model
+from unisono.training.checkpoint import Checkpoint, save
+from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.scoring.saved_run import load_network, read_run
+
+WORLD: Any = SimpleNamespace(rank=0, size=1)
+RECIPE = parse_recipe({"model": {"name": "small_convnet"}}, "a test")
+
+
+@pytest.fixture
+def facts() -> InMemoryFeed:
+    return InMemoryFeed(load(), WORLD, 0)
+
+
+def saved(folder: Path, recipe: Recipe, facts: InMemoryFeed) -> torch.nn.Module:
+    """A run of two checkpoints. Returns the network whose weights the newer one has."""
+    run_directory.write_recipe(folder, recipe)
+    model = make_model(recipe, facts)
+    for step in (3, 6):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+        save(folder / run_directory.CHECKPOINTS, Checkpoint(step, model.state_dict(), {}, {}))
+    return model
+
+
+def test_the_newest_checkpoint_becomes_a_network_in_evaluation_mode(tmp_path: Path, facts: InMemoryFeed) -> None:
+    expected = saved(tmp_path, RECIPE, facts)
+    run = read_run(tmp_path)
+    assert (run.recipe, run.step, run.notes, run.timings) == (RECIPE, 6, (), {})
+    network = load_network(run, facts)
+    assert not network.training
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, expected.state_dict()[name]), name
+
+
+def test_a_damaged_checkpoint_is_named_and_stays(tmp_path: Path, facts: InMemoryFeed) -> None:
+    saved(tmp_path, RECIPE, facts)
+    damaged = tmp_path / run_directory.CHECKPOINTS / "step-000000006"
+    (damaged / "weights.safetensors").write_bytes(b"torn")
+    run = read_run(tmp_path)
+    assert run.step == 3
+    assert run.notes == (
+        "step-000000006 is damaged: weights.safetensors does not match its checksum; the previous one is used",
+    )
+    assert damaged.exists()
+
+
+def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        read_run(tmp_path)
+    run_directory.write_recipe(tmp_path, RECIPE)
+    with pytest.raises(CheckpointError, match=r"has no checkpoint yet.*unisono train --resume"):
+        read_run(tmp_path)
+
+
+def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: InMemoryFeed) -> None:
+    saved(tmp_path, RECIPE, facts)
+    run_directory.write_recipe(tmp_path, parse_recipe({"model": {"name": "resnet8"}}, "a test"))
+    with pytest.raises(CheckpointError, match=r"step 6's checkpoint in .* does not fit the recipe's network"):
+        load_network(read_run(tmp_path), facts)
+
+
+def test_code_of_the_user_is_reported(tmp_path: Path, facts: InMemoryFeed) -> None:
+    (tmp_path / "mine.py").write_text("from unisono.models.small_convnet import SmallConvnet\nown = SmallConvnet\n")
+    own = parse_recipe({"model": {"name": "mine:own", "folder": str(tmp_path)}}, "a test")
+    saved(tmp_path, own, facts)
+    (note,) = read_run(tmp_path).notes
+    assert note.startswith("the run imports user code: module mine, from ")

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.data.conftest import work_on_ranks
+
+from unisono.binding import CoreShare
+from unisono.data.digits import load
+from unisono.data.kinds import AUDIO, RAW
+from unisono.data.kinds.kind import TransformOptions
+from unisono.data.loading import Batch
+from unisono.data.pack.index import About, Index
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.data.sources.source import Source
+from unisono.errors import PackError, UsageError
+from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.scoring.test_set import check_alike, open_test_set, read_both
+
+SHARE = CoreShare((0,), 1, False)
+
+
+def packed(folder: Path, classes: tuple[str, ...], count: int, seed: int) -> None:
+    samples = [np.random.default_rng([seed, number]).bytes(64) for number in range(count)]
+    labels = np.arange(count) * len(classes) // count
+    keys, sizes = [str(number) for number in range(count)], np.full(count, 64)
+    source = Source(RAW, classes, keys, labels, sizes, samples.__getitem__, (8, 8))
+    pack(source, folder, PackOptions(stripes=2), 1, lambda: None)
+
+
+@pytest.fixture
+def packs(tmp_path: Path) -> Path:
+    packed(tmp_path / "own" / "train", ("cat", "dog"), 9, 0)
+    packed(tmp_path / "own" / "test", ("cat", "dog"), 5, 1)
+    packed(tmp_path / "other" / "val", ("cat", "dog"), 4, 2)
+    packed(tmp_path / "strange" / "test", ("cat", "owl"), 4, 3)
+    return tmp_path
+
+
+def shares(recipe: Recipe, pack: Path | None, batch: int, ranks: int) -> list[list[Batch]]:
+    """The batches of each rank."""
+
+    def work(world: Any) -> list[Batch]:
+        tests = open_test_set(recipe, pack, world, SHARE)
+        found = [(inputs.clone(), labels) for inputs, labels in tests.batches(batch)]
+        tests.close()
+        return found
+
+    return work_on_ranks(ranks, work)
+
+
+def joined(batches: list[Batch]) -> tuple[torch.Tensor, list[int]]:
+    return torch.cat([inputs for inputs, _ in batches]), torch.cat([labels for _, labels in batches]).tolist()
+
+
+def about(classes: tuple[str, ...], kind: str = RAW, shape: tuple[int, ...] | None = (8, 8)) -> Index:
+    none = np.zeros(0, np.int32)
+    return Index(About(kind, classes, shape), none, none, none, none, none, Path("packs/a"))
+
+
+def test_the_digits_are_as_in_training() -> None:
+    recipe, data = parse_recipe({}, "a test"), load().test
+    (alone,) = shares(recipe, None, 100, 1)
+    assert [len(labels) for _, labels in alone] == [100, 100, 100, 60]
+    for ranks in (1, 3):
+        inputs, labels = joined([batch for share in shares(recipe, None, 100, ranks) for batch in share])
+        assert torch.equal(inputs, data.inputs)
+        assert labels == data.labels.tolist()
+
+    def facts(world: Any) -> tuple[Any, ...]:
+        tests = open_test_set(recipe, None, world, SHARE)
+        return tests.title, tests.names, tests.samples, tests.classes, tests.channels, tuple(tests.blank(2).shape)
+
+    assert work_on_ranks(1, facts) == [("digits", tuple("0123456789"), 360, 10, 1, (2, 1, 8, 8))]
+
+
+def test_the_digits_are_no_pack() -> None:
+    with pytest.raises(UsageError, match="--pack elsewhere: the run was trained on digits, which is no pack"):
+        shares(parse_recipe({}, "a test"), Path("elsewhere"), 8, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_samples_of_a_pack_are_those_that_the_run_was_tested_with(packs: Path, ranks: int) -> None:
+    """Each rank has the batches of the feed, bit for bit: without random changes."""
+    recipe = parse_recipe({"data": {"pack": str(packs / "own"), "augment": "mirror"}}, "a test")
+
+    def tested(world: Any) -> list[Batch]:
+        options = FeedOptions(packs / "own", transform=TransformOptions(augment="mirror"))
+        feed = PackedFeed(options, world, 0)
+        found = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(2 * ranks)]
+        feed.close()
+        return found
+
+    expected, found = work_on_ranks(ranks, tested), shares(recipe, None, 2 * ranks, ranks)
+    for one, other in zip(found, expected, strict=True):
+        assert [labels.tolist() for _, labels in one] == [labels.tolist() for _, labels in other]
+        assert all(torch.equal(here, there) for (here, _), (there, _) in zip(one, other, strict=True))
+    assert sorted(label for share in found for label in joined(share)[1]) == [0, 0, 0, 1, 1]
+
+
+def test_another_pack_is_normalised_as_the_run_s(packs: Path) -> None:
+    recipe = parse_recipe({"data": {"pack": str(packs / "own")}}, "a test")
+    train, other = (each.about for each in read_both(packs / "own", packs / "other"))
+    inputs, _ = joined(shares(recipe, packs / "other", 99, 1)[0])
+    raw = np.frombuffer(np.random.default_rng([2, 0]).bytes(64), np.uint8) / 255
+    np.testing.assert_allclose(inputs[0].flatten(), (raw - train.mean[0]) / train.std[0], rtol=1e-4, atol=1e-5)
+    assert abs(train.mean[0] - other.mean[0]) > 1e-3, "else its own mean would do as well"
+
+
+def test_a_folder_is_a_pack_with_a_test_set_or_the_set_itself(packs: Path) -> None:
+    for pack_given, samples in ((None, 5), (packs / "other", 4), (packs / "own" / "train", 9)):
+        assert len(read_both(packs / "own", pack_given)[1]) == samples
+    with pytest.raises(PackError, match="nowhere has no pack named test or"):
+        read_both(packs / "own", packs / "nowhere")
+
+
+def test_differing_classes_are_named(packs: Path) -> None:
+    with pytest.raises(PackError, match="it lacks dog; the run does not know owl; pack samples of the same classes"):
+        read_both(packs / "own", packs / "strange")
+    with pytest.raises(PackError, match="the same in another order"):
+        check_alike(about(("a", "b")), about(("b", "a")))
+    with pytest.raises(PackError, match="it lacks a0, a1, a2, a3, a4 and 2 more"):
+        check_alike(about((*(f"a{number}" for number in range(7)), "b")), about(("b",)))
+
+
+def test_samples_of_another_kind_or_shape_are_refused() -> None:
+    known = about(("a",))
+    check_alike(known, known)
+    with pytest.raises(PackError, match="holds audio samples, but the run was trained on raw samples of 8 x 8"):
+        check_alike(known, about(("a",), AUDIO, None))
+    with pytest.raises(PackError, match="raw samples of 9 x 9"):
+        check_alike(known, replace(known, about=replace(known.about, shape=(9, 9))))
