@@ -86,6 +86,7 @@ def test_it_is_resumed_after_any_batch(on_ranks: OnRanks, numbered: Path, steps:
         with loader_of(numbered, world) as loader:
             dataset = loader.dataset()
             dataset.load_state_dict(state)
+            assert (loader.epoch, loader.step) == divmod(steps, STEPS)
             while len(found) < 2 * STEPS:
                 found += islice(dataset, 2 * STEPS - len(found))
         assert same(found, expected)

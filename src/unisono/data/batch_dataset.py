@@ -52,13 +52,12 @@ class BatchDataset(IterableDataset[Any]):
                 "a worker process of a DataLoader cannot read a pack in the memory of MPI ranks; set num_workers=0, "
                 "and decode with Loader(..., threads=...)"
             )
-        if self._loader.step >= len(self):  # the last loop took its last batch, and asked for no other
-            self.set_epoch(self._loader.epoch + 1)
+        self._leave_ended_epoch()
         for inputs, labels in self._loader:
             yield self._form(inputs.clone(), labels)
             if self._loader.step >= len(self):
                 break
-        self.set_epoch(self._loader.epoch + 1)
+        self._leave_ended_epoch()
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch; the current one continues at its step."""
@@ -71,6 +70,12 @@ class BatchDataset(IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the position of `state`. Raises UsageError as `Loader.load_state_dict`."""
         self._loader.load_state_dict(state)
+        self._leave_ended_epoch()
+
+    def _leave_ended_epoch(self) -> None:
+        """Begin the next epoch where no whole step is left: loops may count batches, and never ask for one more."""
+        if self._loader.step >= len(self):
+            self.set_epoch(self._loader.epoch + 1)
 
     def _form(self, inputs: torch.Tensor, labels: torch.Tensor) -> Any:
         return (inputs, labels) if self._names is None else dict(zip(self._names, (inputs, labels), strict=True))
