@@ -7,7 +7,8 @@ import unisono
 
 
 def test_these_and_no_others() -> None:
-    classes = ["BSP", "EASGD", "DiLoCo", "Exchange", "LocalSGD", "Sharded", "Trainer", "UnisonoError", "World"]
+    exchanges = ["BSP", "EASGD", "DiLoCo", "Exchange", "KVStore", "LocalSGD", "Sharded"]
+    classes = [*exchanges, "Trainer", "UnisonoError", "World"]
     assert unisono.__all__ == [*classes, "add_samples", "init", "no_sync", "parallel", "synchronize"]
     assert dir(unisono) == sorted(unisono.__all__)
     assert all(getattr(unisono, name).__name__ == name for name in unisono.__all__)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unisono.data_parallel import add_samples, no_sync, parallel, synchronize
     from unisono.errors import UnisonoError
     from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
+    from unisono.step.store import KVStore
     from unisono.training.trainer import Trainer
     from unisono.world import World, init
 
@@ -27,6 +28,7 @@ __all__ = [
     "EASGD",
     "DiLoCo",
     "Exchange",
+    "KVStore",
     "LocalSGD",
     "Sharded",
     "Trainer",
@@ -44,6 +46,7 @@ _HOMES = {
     "DiLoCo": "unisono.rules",
     "EASGD": "unisono.rules",
     "Exchange": "unisono.rules",
+    "KVStore": "unisono.step.store",
     "LocalSGD": "unisono.rules",
     "Sharded": "unisono.rules",
     "Trainer": "unisono.training.trainer",

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.order import own_numbers, permutation, ranks_of, share, steps_of, worker_order
+from unisono.data.order import own_numbers, permutation, random_draw, ranks_of, share, steps_of, worker_order
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 9), st.integers(0, 5))
@@ -54,3 +54,22 @@ def test_own_batches_resume_at_any_step(count: int, batch: int, step: int) -> No
     assert all(np.array_equal(one, other) for one, other in zip(whole[step:], rest, strict=True))
     first = np.concatenate(whole[: steps_of(count, batch)]) if len(whole) >= steps_of(count, batch) else None
     assert first is None or sorted(first) == list(numbers)
+
+
+@given(st.integers(1, 300), st.integers(0, 9), st.integers(0, 50), st.data())
+def test_a_draw_has_each_sample_once_at_most_and_depends_on_nothing_else(
+    count: int, worker: int, draw: int, data: st.DataObject
+) -> None:
+    numbers = np.arange(count, dtype=np.int64) * 3
+    samples = data.draw(st.integers(1, count))
+    found = random_draw(numbers, 5, worker, draw, samples)
+    assert found.dtype == np.int64
+    assert len(set(found.tolist())) == samples
+    assert set(found.tolist()) <= set(numbers.tolist())
+    np.testing.assert_array_equal(found, random_draw(numbers, 5, worker, draw, samples))
+
+
+def test_draws_of_other_seeds_workers_and_numbers_are_others() -> None:
+    numbers = np.arange(1000, dtype=np.int64)
+    draws = [(seed, worker, draw) for seed in range(2) for worker in range(2) for draw in range(2)]
+    assert len({tuple(random_draw(numbers, *each, 20).tolist()) for each in draws}) == len(draws)

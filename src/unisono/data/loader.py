@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from unisono.data.batch_dataset import BatchDataset
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.data.requirements import check_installed
@@ -66,8 +67,10 @@ class Loader:
         self._feed = PackedFeed(
             FeedOptions(Path(pack), StorageOptions(storage, groups), transform, threads), world, seed
         )
-        self._batch, self._seed = batch, seed
+        self._ranks, self._seed = world.size, seed
         self._running: Generator[Batch] | None = None
+        self.batch = batch
+        """Samples of a step, over all ranks."""
         self.epoch, self.step = 0, 0
         """Epoch, and steps of it that have been handed out."""
         self.samples, self.test_samples = self._feed.samples, self._feed.test_samples
@@ -79,7 +82,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch. The last may be short; the share of some ranks may then be empty."""
-        return steps_of(self.samples, self._batch)
+        return steps_of(self.samples, self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's inputs and labels of the epoch's steps, from `step` on. Collective.
@@ -88,7 +91,7 @@ class Loader:
         UsageError if the loader was iterated anew, or moved to another step, meanwhile.
         """
         self._stop()
-        running = self._running = self._feed.epoch(self.epoch, self._batch, self.step)
+        running = self._running = self._feed.epoch(self.epoch, self.batch, self.step)
         for batch in running:
             self.step += 1
             yield batch
@@ -96,9 +99,17 @@ class Loader:
                 raise UsageError("the loader was iterated anew or moved in this loop; one loop at a time")
         self.epoch, self.step, self._running = self.epoch + 1, 0, None
 
+    def dataset(self, names: tuple[str, str] | None = None) -> BatchDataset:
+        """Return the batches for loops that others wrote, as an IterableDataset: copied, of whole steps alone.
+
+        With `names`, a batch is a dict of inputs and labels under these names. Raises UsageError where the ranks do not
+        divide the batch.
+        """
+        return BatchDataset(self, self._ranks, names)
+
     def test_batches(self) -> Iterator[Batch]:
         """Yield this rank's share of the test set, without random changes."""
-        return self._feed.test_batches(self._batch)
+        return self._feed.test_batches(self.batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch; the current one continues at its step, as after `load_state_dict`."""
@@ -142,7 +153,7 @@ class Loader:
             self._feed.stop_threads()
 
     def _settings(self) -> dict[str, Any]:
-        return {"batch": self._batch, "seed": self._seed, "data": self._feed.fingerprint}
+        return {"batch": self.batch, "seed": self._seed, "data": self._feed.fingerprint}
 
     def _move(self, epoch: int, step: int) -> None:
         self._stop()

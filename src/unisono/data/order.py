@@ -48,6 +48,12 @@ def own_numbers(
         step = (epoch + 1) * steps
 
 
+def random_draw(numbers: NDArray[np.int64], seed: int, worker: int, draw: int, samples: int) -> NDArray[np.int64]:
+    """Return a worker's draw of so many of the samples `numbers`: none twice, independent of its other draws; int64."""
+    chance = np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | draw)))
+    return chance.choice(numbers, samples, replace=False)
+
+
 def steps_of(samples: int, batch: int) -> int:
     """Return the number of steps of an epoch; the last step may be short."""
     return -(-samples // batch)

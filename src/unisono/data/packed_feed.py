@@ -61,11 +61,7 @@ class PackedFeed:
         )
         check_splits(train, test)
         self.fingerprint = f"{train.fingerprint}, {test.fingerprint}"
-        for rank, fingerprint in enumerate(world.all_gather_object(self.fingerprint)):
-            if fingerprint != self.fingerprint:
-                raise PackError(
-                    f"{options.folder} is not the same on rank {rank} as on rank {world.rank}; copy it again"
-                )
+        check_alike(options.folder, self.fingerprint, world)
         self.samples, self.test_samples, self.classes = len(train), len(test), len(train.about.classes)
         transform = transform_of(train, options.transform)
         test_storage = StorageOptions("replicated" if options.out_of_step else "partitioned")
@@ -130,6 +126,13 @@ class PackedFeed:
         self.stop_threads()
         self._train.close()
         self._test.close()
+
+
+def check_alike(folder: Path, own: str, world: World) -> None:
+    """Raise PackError unless all ranks read the same data, of which `own` is this rank's fingerprint. Collective."""
+    for rank, fingerprint in enumerate(world.all_gather_object(own)):
+        if fingerprint != own:
+            raise PackError(f"{folder} is not the same on rank {rank} as on rank {world.rank}; copy it again")
 
 
 def check_splits(train: Index, test: Index) -> None:

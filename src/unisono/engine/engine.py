@@ -62,6 +62,11 @@ class Handle:
         self.may_run.set()
         self._over.set()
 
+    @property
+    def succeeded(self) -> bool:
+        """True once it is over without a failure."""
+        return self._over.is_set() and self.operation.failure is None
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is over, `seconds` at most; return True if it is. Raises OperationError when it has failed."""
         if not self._over.wait(seconds):

@@ -141,6 +141,8 @@ class Player:
         """
         if values:
             self.engine.wait(*map(self.variable, values))
+            while self._under_way and self._under_way[0].succeeded:  # else they would hold their tensors
+                self._under_way.popleft()
             return
         failed: tuple[Handle, OperationError] | None = None
         while self._under_way:

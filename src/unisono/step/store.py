@@ -1,17 +1,25 @@
 """Key-value store without servers: tensors that ranks push under a key are summed over all ranks, and all pull the sum.
 
-    store = create("chain", world)
-    store.init(key, weights)                 all have rank 0's
-    store.push(key, gradient)                this rank's part of the sum: pack, then allreduce as the overlap places it
-    store.pull(key, gradient)                the sum: unpack; returns at once; ...
-    store.wait(key)                          ... waits until it is there
+    store.init(key, weights)        all have rank 0's
+    store.push(key, gradient)       this rank's part of the sum: pack, then allreduce as the overlap places it
+    store.pull(key, gradient)       the sum: unpack; returns at once; ...
+    store.wait(key)                 ... waits until it is there
 
-Keys are numbers from 0; all ranks make the same calls in the same order. Each call is a few tasks of a step program.
-Source: MXNET-MPI, sections 3.3 and 4.
+4 ranks push 1, 2, 3 and 4 under key 0, whose value is 5; the updater computes stored - 0.1 sum:
+
+    rank                   0   1   2   3
+    pushed                 1   2   3   4
+    pulled                10  10  10  10
+    with the updater       4   4   4   4
+
+Bytes of a push of n bytes on p ranks: those of an allreduce, 2 n (p - 1) / p sent by each rank; a pull sends nothing.
+Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +33,7 @@ from unisono.step.build import CollectiveTasks
 from unisono.step.costs import Duration
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
-from unisono.step.overlaps import Overlap, find_overlap
+from unisono.step.overlaps import find_overlap
 from unisono.step.play import Player
 from unisono.step.program import UPDATE, Operation, Task, Value, bucket
 from unisono.world import World
@@ -33,13 +41,27 @@ from unisono.world import World
 OUTSTANDING = 2
 """Largest number of collectives at once, where the overlap has several and no other number is given."""
 
+Keys = int | Sequence[int]
+"""Key, or several."""
 
-def create(name: str, world: World, algorithm: str = "auto", wire: str | None = None) -> KVStore:
-    """Return a store whose collectives follow an overlap: "funnel", "concurrent" or "chain".
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+"""Tensor of a key, or one for each of several keys."""
 
-    `algorithm` and `wire` are those of `world.allreduce`. Raises UsageError for an unknown name.
-    """
-    return KVStore(world, find_overlap(name), algorithm, wire)
+Updater = Callable[[int, torch.Tensor, torch.Tensor], object]
+"""Function (key, sum of what all ranks have pushed, stored value) that changes the stored value in place."""
+
+
+def pair_keys(keys: Keys, tensors: Tensors) -> list[tuple[int, torch.Tensor]]:
+    """Return each key with its tensor. Raises UsageError unless there is one for each."""
+    if isinstance(keys, int) and isinstance(tensors, torch.Tensor):
+        return [(keys, tensors)]
+    if isinstance(keys, int) or isinstance(tensors, torch.Tensor):
+        raise UsageError(
+            f"keys are {keys} and tensors a {type(tensors).__name__}: give one key and one tensor, or a list of each"
+        )
+    if len(keys) != len(tensors):
+        raise UsageError(f"{len(keys)} keys {list(keys)} have {len(tensors)} tensors: give one for each key")
+    return list(zip(keys, tensors, strict=True))
 
 
 class KeyState(NamedTuple):
@@ -49,6 +71,9 @@ class KeyState(NamedTuple):
     """Memory that is sent for the key."""
     tensor: torch.Tensor
     """Tensor that was pushed, or is pulled into."""
+    stored: torch.Tensor
+    """Value of the key: the sum, or what the updater made of the sums."""
+    updater: Updater | None
 
     def bucket(self, _: int) -> torch.Tensor:
         """Return the memory that is sent."""
@@ -68,7 +93,12 @@ def _copy_in(state: KeyState, _: Task, __: Any) -> None:
 
 
 def _copy_out(state: KeyState, _: Task, __: Any) -> None:
-    state.tensor.copy_(state.memory)
+    state.tensor.copy_(state.stored)
+
+
+def _update(state: KeyState, task: Task, _: Any) -> None:
+    assert state.updater is not None, "a store without an updater has no such task"
+    state.updater(task.key, state.memory, state.stored)
 
 
 def _nothing(*_: object) -> None:
@@ -80,64 +110,99 @@ def _free(*_: object) -> Duration:
 
 
 PACK = Operation("pack", _copy_in, _nothing, _free)
+UPDATE_VALUE = Operation("update", _update, _nothing, _free)
 UNPACK = Operation("unpack", _copy_out, _nothing, _free)
 
 
 def value(key: int) -> Value:
-    """Return the value of a key: the pushed tensor, and then the sum."""
+    """Return the value of a key: the pushed tensor, and then what was pulled."""
     return Value("value", key)
 
 
+def stored(key: int) -> Value:
+    """Return the value that the store keeps for a key, where it has an updater."""
+    return Value("stored", key)
+
+
 class KVStore(Closing):
-    """Store of one rank. All ranks of `world` construct one, and make the same calls in the same order."""
+    """Sums of tensors over all ranks, by key. All ranks make the same calls in the same order.
+
+    Keys are integers, given one at a time or as lists. Calls return at once, except `init`, `wait` and `barrier`.
+    """
 
     def __init__(
         self,
         world: World,
-        overlap: Overlap,
+        overlap: str = "chain",
+        *,
+        updater: Updater | None = None,
         algorithm: str = "auto",
         wire: str | None = None,
         outstanding: int = OUTSTANDING,
     ) -> None:
-        """Start the engine. `outstanding`: largest number of collectives at once, where the overlap has several."""
-        self._pool = CommunicatorPool(world)
-        self._player = Player(self._pool, overlap.communicators(outstanding), "a store")
-        self._world, self._allreduce = world, allreduce(algorithm, wire)
-        self._sends = CollectiveTasks(Layout(world.size, 0, ()), overlap, outstanding)
+        """Start the engine. Collective. Raises UsageError for an unknown overlap.
+
+        `overlap` is "chain", "concurrent" or "funnel"; `outstanding` the largest number of collectives at once, where
+        the overlap has several. With an `updater` the store keeps the initial values, and each push updates them, on
+        every rank with the same sum. `algorithm` and `wire` are those of `world.allreduce`.
+        """
+        placed = find_overlap(overlap)
+        self._pool, self._rank = CommunicatorPool(world), world.rank
+        self._player = Player(self._pool, placed.communicators(outstanding), "a store")
+        self._allreduce, self._updater = allreduce(algorithm, wire), updater
+        self._sends = CollectiveTasks(Layout(world.size, 0, ()), placed, outstanding)
         self._memory: dict[int, torch.Tensor] = {}  # sent for each key
+        self._stored: dict[int, torch.Tensor] = {}  # the same memory where there is no updater
 
     @property
     def engine(self) -> Engine:
         """Engine, for other operations that need the store's results: they read `variable(key)`."""
         return self._pool.engine
 
-    def init(self, key: int, tensor: torch.Tensor) -> None:
-        """Copy rank 0's tensor to all ranks, in place, and allocate memory for gradients of its shape and dtype. Raises
-        UsageError for a key that was initialised before."""
-        if key in self._memory:
-            raise UsageError(f"key {key} has been initialised already")
-        world = self._pool.worlds(1)[0]
-        world.broadcast(tensor)
-        self._memory[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
+    def init(self, keys: Keys, tensors: Tensors) -> None:
+        """Copy rank 0's tensors to all ranks, in place; they are the values until the first push. Collective.
+
+        Later tensors of a key have the shape and dtype of the first. Raises UsageError for a key that was initialised
+        before.
+        """
+        pairs = pair_keys(keys, tensors)
+        for key, _ in pairs:
+            if key in self._memory:
+                raise UsageError(f"rank {self._rank}: key {key} has been initialised already; take another")
+        for key, tensor in pairs:  # behind the collectives of earlier pushes
+            begin = partial(self._begin, key, tensor)
+            self.engine.carry_out(begin, (), (self._pool.exclusive(0),), f"init {key}")
 
     def variable(self, key: int) -> Variable:
         """Return the engine's variable of a key. An operation that reads it waits for what was pulled; one that mutates
         it is waited for by later pushes."""
         return self._player.variable(value(key))
 
-    def push(self, key: int, tensor: torch.Tensor) -> None:
-        """Add a tensor to the sum over all ranks. It must not change until the key is waited for."""
-        state = self._key_state(key, tensor)
-        self._play(state, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
-        self._play(state, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
+    def push(self, keys: Keys, tensors: Tensors) -> None:
+        """Add tensors to the sums over all ranks. They must not change until the keys are pulled and waited for.
 
-    def pull(self, key: int, tensor: torch.Tensor) -> None:
-        """Copy the sum of the tensors that all ranks have pushed into `tensor`."""
-        self._play(self._key_state(key, tensor), Task(UNPACK, key, UPDATE, (bucket(key),), (value(key),)))
+        A push replaces the sum of the push before; with an updater, it updates the stored value. Raises UsageError for
+        unknown keys and for other shapes or dtypes, before any tensor is sent.
+        """
+        for key, state in self._states(keys, tensors):
+            self._play(state, Task(PACK, key, UPDATE, (value(key),), (bucket(key),)))
+            self._play(state, *self._sends.place(self._allreduce, key, (), (bucket(key),)))
+            if state.updater is not None:
+                self._play(state, Task(UPDATE_VALUE, key, UPDATE, (bucket(key),), (stored(key),)))
 
-    def wait(self, *keys: int) -> None:
-        """Wait until tensors pulled under these keys are ready. Raises OperationError when a collective has failed."""
-        self._player.wait(*map(value, keys))
+    def pull(self, keys: Keys, tensors: Tensors) -> None:
+        """Copy the values of the keys into `tensors`, which are there after `wait`. Raises UsageError as `push`."""
+        for key, state in self._states(keys, tensors):
+            source = bucket(key) if state.updater is None else stored(key)
+            self._play(state, Task(UNPACK, key, UPDATE, (source,), (value(key),)))
+
+    def wait(self, keys: Keys | None = None) -> None:
+        """Wait until tensors pulled under these keys are ready; without keys, for all pushes and pulls.
+
+        Raises OperationError when a collective or an updater has failed, UsageError for unknown keys.
+        """
+        several = () if keys is None else (keys,) if isinstance(keys, int) else keys
+        self._player.wait(*(value(self._check(key)) for key in several))
 
     def barrier(self) -> None:
         """Wait until all pushes and pulls are finished on all ranks."""
@@ -148,18 +213,37 @@ class KVStore(Closing):
         """End the threads once all work is finished. Memory and communicators are freed with the world."""
         self._pool.close()
         self._memory.clear()
+        self._stored.clear()
+
+    @torch.no_grad()  # weights are leaves of an autograd graph
+    def _begin(self, key: int, tensor: torch.Tensor) -> None:
+        world = self._pool.worlds(1)[0]
+        world.broadcast(tensor)
+        self._memory[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._stored[key] = self._memory[key] if self._updater is None else tensor.detach().clone()
 
     def _play(self, state: KeyState, *tasks: Task) -> None:
         for ready in self._player.prepare(tasks):
             self._player.play(ready, state)  # type: ignore[arg-type]  # the replica of these operations alone
 
-    def _key_state(self, key: int, tensor: torch.Tensor) -> KeyState:
+    def _check(self, key: int) -> int:
         if key not in self._memory:
-            raise UsageError(f"key {key} has not been initialised: call init({key}, ...) on all ranks first")
-        memory = self._memory[key]
-        if (tensor.shape, tensor.dtype) != (memory.shape, memory.dtype):
             raise UsageError(
-                f"key {key} was initialised with {tuple(memory.shape)} of {memory.dtype}, "
-                f"not with {tuple(tensor.shape)} of {tensor.dtype}"
+                f"rank {self._rank}: key {key} has not been initialised (keys are {sorted(self._memory)}); call "
+                f"init({key}, ...) on all ranks first"
             )
-        return KeyState(memory, tensor)
+        return key
+
+    def _states(self, keys: Keys, tensors: Tensors) -> list[tuple[int, KeyState]]:
+        """Return each key with the data of its tasks, all of them checked."""
+        states = []
+        for key, tensor in pair_keys(keys, tensors):
+            self._check(key)
+            memory = self._memory[key]
+            if (tensor.shape, tensor.dtype) != (memory.shape, memory.dtype):
+                raise UsageError(
+                    f"rank {self._rank}: key {key} was initialised with {tuple(memory.shape)} of {memory.dtype}, not "
+                    f"with {tuple(tensor.shape)} of {tensor.dtype}; push and pull tensors like the first"
+                )
+            states.append((key, KeyState(memory, tensor, self._stored[key], self._updater)))
+        return states

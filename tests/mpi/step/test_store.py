@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 
 import pytest
 import torch
 
+from unisono import KVStore
 from unisono.engine import Variable
-from unisono.errors import UsageError
+from unisono.errors import OperationError, UsageError
 from unisono.step.overlaps import OVERLAPS
-from unisono.step.store import create
 from unisono.world import World
 
 SIZES = (1, 1000, 0, 70_001, 64)
@@ -25,7 +26,7 @@ def value_of(rank: int, key: int, step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_of_all_keys(world: World, name: str) -> None:
-    with create(name, world) as store:
+    with KVStore(world, name) as store:
         weights = [value_of(world.rank, key, 0) for key in range(len(SIZES))]
         for key, weight in enumerate(weights):
             store.init(key, weight)
@@ -47,7 +48,7 @@ def test_gradients_that_become_ready_in_any_order(world: World, name: str) -> No
     """Each rank computes its gradients on another thread, in an order of its own; updates follow on the same engine."""
     keys = range(len(SIZES))
     generator = random.Random(world.rank)
-    with create(name, world) as store:
+    with KVStore(world, name) as store:
         weights = [torch.zeros(SIZES[key]) for key in keys]
         for key in keys:
             store.init(key, weights[key])
@@ -77,21 +78,138 @@ def test_gradients_that_become_ready_in_any_order(world: World, name: str) -> No
             torch.testing.assert_close(weights[key], wanted, rtol=0, atol=0)
 
 
-def test_unknown_keys(world: World) -> None:
-    with create("chain", world) as store:
-        store.init(0, torch.zeros(3))
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_of_keys_in_every_overlap(world: World, name: str) -> None:
+    """Keys need not be pushed in their order; the sum of a push replaces that of the push before."""
+    keys = [3, 0, 4]
+    with KVStore(world, name) as store:
+        firsts = [value_of(world.rank, key, 0) for key in keys]
+        store.init(keys, firsts)
+        pulled = [torch.empty(SIZES[key]) for key in keys]
+        store.pull(keys, pulled)
+        store.wait(keys)
+        assert all(torch.equal(tensor, value_of(0, key, 0)) for key, tensor in zip(keys, pulled, strict=True))
+        for step in range(3):
+            pushed = [value_of(world.rank, key, step) for key in keys]
+            store.push(keys, pushed)
+            store.pull(keys, pulled)
+            store.wait(keys)
+            for key, tensor, mine in zip(keys, pulled, pushed, strict=True):
+                wanted = sum(value_of(rank, key, step) for rank in range(world.size))
+                torch.testing.assert_close(tensor, wanted, rtol=0, atol=0)
+                assert torch.equal(mine, value_of(world.rank, key, step)), "a push leaves its tensor alone"
+
+
+def samples_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_updater_on_all_ranks_gives_the_weights_of_one(world: World, name: str) -> None:
+    """SGD with momentum in the store, on shares of the batch, equals PyTorch's on the whole batch."""
+    expected, model = network(), network()
+    optimizer = torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9)
+    inputs, targets = map(torch.cat, zip(*map(samples_of, range(world.size)), strict=True))
+    optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    def update(key: int, total: torch.Tensor, weight: torch.Tensor) -> None:
+        if key not in optimizers:
+            optimizers[key] = torch.optim.SGD([weight], 0.1, momentum=0.9)
+        weight.grad = total / world.size
+        optimizers[key].step()
+
+    weights = list(model.parameters())
+    keys = range(len(weights))
+    with KVStore(world, name, updater=update) as store:
+        store.init(keys, weights)
+        for _ in range(10):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(expected(inputs), targets).backward()
+            optimizer.step()
+            mine, wanted = samples_of(world.rank)
+            model.zero_grad()
+            torch.nn.functional.mse_loss(model(mine), wanted).backward()
+            store.push(keys, [weight.grad for weight in weights])
+            store.pull(keys, weights)
+            store.wait()
+    for weight, other in zip(weights, expected.parameters(), strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_key_may_be_initialised_while_sums_are_under_way(world: World) -> None:
+    with KVStore(world) as store:
+        large, sums = torch.ones(200_000), torch.empty(200_000)
+        store.init(0, large)
+        for key in range(1, 20):
+            store.push(0, large)
+            other = torch.full((1000,), float(10 * world.rank + key))
+            store.init(key, other)
+            assert torch.equal(other, torch.full((1000,), float(key)))
+        store.pull(0, sums)
+        store.wait(0)
+        assert torch.equal(sums, torch.full((200_000,), float(world.size)))
+
+
+def test_what_was_waited_for_is_not_held(world: World) -> None:
+    """A loop that waits for its keys alone holds the tensors of no earlier step."""
+    pushed = []
+    with KVStore(world) as store:
+        store.init([0, 1], [torch.zeros(10), torch.zeros(10)])
+        for _ in range(5):
+            one, other = torch.ones(10), torch.ones(10)
+            store.push([0, 1], [one, other])
+            store.pull([0, 1], [one, other])
+            store.wait([0, 1])
+            pushed += [weakref.ref(one), weakref.ref(other)]
+            del one, other
+        deadline = time.monotonic() + 60
+        while any(reference() is not None for reference in pushed[:-4]) and time.monotonic() < deadline:
+            time.sleep(0.01)  # a thread lets go of an operation a moment after it has ended
+        assert all(reference() is None for reference in pushed[:-4])
+
+
+def test_an_updater_that_fails_is_reported_by_wait(world: World) -> None:
+    def fail(key: int, total: torch.Tensor, stored: torch.Tensor) -> None:
+        raise ValueError("no update today")
+
+    store = KVStore(world, updater=fail)
+    store.init(7, torch.zeros(2))
+    store.push(7, torch.zeros(2))
+    store.pull(7, torch.zeros(2))
+    with pytest.raises(OperationError, match=r"update 7.* failed: ValueError: no update today"):
+        store.wait(7)
+    store.close()
+
+
+def test_calls_that_fit_no_key_are_refused_before_anything_is_sent(world: World) -> None:
+    with KVStore(world) as store:
+        store.init([0, 2], [torch.zeros(3), torch.zeros(3)])
+        with pytest.raises(UsageError, match=rf"rank {world.rank}: key 1 .* \(keys are \[0, 2\]\); call init\(1, "):
+            store.push([0, 1], [torch.ones(3), torch.ones(3)])
         with pytest.raises(UsageError, match="key 1 has not been initialised"):
-            store.push(1, torch.zeros(3))
-        with pytest.raises(UsageError, match="key 0 has been initialised already"):
-            store.init(0, torch.zeros(3))
-        with pytest.raises(UsageError, match=r"\(3,\) of torch.float32, not with \(4,\) of torch.float64"):
+            store.wait(1)
+        with pytest.raises(UsageError, match=f"rank {world.rank}: key 2 has been initialised already"):
+            store.init([1, 2], [torch.zeros(3), torch.zeros(3)])
+        with pytest.raises(UsageError, match=r"key 0 .* \(3,\) of torch.float32, not with \(4,\) of torch.float64"):
             store.pull(0, torch.zeros(4, dtype=torch.float64))
+        pulled = torch.ones(3)
+        store.pull(0, pulled)
+        store.barrier()
+        assert torch.equal(pulled, torch.zeros(3)), "key 0 was not pushed"
+    with pytest.raises(UsageError, match="there is no overlap 'server'"):
+        KVStore(world, "server")
 
 
 def test_no_threads_or_memory_are_left(world: World) -> None:
     before = threading.active_count()
     for name in NAMES:
-        with create(name, world) as store:
+        with KVStore(world, name) as store:
             store.init(0, torch.zeros(10))
             store.push(0, torch.ones(10))
             store.pull(0, torch.ones(10))

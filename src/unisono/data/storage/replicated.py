@@ -71,6 +71,11 @@ class ReplicatedStorage:
         ]
 
     @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Numbers of all samples."""
+        return np.arange(len(self._length))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the samples that this rank holds for its node."""
         return self._window.nbytes

@@ -58,6 +58,11 @@ class Storage(SampleReader, Protocol):
         ...
 
     @property
+    def numbers(self) -> NDArray[np.integer]:
+        """Numbers of the samples that this rank can read, ascending."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the samples that this rank holds."""
         ...

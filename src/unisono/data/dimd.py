@@ -1,0 +1,140 @@
+"""Distributed in-memory data: the three calls of DIMD (section 4.1), for a loop that samples at random.
+
+    data = partitioned_load(pack, world)     i)    each rank loads a part of the pack into memory
+    inputs, labels = data.random_batch(32)   ii)   random samples of this rank's part, from memory
+    data.shuffle()                           iii)  samples move between the ranks (Algorithm 2)
+
+8 samples on 4 ranks, with 1 group and with 2; each group holds all samples, and shuffles by itself:
+
+    groups = 1    rank 0: 0 1      rank 1: 2 3      rank 2: 4 5      rank 3: 6 7
+    shuffled              0 2              1 4              5 7              3 6
+    groups = 2    rank 0: 0 1 2 3  rank 1: 4 5 6 7  rank 2: 0 1 2 3  rank 3: 4 5 6 7
+
+Bytes of a shuffle of n bytes in groups of m ranks: n / m on each rank, less the n / m^2 that stay. Draws of different
+ranks are independent, as in DIMD: an epoch may use a sample twice or not at all. `Loader` uses each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.loading import Batch, Mode, Prefetcher
+from unisono.data.order import permutation, random_draw
+from unisono.data.requirements import check_installed
+from unisono.data.splits import TRAIN_SPLITS, split_folder
+from unisono.data.storage import AUTO
+from unisono.engine.closing import Closing
+from unisono.errors import UsageError
+from unisono.world import World
+
+if TYPE_CHECKING:
+    from unisono.data.storage.storage import Storage
+
+
+def partitioned_load(
+    pack: str | Path,
+    world: World,
+    *,
+    groups: int | None = None,
+    seed: int = 0,
+    size: int = 0,
+    augment: str = "none",
+    windows: int = 8,
+    context: int = 15,
+    threads: int = 1,
+) -> InMemoryPartition:
+    """Load a training set into the memory of the ranks, a part into each (DIMD 4.1, call i). Collective.
+
+    `groups` is the number of copies over all ranks, each in a group of ranks; as many as ranks give each rank a copy of
+    its own. None takes as many as fit into the free memory of the nodes. The other arguments are those of `Loader`.
+    Raises PackError on every rank if the pack cannot be read or does not fit, or the groups cannot be formed.
+    """
+    check_installed()
+    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`, as the next
+    from unisono.data.pack.index import read_index  # noqa: PLC0415
+    from unisono.data.packed_feed import check_alike, transform_of  # noqa: PLC0415
+    from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
+    from unisono.data.storage.storage import StorageOptions, read_storage  # noqa: PLC0415
+
+    index = world.call_on_all(lambda: read_index(split_folder(Path(pack), TRAIN_SPLITS)))
+    check_alike(index.folder, index.fingerprint, world)
+    transform = transform_of(index, TransformOptions(size, augment, windows, context))
+    wanted = StorageOptions(AUTO) if groups is None else StorageOptions(groups=groups)
+    chosen = resolve_storage(wanted, index, world, world)
+    storage = read_storage(chosen.options, index, world, world)
+    return InMemoryPartition(world, len(index), storage, Prefetcher(index, storage, transform, threads), seed)
+
+
+class InMemoryPartition(Closing):
+    """Part of a training set in this rank's memory. Made by `partitioned_load`, by all ranks together."""
+
+    def __init__(self, world: World, samples: int, storage: Storage, prefetcher: Prefetcher, seed: int) -> None:
+        """Take the storage and the threads that decode from it, both of `samples` samples over all ranks."""
+        self._world, self._storage, self._prefetcher, self._seed = world, storage, prefetcher, seed
+        self._running: Generator[Batch] | None = None
+        self._batch, self._draws, self._shuffles = 0, 0, 0
+        self.samples = samples
+        """Samples of the training set, over all ranks."""
+
+    @property
+    def numbers(self) -> NDArray[np.integer]:
+        """Numbers of the samples in this rank's memory, ascending; they change with each shuffle."""
+        return self._storage.numbers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples that this rank holds."""
+        return self._storage.nbytes
+
+    def random_batch(self, samples: int) -> Batch:
+        """Return so many random samples of this rank's memory, none twice, and their labels (DIMD 4.1, call ii).
+
+        Not collective. A function of the seed, the rank and the calls before. Batches of one length are prepared in
+        advance; a batch's memory is used again by the next call. Raises UsageError for more samples than are held.
+        """
+        if not 0 < samples <= len(self.numbers):
+            raise UsageError(
+                f"rank {self._world.rank} holds {len(self.numbers)} samples, of which a batch of {samples} was asked; "
+                f"take 1 to {len(self.numbers)}, or load more groups"
+            )
+        if self._running is None or samples != self._batch:
+            self._stop()
+            self._running, self._batch = self._batches(samples), samples
+        batch = next(self._running)
+        self._draws += 1
+        return batch
+
+    def shuffle(self) -> None:
+        """Give each rank other samples, in a random permutation of each group's (DIMD 4.1, call iii). Collective.
+
+        A function of the seed and the number of shuffles. Nothing moves where each node holds a copy.
+        """
+        self._stop()
+        self._shuffles += 1
+        self._storage.epoch(permutation(self.samples, self._seed, self._shuffles), self.samples)
+
+    def close(self) -> None:
+        """Stop the threads and free the memory. Collective."""
+        self._stop()
+        self._prefetcher.close()
+        self._storage.close()
+
+    def _batches(self, samples: int) -> Generator[Batch]:
+        """Yield random batches without end. Crops of a sample change after as many draws as all samples held take."""
+        held, rank = self._storage.numbers.astype(np.int64), self._world.rank
+        while True:
+            first = self._draws
+            draws = range(first, first + len(held) // samples)
+            numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in draws)
+            yield from self._prefetcher.batches(numbers, Mode.TRAIN, self._seed, first)
+
+    def _stop(self) -> None:
+        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
