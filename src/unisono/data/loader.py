@@ -24,8 +24,12 @@ from typing import Any, Self
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.data.requirements import check_installed
+from unisono.data.shuffle_options import parse_shuffle
 from unisono.errors import UsageError
 from unisono.world import World
+
+DEFAULTS = {"shuffle": "epoch"}
+"""Settings that states of older releases do not have."""
 
 
 class Loader:
@@ -40,6 +44,7 @@ class Loader:
         seed: int = 0,
         storage: str = "partitioned",
         groups: int = 1,
+        shuffle: str = "epoch",
         size: int = 0,
         augment: str = "none",
         windows: int = 8,
@@ -50,7 +55,7 @@ class Loader:
 
         Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Raises
         PackError on every rank if the pack cannot be read, does not fit, or does not take these options; UsageError
-        if some ranks would have no samples.
+        if some ranks would have no samples, RecipeError for another `shuffle`.
         """
         check_installed()
         from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`
@@ -62,11 +67,11 @@ class Loader:
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
-        transform = TransformOptions(size, augment, windows, context)
+        interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
         self._feed = PackedFeed(
-            FeedOptions(Path(pack), StorageOptions(storage, groups), transform, threads), world, seed
+            FeedOptions(Path(pack), StorageOptions(storage, groups), transform, threads, shuffle=interval), world, seed
         )
-        self._batch, self._seed = batch, seed
+        self._batch, self._seed, self._shuffle = batch, seed, interval
         self._running: Generator[Batch] | None = None
         self.epoch, self.step = 0, 0
         """Epoch, and steps of it that have been handed out."""
@@ -75,7 +80,7 @@ class Loader:
         self.classes, self.channels = self._feed.classes, self._feed.channels
         """Classes, and input channels of the network."""
         self.notes = self._feed.notes
-        """Line on the storage, if it was chosen ("auto")."""
+        """Lines on the storage and the shuffle: a choice ("auto"), and samples that cross switches."""
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch. The last may be short; the share of some ranks may then be empty."""
@@ -112,10 +117,10 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the position of `state`, perhaps of another number of ranks.
 
-        Raises UsageError if it is of other data, another batch or another seed: samples would be left out.
+        Raises UsageError if it is of other data, another batch, seed or shuffle: samples would be left out.
         """
         for name, own in self._settings().items():
-            if state.get(name) != own:
+            if state.get(name, DEFAULTS.get(name)) != own:
                 raise UsageError(
                     f"the state has {name} = {state.get(name)!r}, but this loader {own!r}; make the loader as it was, "
                     f"or set_epoch({state['epoch'] + 1}) without the state"
@@ -142,7 +147,8 @@ class Loader:
             self._feed.stop_threads()
 
     def _settings(self) -> dict[str, Any]:
-        return {"batch": self._batch, "seed": self._seed, "data": self._feed.fingerprint}
+        shuffle = str(self._shuffle)
+        return {"batch": self._batch, "seed": self._seed, "shuffle": shuffle, "data": self._feed.fingerprint}
 
     def _move(self, epoch: int, step: int) -> None:
         self._stop()

@@ -19,6 +19,7 @@ from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InMemoryFeed
 from unisono.data.requirements import check_installed
+from unisono.data.shuffle_options import parse_shuffle
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
@@ -79,8 +80,9 @@ def make_feed(
     of the feed's work.
     """
     data, sharing = recipe.data, world if layers is None else data_world_of(layers, world)
+    shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe)
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe, shuffle)
     check_installed()
     from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
     from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415
@@ -89,7 +91,7 @@ def make_feed(
     threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
     storage = StorageOptions(data.storage, data.groups)
     transform = TransformOptions(data.size, data.augment, data.windows, data.context)
-    options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step)
+    options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step, shuffle)
     return PackedFeed(options, world, recipe.training.seed, sharing, observe)
 
 
