@@ -17,7 +17,7 @@ from unisono.data.storage.blocks import block_of, blocks_of
 from unisono.data.storage.groups import form_groups
 from unisono.data.storage.ownership import initial_owners, owners_in_epoch
 from unisono.data.storage.partitioned import PartitionedStorage
-from unisono.data.storage.traffic import Traffic, scope_note, shuffle_traffic
+from unisono.data.storage.traffic import ShuffleTraffic, scope_note, shuffle_traffic
 from unisono.placement import Placement, one_rank_per_node, place, regular
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -27,9 +27,9 @@ BATCH = 16
 
 def predicted(
     lengths: np.ndarray, placement: Placement, groups: int, shuffle: ShuffleOptions, epochs: int
-) -> list[Traffic]:
+) -> list[ShuffleTraffic]:
     """Traffic of each epoch, the first from the stretches that are read."""
-    formed, found = form_groups(placement, groups), list[Traffic]()
+    formed, found = form_groups(placement, groups), list[ShuffleTraffic]()
     owners = initial_owners(len(lengths), placement.ranks // groups)
     for epoch in range(epochs):
         order = epoch_order(len(lengths), BATCH, 3, epoch, shuffle)
@@ -41,7 +41,7 @@ def predicted(
 
 def counted(
     on_ranks: OnRanks, index: Any, placement: Placement, groups: int, shuffle: ShuffleOptions, epochs: int
-) -> list[Traffic]:
+) -> list[ShuffleTraffic]:
     """Traffic of each epoch, counted where samples are sent: from rank to rank of a group."""
 
     def work(world: Any) -> list[np.ndarray]:
@@ -69,7 +69,7 @@ def counted(
     for epoch in range(epochs):
         pairs = [(one, other, n) for one, found in enumerate(of_rank) for other, n in found[epoch].items()]
         places = (int, placement.node_of, placement.supernode_of)
-        totals.append(Traffic(*(sum(n for one, other, n in pairs if at(one) != at(other)) for at in places)))
+        totals.append(ShuffleTraffic(*(sum(n for one, other, n in pairs if at(one) != at(other)) for at in places)))
     return totals
 
 
@@ -118,7 +118,7 @@ def test_the_example_of_the_docstring() -> None:
     before, after = np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.array([1, 0, 0, 2, 1, 2, 3, 3])
     placement = regular(1, 2, 2)
     found = shuffle_traffic(before, after, np.full(8, 996, np.int32), form_groups(placement, 1), placement)
-    assert found == Traffic(4000, 2000, 0)
+    assert found == ShuffleTraffic(4000, 2000, 0)
 
 
 @given(st.integers(2, 6), st.integers(0, 50))

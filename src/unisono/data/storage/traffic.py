@@ -27,7 +27,7 @@ NUMBER_BYTES = 4
 """Bytes of the number that is sent with each sample."""
 
 
-class Traffic(NamedTuple):
+class ShuffleTraffic(NamedTuple):
     """Bytes of samples that a shuffle moves, over all ranks."""
 
     ranks: int
@@ -40,7 +40,7 @@ class Traffic(NamedTuple):
 
 def shuffle_traffic(
     before: Owners, after: Owners, lengths: NDArray[np.int32], groups: Groups, placement: Placement
-) -> Traffic:
+) -> ShuffleTraffic:
     """Return the traffic of a shuffle from the owners `before` to those `after`, in all groups.
 
     `lengths` has the bytes of each sample. Owners are members of a group, the same in each.
@@ -59,7 +59,7 @@ def shuffle_traffic(
         for number, sites in enumerate((ranks, nodes, supernodes)):
             at = np.array(sites)
             counted[number] += int(moved[at[:, None] != at].sum())
-    return Traffic(*counted)
+    return ShuffleTraffic(*counted)
 
 
 def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
