@@ -17,7 +17,7 @@ from unisono.data.pack.index import Index
 from unisono.data.quality import mixing, order_from_last, quality
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.storage.groups import form_groups
-from unisono.data.storage.ownership import check_groups, initial_owners, owners_in_epoch
+from unisono.data.storage.ownership import Owners, check_groups, initial_owners, owners_in_epoch
 from unisono.data.storage.traffic import ShuffleTraffic, shuffle_traffic
 from unisono.placement import Placement
 
@@ -59,7 +59,8 @@ def shuffle_report(
     mixed = mixing(samples, batch, seed, COMPARED_EPOCHS + 1, shuffle, placement.ranks)
     traffic = np.array(epochs_traffic(index, batch, seed, COMPARED_EPOCHS + 1, shuffle, placement, groups)[1:])
     distances = [float(np.mean([getattr(one, name) for one in moved])) for name in ("neighbours", "distance")]
-    return ShuffleReport(*distances, *mixed, *(traffic.mean(axis=0) / 1e6).tolist())
+    ranks, nodes, uplinks = (traffic.mean(axis=0) / 1e6).tolist()
+    return ShuffleReport(distances[0], distances[1], mixed.same_rank, mixed.seen, ranks, nodes, uplinks)
 
 
 def epochs_traffic(
@@ -67,7 +68,8 @@ def epochs_traffic(
 ) -> list[ShuffleTraffic]:
     """Return the traffic of each epoch's shuffle; the first one begins with the stretches that ranks read."""
     members = check_groups(len(index), placement.ranks, groups)
-    formed, owners = form_groups(placement, groups), initial_owners(len(index), members)
+    formed = form_groups(placement, groups)
+    owners: Owners = initial_owners(len(index), members)
     found = list[ShuffleTraffic]()
     for epoch in range(epochs):
         order = epoch_order(len(index), batch, seed, epoch, shuffle)
