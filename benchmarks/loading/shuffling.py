@@ -40,7 +40,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
     ours, whole, bare = list[float](), list[float](), list[float]()
     sent = 0
     for epoch in range(0, 2 * ROUNDS + 2, 2):
-        owners = owners_in_epoch(permutation(len(index), 0, epoch), BATCH, world.size, world.size)
+        owners = owners_in_epoch(permutation(len(index), 0, epoch), BATCH, np.arange(world.size))
         lengths = index.length[memory.numbers]
         counts = np.bincount(owners[memory.numbers], lengths, minlength=world.size).astype(np.int64)
         sent = max(world.all_gather_object(int(counts.sum() - counts[world.rank])))
@@ -55,7 +55,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         memory.epoch(order, BATCH)
         whole.append(max(world.all_gather_object(time.perf_counter() - begun)))
     store = memory._store
-    owners = owners_in_epoch(permutation(len(index), 0, 2 * ROUNDS + 2), BATCH, world.size, world.size)
+    owners = owners_in_epoch(permutation(len(index), 0, 2 * ROUNDS + 2), BATCH, np.arange(world.size))
     base = _private()
     with private_peak() as most:
         shuffle(memory._store, owners)

@@ -56,3 +56,23 @@ def test_a_folder_that_is_not_a_pack_gets_one_line(in_process: Run) -> None:
     done = in_process("data", "quality", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "unisono: nowhere is no pack: there is no such folder; create one with unisono pack\n"
+
+
+def test_a_shuffle_is_compared_with_that_of_every_epoch(command: Run, tmp_path: Path) -> None:
+    a_pack(tmp_path / "pack")
+    size = "--batch", "40", "--supernodes", "2", "--nodes", "2"
+    done = command("data", "quality", str(tmp_path / "pack"), "--shuffle", "every:4,parts:2", *size, COLUMNS="120")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 ranks, batches of 40" in done.stdout
+    table = rows(done.stdout)
+    chosen, full = table["samples that a rank sees again"]
+    assert chosen > full
+    chosen, full = table["MB through uplinks"]
+    assert 0 < chosen < full
+
+
+def test_words_that_are_no_shuffle_get_one_line(in_process: Run, tmp_path: Path) -> None:
+    a_pack(tmp_path / "pack")
+    done = in_process("data", "quality", str(tmp_path / "pack"), "--shuffle", "seldom")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('unisono: data.shuffle = "seldom"; it is "epoch", "every:N" or "once"')

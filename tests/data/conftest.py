@@ -20,6 +20,7 @@ from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
 from unisono.data.sources import find
 from unisono.data.sources.source import Source
+from unisono.placement import Placement, one_rank_per_node
 from unisono.world import World
 
 Result = TypeVar("Result")
@@ -40,7 +41,8 @@ class Board:
 class ThreadWorld:
     """A rank of a world whose ranks are threads: as much of a World as data asks for."""
 
-    def __init__(self, rank: int, board: Board, boards: list[Board]) -> None:
+    def __init__(self, rank: int, board: Board, boards: list[Board], placement: Placement | None = None) -> None:
+        self.placement = placement or one_rank_per_node(len(board.values))
         self.rank, self.size, self.node, self.nodes = rank, len(board.values), 0, len(board.values)
         self._board, self._boards = board, boards
 

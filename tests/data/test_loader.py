@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 from unisono.data import Loader
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
-from unisono.data.order import permutation
+from unisono.data.order import epoch_order, permutation
 from unisono.data.pack.index import read_index
 from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.data.shuffle_options import parse_shuffle
 from unisono.errors import PackError, UsageError
+from unisono.placement import place
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -66,9 +69,12 @@ def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> 
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4))
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4),
+    st.sampled_from(["epoch", "every:2", "once,parts:2"]),
+)
 def test_a_loop_that_stops_anywhere_is_resumed_on_any_number_of_ranks(
-    on_ranks: OnRanks, numbered: Path, legs: list[tuple[int, int]]
+    on_ranks: OnRanks, numbered: Path, legs: list[tuple[int, int]], shuffle: str
 ) -> None:
     """Two epochs and more, in legs of so many steps on so many ranks: as if they had never stopped."""
     state: dict[str, Any] | None = None
@@ -76,7 +82,7 @@ def test_a_loop_that_stops_anywhere_is_resumed_on_any_number_of_ranks(
     for ranks, steps in legs:
 
         def leg(world: Any, steps: int = steps, before: dict[str, Any] | None = state) -> tuple[list[Batch], str]:
-            with loader_of(numbered, world) as loader:
+            with loader_of(numbered, world, shuffle=shuffle) as loader:
                 if before is not None:
                     loader.load_state_dict(before)
                 found = list[Batch]()
@@ -89,7 +95,8 @@ def test_a_loop_that_stops_anywhere_is_resumed_on_any_number_of_ranks(
         state = json.loads(states[0])
         seen += numbers_in(list(found), numbered)
     steps = sum(steps for _, steps in legs)
-    orders = [permutation(SAMPLES, SEED, epoch).tolist() for epoch in range(steps // STEPS + 1)]
+    order = partial(epoch_order, SAMPLES, BATCH, SEED, shuffle=parse_shuffle(shuffle))
+    orders = [order(epoch=epoch).tolist() for epoch in range(steps // STEPS + 1)]
     expected = [number for order in orders[:-1] for number in order] + orders[-1][: steps % STEPS * BATCH]
     assert seen == expected
 
@@ -192,3 +199,30 @@ def test_an_error_in_a_loop_is_not_hidden_by_waiting_for_the_others(on_ranks: On
 def test_naming_it_imports_nothing() -> None:
     code = "import sys, unisono.data; print([name for name in ('torch', 'pyarrow', 'mpi4py') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_state_of_another_shuffle_is_refused_and_an_older_one_is_that_of_every_epoch(
+    on_ranks: OnRanks, numbered: Path
+) -> None:
+    def work(world: Any) -> None:
+        with loader_of(numbered, world, shuffle="every:3") as loader:
+            state = loader.state_dict()
+            assert state["shuffle"] == "every:3"
+        with loader_of(numbered, world) as loader:
+            with pytest.raises(UsageError, match="the state has shuffle = 'every:3', but this loader 'epoch'"):
+                loader.load_state_dict(state)
+            loader.load_state_dict({name: value for name, value in loader.state_dict().items() if name != "shuffle"})
+
+    on_ranks(2, work)
+
+
+def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: Path) -> None:
+    def notes(world: Any, **options: Any) -> tuple[str, ...]:
+        world.placement = place(range(4), "abab")
+        with loader_of(numbered, world, **options) as loader:
+            return loader.notes
+
+    assert on_ranks(4, notes) == [()] * 4
+    found = on_ranks(4, lambda world: notes(world, shuffle="once,parts:2"))
+    assert all(line.startswith("shuffle: ranks 0 to 1 share a part") for (line,) in found)
+    assert on_ranks(4, lambda world: notes(world, groups=2)) == [()] * 4

@@ -1,10 +1,22 @@
 from itertools import islice
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.order import own_numbers, permutation, random_draw, ranks_of, share, steps_of, worker_order
+from unisono.data import order as order_file
+from unisono.data.order import (
+    epoch_order,
+    own_numbers,
+    permutation,
+    random_draw,
+    ranks_of,
+    share,
+    steps_of,
+    worker_order,
+)
+from unisono.data.shuffle_options import ShuffleOptions
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 9), st.integers(0, 5))
@@ -73,3 +85,64 @@ def test_draws_of_other_seeds_workers_and_numbers_are_others() -> None:
     numbers = np.arange(1000, dtype=np.int64)
     draws = [(seed, worker, draw) for seed in range(2) for worker in range(2) for draw in range(2)]
     assert len({tuple(random_draw(numbers, *each, 20).tolist()) for each in draws}) == len(draws)
+
+
+SHUFFLES = st.tuples(st.sampled_from([0, 2, 3]), st.integers(0, 6)).map(lambda pair: ShuffleOptions(*pair))
+
+
+def test_the_order_between_two_shuffles_of_the_docstring() -> None:
+    held = np.array([7, 2, 9, 4, 0, 5, 1, 8, 3, 6])
+    own = np.array([5, 0, 6, 1, 7, 2, 4, 3, 8, 9])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order_file, "permutation", lambda samples, seed, epoch: own if epoch else held)
+        found = epoch_order(10, 4, 0, 1, ShuffleOptions(2, 2))
+    assert found.tolist() == [5, 0, 6, 1, 7, 2, 4, 8, 3, 9]
+
+
+@given(st.integers(1, 200), st.integers(1, 40), SHUFFLES, st.integers(0, 7))
+def test_parts_keep_their_samples_and_see_each_once(
+    samples: int, batch: int, shuffle: ShuffleOptions, epoch: int
+) -> None:
+    """The oracle gives each part its samples of the last full shuffle, one by one, in the epoch's own order."""
+    found = epoch_order(samples, batch, 3, epoch, shuffle)
+    assert sorted(found) == list(range(samples))
+    parts = ranks_of(samples, batch, min(shuffle.parts or batch, batch))
+    held = dict(zip(permutation(samples, 3, shuffle.first_epoch(epoch)).tolist(), parts.tolist(), strict=True))
+    waiting: dict[int, list[int]] = {}
+    for sample in permutation(samples, 3, epoch).tolist():
+        waiting.setdefault(held[sample], []).append(sample)
+    assert found.tolist() == [waiting[part].pop(0) for part in parts.tolist()]
+
+
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2))
+def test_ranks_keep_their_samples_where_they_divide_the_parts(
+    samples: int, ranks: int, each: int, more: int, epoch: int
+) -> None:
+    batch, shuffle = ranks * each * more, ShuffleOptions(3, ranks * each)
+    held = [np.empty(samples, int) for _ in range(2)]
+    for owner, number in zip(held, (0, epoch), strict=True):
+        owner[epoch_order(samples, batch, 5, number, shuffle)] = ranks_of(samples, batch, ranks)
+    assert np.array_equal(*held)
+
+
+@given(st.integers(1, 300), st.integers(1, 60), st.integers(1, 9))
+def test_without_parts_any_ranks_keep_all_but_a_few_samples_of_a_short_batch(
+    samples: int, batch: int, ranks: int
+) -> None:
+    shuffle, ranks = ShuffleOptions(4), min(ranks, batch)
+    held = [np.empty(samples, int) for _ in range(2)]
+    for owner, epoch in zip(held, (1, 2), strict=True):
+        owner[epoch_order(samples, batch, 5, epoch, shuffle)] = ranks_of(samples, batch, ranks)
+    moved = int((held[0] != held[1]).sum())
+    assert moved <= 2 * (ranks - 1)
+    assert not moved or (samples % batch and batch % ranks)
+
+
+def test_by_default_each_epoch_has_its_own_permutation() -> None:
+    for epoch in range(3):
+        assert np.array_equal(epoch_order(50, 8, 1, epoch, ShuffleOptions()), permutation(50, 1, epoch))
+
+
+def test_orders_between_two_shuffles_differ() -> None:
+    orders = {tuple(epoch_order(60, 12, 1, epoch, ShuffleOptions(0, 2))) for epoch in range(6)}
+    assert len(orders) == 6

@@ -135,6 +135,13 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
             2,
             'data.groups = 2, but data.storage = "replicated": only "partitioned" takes groups',
         ),
+        (["data.shuffle=weekly"], 2, 'data.shuffle = "weekly"; it is "epoch", "every:N" or "once"'),
+        (
+            ["data.shuffle='every:2,parts:65'", "training.batch=64"],
+            2,
+            "data.shuffle has 65 parts, but training.batch = 64",
+        ),
+        (["data.shuffle=once", "rule.name=easgd"], 2, 'data.shuffle = "once", but workers of rule.name = "easgd" have'),
         (["data.storage=auto", "data.groups=2"], 2, 'data.groups = 2, but data.storage = "auto": only'),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),

@@ -27,6 +27,11 @@ WITHIN, BETWEEN = ResumePoint(epoch=3, done=5, step=20, data="these"), ResumePoi
 CHANGES = [
     (recipe(training={"batch": 32, "seed": 1}), "these", r"training\.batch = 32, but the run stopped 5 steps into"),
     (recipe(training={"batch": 64, "seed": 2}), "these", r"training\.seed = 2, but the run stopped 5 steps into"),
+    (
+        recipe(training={"batch": 64, "seed": 1}, data={"shuffle": "every:2"}),
+        "these",
+        r"data\.shuffle = every:2, but the run stopped 5 steps into an epoch with epoch",
+    ),
     (BEFORE, "others", r"5 steps into an epoch of other data \(these\) than now \(others\)"),
 ]
 

@@ -20,8 +20,17 @@ def quality(
     pack: Annotated[Path, typer.Argument(help="Folder of a pack.")],
     epoch: Annotated[int, typer.Option(min=0, help="Epoch whose order is measured.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
+    shuffle: Annotated[str, typer.Option(help="Shuffle of the run, as data.shuffle in a recipe.")] = "epoch",
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a step over all ranks.")] = 256,
+    supernodes: Annotated[int, typer.Option(min=1, help="Switches of the cluster whose traffic is predicted.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes under each switch.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
+    groups: Annotated[int, typer.Option(min=1, help="Copies of the pack, as data.groups in a recipe.")] = 1,
 ) -> None:
-    """Show the quality of the shuffle: an epoch's order of samples, compared with true permutations."""
+    """Show the quality of the shuffle: an epoch's order of samples, compared with true permutations.
+
+    With several ranks, a second table has its mixing and its predicted traffic beside those of "epoch".
+    """
     from unisono.data.requirements import check_installed
 
     check_installed()
@@ -30,13 +39,17 @@ def quality(
     from rich.markup import escape
     from rich.table import Table
 
-    from unisono.data.order import permutation
+    from unisono.data.order import epoch_order
     from unisono.data.pack.index import read_index
     from unisono.data.quality import PERMUTATIONS, Quality, compare_with_permutations
     from unisono.data.quality import quality as measure
+    from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
+    from unisono.data.shuffle_report import COMPARED_EPOCHS, ROWS, shuffle_report
+    from unisono.placement import regular
 
+    options, placement = parse_shuffle(shuffle), regular(supernodes, nodes, ranks)
     index = read_index(pack)
-    found = compare_with_permutations(permutation(len(index), seed, epoch), index.label)
+    found = compare_with_permutations(epoch_order(len(index), batch, seed, epoch, options), index.label)
     table = Table(title=f"{escape(str(pack))}: the order of epoch {epoch}, and {PERMUTATIONS} true permutations")
     for head in ("", "epoch", "true permutation", "as packed"):
         table.add_column(head, justify="right" if head else "left")
@@ -46,4 +59,12 @@ def quality(
         true = f"{getattr(found.mean, name):.5f} ± {getattr(found.std, name):.5f}"
         table.add_row(row, f"{getattr(found.found, name):.5f}", true, f"{getattr(packed, name):.5f}")
     Console().print(table)
+    if placement.ranks > 1:
+        beside = Table(title=f"{placement.ranks} ranks, batches of {batch}: the mean of epochs 1 to {COMPARED_EPOCHS}")
+        for head in ("", str(options), "epoch"):
+            beside.add_column(head, justify="right" if head else "left")
+        reports = [shuffle_report(index, batch, seed, each, placement, groups) for each in (options, ShuffleOptions())]
+        for row, *values in zip(ROWS, *reports, strict=True):
+            beside.add_row(row, *(f"{value:.5f}" for value in values))
+        Console().print(beside)
     print(f"at most {found.max_z_score:.1f} standard deviations from a true permutation")

@@ -10,7 +10,8 @@ import torch
 
 from unisono.data.dataset import Dataset, Samples
 from unisono.data.loading import Batch
-from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
+from unisono.data.order import epoch_order, own_numbers, share, steps_of, test_ranges
+from unisono.data.shuffle_options import ShuffleOptions
 from unisono.engine import Observe, observed
 from unisono.world import World
 
@@ -28,7 +29,7 @@ class InputFacts(Protocol):
 
 
 class Feed(InputFacts, Protocol):
-    """Batches for the ranks of a world. The order of an epoch depends on the seed alone, not on the number of ranks."""
+    """Batches for the ranks of a world. The order of an epoch depends on the seed and the shuffle, not on the ranks."""
 
     samples: int
     """Number of training samples, on all ranks together."""
@@ -66,9 +67,17 @@ class Feed(InputFacts, Protocol):
 class InMemoryFeed:
     """Feed from a small data set, of which every rank holds a copy."""
 
-    def __init__(self, data: Dataset, world: World, seed: int, observe: Observe | None = None) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        world: World,
+        seed: int,
+        observe: Observe | None = None,
+        shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
+    ) -> None:
         """Keep the data set. `observe` is called with the span of each shuffle and of each batch that is read."""
         self._data, self._world, self._seed, self._observe = data, world, seed, observe
+        self._shuffle = shuffle
         self.samples, self.test_samples, self.classes = len(data.train), len(data.test), data.classes
         self.channels, self.fingerprint = data.train.inputs.shape[1], f"{self.samples} in memory"
         self.notes: tuple[str, ...] = ()
@@ -76,7 +85,7 @@ class InMemoryFeed:
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Yield this rank's share of each step."""
         with observed(self._observe, "shuffle", "shuffle"):
-            order = permutation(self.samples, self._seed, epoch)
+            order = epoch_order(self.samples, batch, self._seed, epoch, self._shuffle)
         for step in range(done, steps_of(self.samples, batch)):
             rows = torch.from_numpy(share(order, batch, step, self._world.rank, self._world.size))
             yield self._read(self._data.train, rows)

@@ -25,8 +25,12 @@ from unisono.data.batch_dataset import BatchDataset
 from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.data.requirements import check_installed
+from unisono.data.shuffle_options import parse_shuffle
 from unisono.errors import UsageError
 from unisono.world import World
+
+DEFAULTS = {"shuffle": "epoch"}
+"""Settings that states of older releases do not have."""
 
 
 class Loader:
@@ -41,6 +45,7 @@ class Loader:
         seed: int = 0,
         storage: str = "partitioned",
         groups: int = 1,
+        shuffle: str = "epoch",
         size: int = 0,
         augment: str = "none",
         windows: int = 8,
@@ -51,7 +56,7 @@ class Loader:
 
         Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Raises
         PackError on every rank if the pack cannot be read, does not fit, or does not take these options; UsageError
-        if some ranks would have no samples.
+        if some ranks would have no samples, RecipeError for another `shuffle`.
         """
         check_installed()
         from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`
@@ -63,11 +68,11 @@ class Loader:
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
-        transform = TransformOptions(size, augment, windows, context)
+        interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
         self._feed = PackedFeed(
-            FeedOptions(Path(pack), StorageOptions(storage, groups), transform, threads), world, seed
+            FeedOptions(Path(pack), StorageOptions(storage, groups), transform, threads, shuffle=interval), world, seed
         )
-        self._ranks, self._seed = world.size, seed
+        self._ranks, self._seed, self._shuffle = world.size, seed, interval
         self._running: Generator[Batch] | None = None
         self.batch = batch
         """Samples of a step, over all ranks."""
@@ -78,7 +83,7 @@ class Loader:
         self.classes, self.channels = self._feed.classes, self._feed.channels
         """Classes, and input channels of the network."""
         self.notes = self._feed.notes
-        """Line on the storage, if it was chosen ("auto")."""
+        """Lines on the storage and the shuffle: a choice ("auto"), and samples that cross switches."""
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch. The last may be short; the share of some ranks may then be empty."""
@@ -123,10 +128,10 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the position of `state`, perhaps of another number of ranks.
 
-        Raises UsageError if it is of other data, another batch or another seed: samples would be left out.
+        Raises UsageError if it is of other data, another batch, seed or shuffle: samples would be left out.
         """
         for name, own in self._settings().items():
-            if state.get(name) != own:
+            if state.get(name, DEFAULTS.get(name)) != own:
                 raise UsageError(
                     f"the state has {name} = {state.get(name)!r}, but this loader {own!r}; make the loader as it was, "
                     f"or set_epoch({state['epoch'] + 1}) without the state"
@@ -153,7 +158,8 @@ class Loader:
             self._feed.stop_threads()
 
     def _settings(self) -> dict[str, Any]:
-        return {"batch": self.batch, "seed": self._seed, "data": self._feed.fingerprint}
+        shuffle = str(self._shuffle)
+        return {"batch": self.batch, "seed": self._seed, "shuffle": shuffle, "data": self._feed.fingerprint}
 
     def _move(self, epoch: int, step: int) -> None:
         self._stop()

@@ -1,4 +1,4 @@
-"""Order of samples: a pure function of (seed, epoch, step), the same on every rank and for any number of ranks.
+"""Order of samples: a pure function of (seed, epoch, shuffle), the same on every rank and for any number of ranks.
 
 10 samples, batches of 4, 2 ranks:
 
@@ -6,6 +6,17 @@
     step                     0         1       2
     rank 0                 7 2       0 5      3
     rank 1                 9 4       1 8      6
+
+If samples move between all ranks only every few epochs, each part of a batch keeps its samples in between, and sees
+them in the order of the epoch's own permutation. The next epoch of the one above, with `"every:2,parts:2"`:
+
+    own permutation        5 0 6 1 7 2 4 3 8 9
+    of part 0, part 1      5 0 7 2 3            6 1 4 8 9
+    epoch's order          5 0 6 1 | 7 2 4 8 | 3 9
+    rank 0, rank 1         5 0       7 2       3            6 1       4 8       9
+
+A run that is resumed on other ranks, in whatever step, goes on in the same order: only the owners differ. A rank keeps
+its samples if it has whole parts of a batch, as it has where the ranks divide the parts.
 """
 
 from __future__ import annotations
@@ -15,12 +26,29 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.shuffle_options import ShuffleOptions
 from unisono.schedules.pieces import bounds
 
 
 def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the order in which an epoch visits the samples: a permutation, int64, shape (samples,)."""
     return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(samples)
+
+
+def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
+    """Return the order in which an epoch with this shuffle visits the samples: a permutation, int64, shape (samples,).
+
+    `batch` is the number of samples of a step over all ranks.
+    """
+    own, first = permutation(samples, seed, epoch), shuffle.first_epoch(epoch)
+    if epoch == first:
+        return own
+    at_position = ranks_of(samples, batch, min(shuffle.parts or batch, batch))
+    of_sample = np.empty_like(at_position)
+    of_sample[permutation(samples, seed, first)] = at_position
+    order = np.empty_like(own)
+    order[np.argsort(at_position, kind="stable")] = own[np.argsort(of_sample[own], kind="stable")]
+    return order
 
 
 def worker_order(numbers: NDArray[np.int64], seed: int, worker: int, epoch: int) -> NDArray[np.int64]:

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from unisono.data.kinds import find_kind
 from unisono.data.kinds.kind import SampleTransform, TransformOptions
 from unisono.data.loading import DECODING, Batch, Mode, Prefetcher
-from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
+from unisono.data.order import epoch_order, own_numbers, permutation, share, steps_of, test_ranges
 from unisono.data.pack.index import Index, read_index
+from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO
 from unisono.data.storage.choose import resolve_storage
+from unisono.data.storage.groups import form_groups
 from unisono.data.storage.storage import StorageOptions, read_storage
+from unisono.data.storage.traffic import scope_note
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World
@@ -27,7 +30,7 @@ from unisono.world import World
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """Options of a packed feed: place of the samples, transform to network inputs, and threads."""
+    """Options of a packed feed: place of the samples, transform to network inputs, threads and shuffle."""
 
     folder: Path
     storage: StorageOptions = field(default_factory=StorageOptions)
@@ -36,6 +39,8 @@ class FeedOptions:
     """Threads that decode samples, in each rank."""
     out_of_step: bool = False
     """True for ranks that draw and test by themselves: each node then has a copy of the test set."""
+    shuffle: ShuffleOptions = field(default_factory=ShuffleOptions)
+    """Interval and scope of the shuffle."""
 
 
 class PackedFeed:
@@ -55,7 +60,7 @@ class PackedFeed:
         `observe` is called with the spans of reading, decoding and shuffling.
         """
         world = everyone if sharing is None else sharing
-        self._world, self._seed, self._observe = world, seed, observe
+        self._world, self._seed, self._observe, self._shuffle = world, seed, observe, options.shuffle
         train, test = world.call_on_all(
             lambda: [read_index(split_folder(options.folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
         )
@@ -71,9 +76,14 @@ class PackedFeed:
                 'to repeat: set "partitioned" or "replicated"'
             )
         chosen = resolve_storage(options.storage, train, world, everyone)
-        self.notes: tuple[str, ...] = (f"storage: {chosen.reason}",) if chosen.reason else ()
         with observed(observe, "read training set", "loading"):
             self._train = read_storage(chosen.options, train, world, everyone)
+        copies = chosen.options.groups if chosen.options.name == "partitioned" else 1
+        formed = form_groups(world.placement, copies).note
+        crossing = scope_note(options.shuffle, world.placement)
+        lines = ("storage", chosen.reason), ("storage", formed), ("shuffle", crossing)
+        self.notes = tuple(f"{subject}: {line}" for subject, line in lines if line)
+        """Lines on the storage and the shuffle: what was chosen, and what crosses switches."""
         with observed(observe, "read test set", "loading"):
             self._test = read_storage(test_storage, test, world, world)
         self._own: NDArray[np.int64] | None = None
@@ -88,7 +98,7 @@ class PackedFeed:
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Shuffle the samples across ranks, then return this rank's share of each step."""
         with observed(self._observe, "shuffle", "shuffle"):
-            order = permutation(self.samples, self._seed, epoch)
+            order = epoch_order(self.samples, batch, self._seed, epoch, self._shuffle)
             self._train.epoch(order, batch)
         steps = range(done, steps_of(self.samples, batch))
         wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)

@@ -20,6 +20,7 @@ from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InMemoryFeed, InputFacts
 from unisono.data.requirements import check_installed
+from unisono.data.shuffle_options import parse_shuffle
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
@@ -83,14 +84,15 @@ def make_feed(
     of the feed's work.
     """
     data, sharing = recipe.data, world if layers is None else data_world_of(layers, world)
+    shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe)
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe, shuffle)
     check_installed()
     from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
     from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
     storage, threads = StorageOptions(data.storage, data.groups), decoding_threads(data, share)
-    options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step)
+    options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle)
     return PackedFeed(options, world, recipe.training.seed, sharing, observe)
 
 

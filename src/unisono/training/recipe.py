@@ -11,6 +11,7 @@ from typing import Any
 
 from unisono.compute.formats import AUTO, PRECISIONS
 from unisono.data.kinds import all_augments
+from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
 from unisono.data.splits import TRAIN_SAMPLES, train_samples
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
@@ -56,6 +57,9 @@ class DataRecipe:
     "auto", chosen by the memory there is."""
     groups: int = number(1, at_least=1)
     """Copies of the pack over all ranks, one in each group of ranks; must be 1 unless `storage` is "partitioned"."""
+    shuffle: str = "epoch"
+    """Interval and scope of the shuffle: "epoch"; "every:N", every N epochs; "once"; the last two perhaps with
+    ",parts:P": in between, samples stay in one of P parts of each batch."""
     size: int = number(0, at_least=0)
     """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
     windows: int = number(8, at_least=1)
@@ -295,6 +299,9 @@ def check_run(recipe: Recipe, ranks: int) -> None:
             f'data.groups = {recipe.data.groups}, but data.storage = "{recipe.data.storage}": only "partitioned" takes '
             "groups; leave groups away"
         )
+    shuffle = parse_shuffle(recipe.data.shuffle)
+    if shuffle.parts > batch:
+        raise RecipeError(f"data.shuffle has {shuffle.parts} parts, but training.batch = {batch} samples to divide")
     samples = train_samples(data, recipe.data.pack)
     if batch > samples:
         raise RecipeError(f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on")
@@ -313,6 +320,11 @@ def check_run(recipe: Recipe, ranks: int) -> None:
         rule = named_rule(recipe.rule, Exchange(algorithm, wire))
         if isinstance(rule, BaseAsynchronousRule):
             rule.seats(ranks)
+            if shuffle != ShuffleOptions():
+                raise RecipeError(
+                    f'data.shuffle = "{shuffle}", but workers of rule.name = "{recipe.rule.name}" have samples of '
+                    "their own and no shuffle; leave it away"
+                )
 
 
 def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:

@@ -114,10 +114,10 @@ def check_change(before: Recipe, now: Recipe, point: ResumePoint, data: str) -> 
             f"the run stopped {point.done} steps into an epoch of other data ({point.data}) than now ({data}); "
             "change it at the end of an epoch"
         )
-    for key in ("batch", "seed"):
-        old, new = getattr(before.training, key), getattr(now.training, key)
+    for table, key in (("training", "batch"), ("training", "seed"), ("data", "shuffle")):
+        old, new = (getattr(getattr(recipe, table), key) for recipe in (before, now))
         if point.done and old != new:
             raise RecipeError(
-                f"training.{key} = {new}, but the run stopped {point.done} steps into an epoch with {old}; "
+                f"{table}.{key} = {new}, but the run stopped {point.done} steps into an epoch with {old}; "
                 "change it at the end of an epoch"
             )

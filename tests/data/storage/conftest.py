@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.data.storage import sample_store
+from unisono.placement import regular
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -17,7 +18,7 @@ class NodeWorld:
     """A world of threads whose ranks sit on one node."""
 
     def __init__(self, world: Any) -> None:
-        self.nodes, self._world = 1, world
+        self.nodes, self.placement, self._world = 1, regular(1, 1, world.size), world
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)

@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.order import permutation, share, steps_of
+from unisono.data.storage.groups import form_groups
 from unisono.data.storage.ownership import check_groups, initial_owners, owners_in_epoch
 from unisono.errors import PackError
+from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
 
 SEATS = st.integers(1, 9).flatmap(
@@ -16,10 +18,15 @@ SEATS = st.integers(1, 9).flatmap(
 """Ranks, and groups that they can form."""
 
 
+def owners_of(order: np.ndarray, batch: int, ranks: int, groups: int) -> np.ndarray:
+    """Owners where each rank is on a node of its own."""
+    return owners_in_epoch(order, batch, np.array(form_groups(one_rank_per_node(ranks), groups).member_of_rank))
+
+
 def test_the_example_of_the_docstring() -> None:
     order = np.array([7, 2, 9, 4, 0, 5, 1, 8, 3, 6])
     assert initial_owners(10, 2).tolist() == [0] * 5 + [1] * 5
-    owners = owners_in_epoch(order, 4, 2, 2)
+    owners = owners_of(order, 4, 2, 1)
     assert np.flatnonzero(owners == 0).tolist() == [0, 2, 3, 5, 7]
     assert np.flatnonzero(owners == 1).tolist() == [1, 4, 6, 8, 9]
 
@@ -29,7 +36,7 @@ def test_a_rank_owns_the_samples_of_its_steps(samples: int, batch: int, seats: t
     ranks, groups = seats
     members = ranks // groups
     order = permutation(samples, 5, epoch)
-    owners = owners_in_epoch(order, batch, ranks, members)
+    owners = owners_of(order, batch, ranks, groups)
     for step in range(steps_of(samples, batch)):
         for rank in range(ranks):
             assert (owners[share(order, batch, step, rank, ranks)] == rank % members).all()
@@ -41,7 +48,7 @@ def test_each_sample_has_one_owner_in_each_group(samples: int, batch: int, seats
     members = check_groups(samples, ranks, groups)
     for owners in (
         initial_owners(samples, members),
-        owners_in_epoch(permutation(samples, 0, 0), batch, ranks, members),
+        owners_of(permutation(samples, 0, 0), batch, ranks, groups),
     ):
         held = np.array([owners == rank % members for rank in range(ranks)]).reshape(groups, members, samples)
         assert (held.sum(axis=1) == 1).all()
@@ -52,7 +59,7 @@ def test_owners_are_balanced_within_a_sample_of_each_step(samples: int, batch: i
     ranks, groups = seats
     members = ranks // groups
     order = permutation(samples, 0, 0)
-    owners = owners_in_epoch(order, batch, ranks, members)
+    owners = owners_of(order, batch, ranks, groups)
     for step in range(steps_of(samples, batch)):
         counts = np.bincount(owners[order[step * batch : (step + 1) * batch]], minlength=members)
         assert np.ptp(counts) <= groups, "each of a member's ranks has a sample more, or has not"
@@ -62,7 +69,7 @@ def test_owners_are_balanced_within_a_sample_of_each_step(samples: int, batch: i
 @pytest.mark.parametrize(("ranks", "kind"), [(1, np.uint8), (256, np.uint8), (257, np.uint16)])
 def test_owners_have_the_smallest_dtype(ranks: int, kind: type) -> None:
     order = permutation(600, 0, 0)
-    owners = owners_in_epoch(order, 300, ranks, ranks)
+    owners = owners_of(order, 300, ranks, 1)
     assert owners.dtype == kind
     assert all((owners[share(order, 300, 1, rank, ranks)] == rank).all() for rank in range(ranks))
 

@@ -8,7 +8,8 @@ that it will see in that epoch. They depend on the order alone (`data/order.py`)
     held            rank 0: 7 2  0 5  3       rank 1: 9 4  1 8  6
 
 So a shuffle is a true permutation, it is the same for any number of ranks, and no rank ever needs a sample of another.
-If each of several groups holds a copy, members with the same number in their groups hold the same samples.
+If each of several groups holds a copy (`groups.py`), members with the same number in their groups hold the same
+samples.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ def initial_owners(samples: int, members: int) -> NDArray[np.int32]:
     return (((positions + 1) * members - 1) // max(1, samples)).astype(np.int32)
 
 
-def owners_in_epoch(order: NDArray[np.int64], batch: int, ranks: int, members: int) -> Owners:
-    """Return the owners in an epoch with this order, in the smallest dtype, since the access is random."""
-    seen = ranks_of(len(order), batch, ranks)
-    seen %= members
-    held = np.empty(len(order), np.min_scalar_type(members - 1))
-    held[order] = seen.astype(held.dtype)
+def owners_in_epoch(order: NDArray[np.int64], batch: int, member_of_rank: NDArray[np.integer]) -> Owners:
+    """Return the owners in an epoch with this order, in the smallest dtype, since the access is random.
+
+    `member_of_rank` has the number of each rank in its group.
+    """
+    members = member_of_rank.astype(np.min_scalar_type(int(member_of_rank.max())))
+    held = np.empty(len(order), members.dtype)
+    held[order] = members[ranks_of(len(order), batch, len(members))]
     return held

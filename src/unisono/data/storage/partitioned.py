@@ -1,7 +1,7 @@
 """Partitioned storage: each rank holds a partition, all ranks (or each group) hold one copy; the three calls of DIMD.
 
 read     a stretch each, from few stripes
-epoch    shuffle, so that each rank holds what it will see
+epoch    shuffle, so that each rank holds what it will see; nothing is sent if each rank holds it already
 samples  any of those, from memory
 """
 
@@ -18,7 +18,8 @@ from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage.blocks import block_of, blocks_of
 from unisono.data.storage.compaction import capacity
 from unisono.data.storage.free_memory import check_free_memory, has_free_memory
-from unisono.data.storage.ownership import check_groups, owners_in_epoch
+from unisono.data.storage.groups import form_groups
+from unisono.data.storage.ownership import Owners, check_groups, initial_owners, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, nbytes_of
 from unisono.data.storage.shuffle import shuffle
 from unisono.data.storage.storage import StorageOptions
@@ -78,7 +79,9 @@ class PartitionedStorage:
         """
         self.members = check_groups(len(index), world.size, groups)
         self._index, self._world = index, world
-        self._group = world if groups == 1 else world.split(world.rank // self.members)
+        self.groups = form_groups(world.placement, groups)
+        self._member_of_rank = np.array(self.groups.member_of_rank)
+        self._group = world if groups == 1 else world.split(self.groups.group_of_rank[world.rank])
         plan = plan_partition(index.length, self.members, segment_bytes)
         self._store = self._new_store(plan)
         first, last = plan.begins[self._group.rank : self._group.rank + 2]
@@ -88,12 +91,16 @@ class PartitionedStorage:
         rows[-1] = last - first
         held = np.arange(first, last, dtype=np.int32)
         world.call_on_all(lambda: self._store.fill(held, read_stretch(index, first, last), rows))
+        self._owners: Owners = initial_owners(len(index), self.members)
         self._index_rows(np.arange(first, last))
 
     def epoch(self, order: NDArray[np.int64], batch: int) -> None:
         """Shuffle, so that each rank holds what it will see of `order` in steps of `batch` samples. Collective."""
-        owners = owners_in_epoch(order, batch, self._world.size, self.members)
+        owners = owners_in_epoch(order, batch, self._member_of_rank)
+        if np.array_equal(owners, self._owners):  # on all ranks alike, so none waits for another
+            return
         shuffle(self._store, owners)
+        self._owners = owners
         self._index_rows(np.flatnonzero(owners == self._group.rank))
 
     def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,0 +1,80 @@
+"""Runs the benchmark of the shuffle: time, memory and traffic against ranks, groups, interval and scope, in the lab.
+
+python benchmarks/shuffle/run.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from unisono.data.kinds import RAW
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources.source import Source
+
+HERE = Path(__file__).parent
+SUPERNODES, HOSTS, RATE, OVERSUBSCRIBE = 2, (1, 2, 4), "200mbit", 4
+SAMPLES, LENGTH = 20_000, 1_000
+
+
+def random_pack(folder: Path) -> Path:
+    """The pack of so many samples of random bytes, sorted by class."""
+    data = np.random.default_rng(0).integers(0, 256, (SAMPLES, LENGTH), np.uint8)
+    keys, labels = [str(number) for number in range(SAMPLES)], np.arange(SAMPLES) * 10 // SAMPLES
+    sizes = np.full(SAMPLES, LENGTH)
+    source = Source(RAW, tuple("0123456789"), keys, labels, sizes, lambda number: data[number].tobytes(), (LENGTH, 1))
+    pack(source, folder, PackOptions(), 2, lambda: None)
+    return folder
+
+
+def table_of(hosts: int, path: Path) -> Path:
+    """The table that has the supernodes of the lab, and no choices."""
+    names = [[f"h{supernode * hosts + host}" for host in range(hosts)] for supernode in range(SUPERNODES)]
+    path.write_text("".join(f"[[supernode]]\nhosts = {json.dumps(each)}\n\n" for each in names))
+    return path
+
+
+def measure(hosts: int, folder: Path, room: Path) -> None:
+    """One size of the cluster."""
+    options = [f"--supernodes={SUPERNODES}", f"--hosts={hosts}", f"--rate={RATE}", f"--oversubscribe={OVERSUBSCRIBE}"]
+    script = [sys.executable, HERE / "ranks.py", HERE / f"ranks_{SUPERNODES * hosts}.json", folder]
+    command = [sys.executable, "-m", "unisono", "lab", *options, "--", *map(str, script)]
+    table = table_of(hosts, room / f"table_{hosts}.toml")
+    subprocess.run(command, env={**os.environ, "UNISONO_TABLE": str(table), "OMP_NUM_THREADS": "1"}, check=True)
+
+
+def summary() -> str:
+    """All results as Markdown."""
+    heads = ["ranks", "groups", "shuffle", "ranks numbered", "s an epoch", "spread", "MB sent", "MB through uplinks"]
+    heads += ["MB of a rank's samples", "MB of its memory"]
+    lines = ["# The shuffle against ranks, groups, interval and scope", ""]
+    lines += ["| " + " | ".join(heads) + " |", "| ---: | ---: | --- | --- |" + " ---: |" * (len(heads) - 4)]
+    for hosts in HOSTS:
+        for row in json.loads((HERE / f"ranks_{SUPERNODES * hosts}.json").read_text()):
+            low, high = row["spread"]
+            cells = [row["ranks"], row["groups"], f"`{row['shuffle']}`", row["numbering"], f"{row['seconds']:.2f}"]
+            cells.append(f"{low:.2f} to {high:.2f}")
+            cells += [f"{row[f'{name}_bytes'] / 1e6:.1f}" for name in ("sent", "uplink", "partition", "memory")]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Measure all clusters and write the summary."""
+    with tempfile.TemporaryDirectory() as room:
+        folder = random_pack(Path(room) / "pack")
+        for hosts in HOSTS:
+            measure(hosts, folder, Path(room))
+    (HERE / "summary.md").write_text(summary())
+    print(summary())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Predicted traffic and the bytes that are counted where they are sent. In one process: each rank a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.data.order import epoch_order
+from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
+from unisono.data.storage.blocks import block_of, blocks_of
+from unisono.data.storage.groups import form_groups
+from unisono.data.storage.ownership import initial_owners, owners_in_epoch
+from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.traffic import ShuffleTraffic, scope_note, shuffle_traffic
+from unisono.placement import Placement, one_rank_per_node, place, regular
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+BATCH = 16
+
+
+def predicted(
+    lengths: np.ndarray, placement: Placement, groups: int, shuffle: ShuffleOptions, epochs: int
+) -> list[ShuffleTraffic]:
+    """Traffic of each epoch, the first from the stretches that are read."""
+    formed, found = form_groups(placement, groups), list[ShuffleTraffic]()
+    owners = initial_owners(len(lengths), placement.ranks // groups)
+    for epoch in range(epochs):
+        order = epoch_order(len(lengths), BATCH, 3, epoch, shuffle)
+        after = owners_in_epoch(order, BATCH, np.array(formed.member_of_rank))
+        found.append(shuffle_traffic(owners, after, lengths, formed, placement))
+        owners = after
+    return found
+
+
+def counted(
+    on_ranks: OnRanks, index: Any, placement: Placement, groups: int, shuffle: ShuffleOptions, epochs: int
+) -> list[ShuffleTraffic]:
+    """Traffic of each epoch, counted where samples are sent: from rank to rank of a group."""
+
+    def work(world: Any) -> list[np.ndarray]:
+        world.placement = placement
+        storage = PartitionedStorage(index, world, groups, 2000)
+        group, sent = storage._group, np.zeros(placement.ranks // groups, np.int64)
+        send = group.all_to_all_v
+
+        def count(sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
+            sent[:] += [part.nbytes for part in sends]
+            send(sends, receives)
+
+        group.all_to_all_v = count
+        found, before = [], sent.copy()
+        for epoch in range(epochs):
+            storage.epoch(epoch_order(len(index), BATCH, 3, epoch, shuffle), BATCH)
+            found.append(sent - before)
+            before = sent.copy()
+        ranks = group.all_gather_object(world.rank)
+        storage.close()
+        return [dict(zip(ranks, one.tolist(), strict=True)) for one in found]
+
+    of_rank = on_ranks(placement.ranks, work)
+    totals = []
+    for epoch in range(epochs):
+        pairs = [(one, other, n) for one, found in enumerate(of_rank) for other, n in found[epoch].items()]
+        places = (int, placement.node_of, placement.supernode_of)
+        totals.append(ShuffleTraffic(*(sum(n for one, other, n in pairs if at(one) != at(other)) for at in places)))
+    return totals
+
+
+@pytest.mark.parametrize(
+    ("placement", "groups", "shuffle"),
+    [
+        (one_rank_per_node(3), 1, "epoch"),
+        (regular(2, 1, 2), 1, "epoch"),
+        (regular(2, 2, 1), 1, "every:2"),
+        (regular(2, 2, 1), 1, "every:3,parts:2"),
+        (regular(2, 2, 1), 2, "epoch"),
+        (place(range(8), [0, 1] * 4), 2, "epoch"),
+        (place([0, 1, 0, 1, 2, 3], "ababab"), 1, "once,parts:3"),
+    ],
+)
+@pytest.mark.parametrize("pack", ["tiny", "audio_samples"])
+def test_predicted_bytes_are_those_that_are_counted(
+    on_ranks: OnRanks, request: pytest.FixtureRequest, pack: str, placement: Placement, groups: int, shuffle: str
+) -> None:
+    index, options = request.getfixturevalue(pack).index, parse_shuffle(shuffle)
+    expected = predicted(index.length, placement, groups, options, 4)
+    assert counted(on_ranks, index, placement, groups, options, 4) == expected
+    assert expected[0].ranks > 0
+
+
+def test_shuffles_within_groups_cost_the_uplink_nothing(many: Any) -> None:
+    lengths = many.index.length
+    for placement in (regular(2, 2, 1), place(range(8), [0, 1] * 4)):
+        epochs = predicted(lengths, placement, 2, ShuffleOptions(), 4)
+        assert all(traffic.uplinks == 0 < traffic.nodes for traffic in epochs)
+        epochs = predicted(lengths, placement, 1, ShuffleOptions(), 4)
+        assert all(traffic.uplinks > 0 for traffic in epochs)
+
+
+def test_shuffles_within_parts_cost_the_uplink_nothing_until_all_ranks_shuffle(many: Any) -> None:
+    epochs = predicted(many.index.length, regular(2, 2, 2), 1, ShuffleOptions(3, 2), 7)
+    assert [traffic.uplinks > 0 for traffic in epochs] == [True, False, False, True, False, False, True]
+    assert all(traffic.nodes > 0 for traffic in epochs)
+    epochs = predicted(many.index.length, regular(2, 2, 2), 1, ShuffleOptions(3, 4), 7)
+    assert [traffic.nodes > 0 for traffic in epochs] == [True, False, False, True, False, False, True]
+    epochs = predicted(many.index.length, regular(2, 2, 2), 1, ShuffleOptions(3), 7)
+    assert [traffic.ranks > 0 for traffic in epochs] == [True, False, False, True, False, False, True]
+
+
+def test_the_example_of_the_docstring() -> None:
+    before, after = np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.array([1, 0, 0, 2, 1, 2, 3, 3])
+    placement = regular(1, 2, 2)
+    found = shuffle_traffic(before, after, np.full(8, 996, np.int32), form_groups(placement, 1), placement)
+    assert found == ShuffleTraffic(4000, 2000, 0)
+
+
+@given(st.integers(2, 6), st.integers(0, 50))
+def test_a_permutation_moves_the_share_of_the_docstring(ranks: int, seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 300, 4000).astype(np.int32)
+    whole = int((blocks_of(lengths, block_of(lengths)) * block_of(lengths) + 4).sum())
+    found = predicted(lengths, one_rank_per_node(ranks), 1, ShuffleOptions(), 2)[1]
+    assert found.ranks == found.nodes == pytest.approx(whole * (1 - 1 / ranks), rel=0.1)
+    assert found.uplinks == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "placement", "words"),
+    [
+        (0, regular(2, 1, 2), ""),
+        (2, regular(2, 1, 2), ""),
+        (8, regular(2, 1, 2), ""),
+        (1, regular(1, 4, 1), ""),
+        (3, regular(2, 1, 2), "4 ranks do not divide into 3 parts"),
+        (2, place(range(4), [0, 1, 0, 1]), "ranks 0 to 1 share a part, but are in 2 supernodes"),
+        (1, regular(2, 1, 2), "ranks 0 to 3 share a part, but are in 2 supernodes"),
+    ],
+)
+def test_parts_that_cross_switches_are_named(parts: int, placement: Placement, words: str) -> None:
+    found = scope_note(ShuffleOptions(4, parts), placement)
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
