@@ -79,7 +79,8 @@ def rule_named(words: str, wire: str) -> BaseRule:
 def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
     """Return the layers of the network with parameters, these made smaller in proportion."""
     shape = shape_of(run.network, 1)[1:]
-    layers = trace(network_of(PlannedRun(run.network, run.batch, {}), shape, 1000), example_of(shape, TRACED))
+    network = network_of(PlannedRun(run.network, run.batch, {}), shape, 1000)
+    layers = trace(network, example_of(network, shape, TRACED))
     layers = [layer for layer in layers if layer.parameters]
     wanted = cluster.link_seconds * cluster.megabits * 1e6 / 8
     scale = wanted / sum(layer.parameter_bytes for layer in layers)

@@ -93,6 +93,15 @@ def test_options(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
     assert len(read_index(tmp_path / "out").about.stripes) > 1
 
 
+def test_text_is_cut_into_windows(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 99)
+    done = command("pack", "a.txt", "out", "--window", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    heads = [line.split(", 0.0 MB")[0] for line in done.stdout.splitlines()]
+    assert heads == ["out/train: 29 samples of 256 tokens", "out/test: 3 samples of 256 tokens"]
+    assert read_index(tmp_path / "out/train").about.shape == (4,)
+
+
 def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
     command: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ class Facts(NamedTuple):
 
     classes: int
     sample: tuple[int, ...]
-    """Shape of a sample; channels are the first number of an image, and the last of windows."""
+    """Shape of a sample; channels are the first number of an image, and the last of windows and texts."""
     parameters: int
     multiply_adds: int
     """Multiply-adds of a forward pass of a sample."""
@@ -42,7 +42,16 @@ FACTS = {
     "googlenet_bn": Facts(1000, IMAGE, 7_005_832, 1_582_671_872),
     "inception_bn": Facts(1000, IMAGE, 11_285_224, 2_032_600_064),
     "cd_dnn": Facts(10, (440,), 26_101_770, 26_087_424),
+    "gpt_small": Facts(256, (128,), 875_264, 121_634_816),
 }
+
+
+TEXT = ("gpt_small",)
+"""Networks whose inputs are tokens, and whose scores are those of each token."""
+
+
+def blank(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64 if name in TEXT else torch.float32)
 
 
 def channels_of(name: str) -> int:
@@ -61,8 +70,8 @@ def test_numbers_of_parameters_and_multiply_adds(name: str) -> None:
     with torch.device("meta"), torch.no_grad():
         model = MODELS[name](facts.classes, channels_of(name)).eval()
         with counter:
-            scores = model(torch.zeros(1, *facts.sample))
-    assert scores.shape == (1, facts.classes)
+            scores = model(blank(name, (1, *facts.sample)))
+    assert scores.shape == (*((1, *facts.sample) if name in TEXT else (1,)), facts.classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == facts.parameters
     assert counter.get_total_flops() == 2 * facts.multiply_adds
 
@@ -72,12 +81,14 @@ def test_numbers_of_parameters_and_multiply_adds(name: str) -> None:
 def test_any_number_of_channels_and_a_gradient_for_every_weight(name: str, samples: int) -> None:
     sample = FACTS[name].sample
     channels = channels_of(name) + 2 - samples  # as many as usual, and one more
-    shape = (samples, channels, *sample[1:]) if len(sample) == 3 else (samples, 3, channels)
+    windows = (samples, channels) if name in TEXT else (samples, 3, channels)
+    shape = (samples, channels, *sample[1:]) if len(sample) == 3 else windows
     with torch.device("meta"):
         model = MODELS[name](7, channels)
-        scores = model(torch.zeros(shape))
+        scores = model(blank(name, shape))
     several = scores if isinstance(scores, tuple) else (scores,)
-    assert [each.shape for each in several] == [(samples, 7)] * len(several)
+    expected = (*shape, 7) if name in TEXT else (samples, 7)
+    assert [each.shape for each in several] == [expected] * len(several)
     sum(each.sum() for each in several).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

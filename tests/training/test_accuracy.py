@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from math import exp, inf
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 
 from unisono.training.accuracy import Accuracy, accuracy_of, count
 
@@ -29,7 +32,7 @@ def test_it_counts_what_is_among_the_best_guesses(batches: list[tuple[list[list[
     for scores, labels in batches:
         classes = len(scores[0]) if scores else 7
         found = count(torch.tensor(scores, dtype=torch.float32).reshape(-1, classes), torch.tensor(labels).long())
-        assert found.tolist() == [
+        assert found[:3].tolist() == [
             naive(scores, labels, 1),
             naive(scores, labels, 5),
             len(labels) if classes > 5 else 0,
@@ -42,14 +45,27 @@ def test_it_counts_what_is_among_the_best_guesses(batches: list[tuple[list[list[
 
 
 def test_the_example() -> None:
-    assert accuracy_of(count(torch.tensor([[0.1, 0.7, 0.2, 0, 0, 0]]), torch.tensor([2])), 1) == Accuracy(0.0, 1.0)
+    found = accuracy_of(count(torch.tensor([[0.1, 0.7, 0.2, 0, 0, 0]]), torch.tensor([2])), 1)
+    assert (found.top1, found.top5, round(found.loss, 2)) == (0.0, 1.0, 1.79)
+    assert found.perplexity == pytest.approx(exp(found.loss))
+
+
+def test_of_texts_each_token_counts() -> None:
+    scores, labels = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(0)), torch.arange(12).view(3, 4) % 7
+    assert torch.equal(count(scores, labels), count(scores.view(12, 7), labels.view(12)))
+    loss = cross_entropy(scores.view(12, 7), labels.view(12)).item()
+    assert accuracy_of(count(scores, labels), 12).loss == pytest.approx(loss)
+
+
+def test_a_loss_too_large_for_an_exponential_is_infinite() -> None:
+    assert Accuracy(0.0, None, 1e9).perplexity == inf
 
 
 def test_counts_of_batches_add_up_and_one_that_is_empty_changes_nothing() -> None:
     scores, labels = torch.randn(20, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 8
     parts = [count(scores[first:last], labels[first:last]) for first, last in ((0, 7), (7, 7), (7, 20))]
-    assert torch.equal(sum(parts), count(scores, labels))
-    assert accuracy_of(torch.tensor([3, 9, 12]), 12) == Accuracy(0.25, 0.75)
-    assert accuracy_of(torch.tensor([3, 12, 0]), 12) == Accuracy(0.25, None)
+    torch.testing.assert_close(sum(parts), count(scores, labels), rtol=1e-6, atol=0)
+    assert accuracy_of(torch.tensor([3, 9, 12, 6]), 12) == Accuracy(0.25, 0.75, 0.5)
+    assert accuracy_of(torch.tensor([3, 12, 0, 6]), 12) == Accuracy(0.25, None, 0.5)
     with pytest.raises(RuntimeError):
         count(scores[:3], labels[:4])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from unisono.training.loss import classification_loss
+from unisono.training.loss import blank_labels, classification_loss
 
 
 def drawn(seed: int) -> torch.Tensor:
@@ -28,3 +28,15 @@ def test_auxiliary_scores_weigh_three_tenths_each() -> None:
         alone = drawn(number)
         cross_entropy(alone, LABELS).backward()
         torch.testing.assert_close(each.grad, alone.grad * (0.3 if number else 1.0))
+
+
+def test_of_texts_it_is_the_mean_over_all_tokens() -> None:
+    scores = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 4, 1], [2, 2, 3]])
+    each = [cross_entropy(scores[row, place], labels[row, place]) for row in range(2) for place in range(3)]
+    torch.testing.assert_close(classification_loss(scores, labels), torch.stack(each).mean())
+
+
+def test_blank_labels_have_the_shape_that_the_loss_takes() -> None:
+    for scores in (drawn(0), (drawn(0), drawn(1)), torch.zeros(2, 3, 5)):
+        assert torch.isfinite(classification_loss(scores, blank_labels(scores)))

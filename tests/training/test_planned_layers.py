@@ -27,7 +27,8 @@ SLOW, FAST = Cost(1e-4, 1e-8), Cost(1e-6, 1e-12)
 
 
 def model_of(run: PlannedRun = RUN, classes: int = 1000) -> SplitModel:
-    network, example = network_of(run, (440,), classes), example_of((440,), 2)
+    network = network_of(run, (440,), classes)
+    example = example_of(network, (440,), 2)
     return split_model_of(run, MACHINE, network, example, trace(network, example))
 
 
@@ -40,7 +41,8 @@ def with_layers(layers: Mapping[str, str], ranks: int = 0) -> PlannedRun:
 
 
 def test_layers_take_as_long_as_a_step_does() -> None:
-    network, example = network_of(RUN, (440,), 1000), example_of((440,), 2)
+    network = network_of(RUN, (440,), 1000)
+    example = example_of(network, (440,), 2)
     layers = trace(network, example)
     facts = model_of().facts(4)
     assert sum(one.seconds for one in facts) == pytest.approx(computing_of(layers, MACHINE, 2, 1).whole)

@@ -2,8 +2,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from unisono.errors import UsageError
+from unisono.plan.trace import trace
 from unisono.plan.wall_time import Job
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.training.planned_run import example_of, network_of, planned_run, rule_of, settings_of, with_rules
@@ -84,4 +86,13 @@ def test_a_network_takes_no_memory_for_weights() -> None:
     network = network_of(planned_run(None, "small_convnet", 4), (1, 8, 8), 10)
     assert sum(one.numel() for one in network.parameters()) > 1000
     assert all(one.is_meta for one in network.parameters())
-    assert (example_of((1, 8, 8), 2).shape, example_of((1, 8, 8), 2).is_meta) == ((2, 1, 8, 8), True)
+    example = example_of(network, (1, 8, 8), 2)
+    assert (example.shape, example.dtype, example.is_meta) == ((2, 1, 8, 8), torch.float32, True)
+
+
+def test_a_network_that_begins_with_an_embedding_gets_tokens() -> None:
+    network = network_of(planned_run(None, "gpt_small", 4), (16,), 256)
+    example = example_of(network, (16,), 2)
+    assert (example.shape, example.dtype) == ((2, 16), torch.int64)
+    attention = next(layer for layer in trace(network, example) if layer.name == "h.0.attn")
+    assert attention.forward_flops == 2 * 2 * 2 * 16 * 16 * 128  # two products, masked places included

@@ -23,7 +23,8 @@ def predicted(
 ) -> RunPrediction:
     run = with_rules(planned_run(None, "cd_dnn", 256), rules, None)
     run = replace(run, parallel=parallel or run.parallel, data=run.data._replace(train=2560))
-    traced = traced_network(network_of(run, (440,), 1000), example_of((440,), 2))
+    network = network_of(run, (440,), 1000)
+    traced = traced_network(network, example_of(network, (440,), 2))
     return predict_rows(run, MACHINE, traced, nodes, 1)
 
 
@@ -82,7 +83,8 @@ def test_what_the_rows_leave_out_is_said() -> None:
 
 def test_a_recipe_is_predicted_with_its_data() -> None:
     run = planned_run(Path("digits"), None, None)
-    traced = traced_network(network_of(run, (1, 8, 8), 10), example_of((1, 8, 8), 2))
+    network = network_of(run, (1, 8, 8), 10)
+    traced = traced_network(network, example_of(network, (1, 8, 8), 2))
     found = predict_rows(run, MACHINE, traced, (2,), 1)
     assert found.rows[0].epoch == pytest.approx(23 * found.rows[0].step)
     assert job_of(found).tests > 0

@@ -33,9 +33,9 @@ def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan = network(), ConvolutionPlan()
     prepare(model, plan)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    warm_up(
-        model, lambda inputs, labels: cross_entropy(model(inputs), labels), torch.zeros(2, 3, 6, 6), plan, Others({})
-    )  # type: ignore[arg-type]
+    world: Any = Others({})
+    labels = torch.zeros(2, dtype=torch.int64)
+    warm_up(model, lambda inputs: cross_entropy(model(inputs), labels), torch.zeros(2, 3, 6, 6), plan, world)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert plan.frozen
@@ -48,5 +48,5 @@ def test_all_ranks_choose_the_same_algorithms(monkeypatch: pytest.MonkeyPatch) -
     prepare(model, plan)
     others = {"a": {DEFAULT: 1.0}}
     world: Any = Others(others)
-    warm_up(model, lambda inputs, labels: model(inputs).sum(), torch.zeros(0, 3, 6, 6), plan, world)
+    warm_up(model, lambda inputs: model(inputs).sum(), torch.zeros(0, 3, 6, 6), plan, world)
     assert plan.measured == others

@@ -46,6 +46,7 @@ SHAPES = {
     "small_convnet": (1, 8, 8),
     **{f"resnet{layers}": (3, 32, 32) for layers in CIFAR_LAYERS},
     "cd_dnn": (440,),
+    "gpt_small": (128,),
 }
 """Shape of a sample, for networks that do not take images of 224 x 224."""
 

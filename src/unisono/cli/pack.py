@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unisono.errors import UsageError
+
+if TYPE_CHECKING:
+    from unisono.data.pack.options import PackOptions
+    from unisono.data.sources import Splits
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MAX_LISTED = 10
@@ -19,7 +23,8 @@ def pack(
     source: Annotated[
         Path | None,
         typer.Argument(
-            help="Folders of classes, IDX or CIFAR files, tar shards, Arrow data set, or table of paths and labels."
+            help="Folders of classes, IDX or CIFAR files, tar shards, Arrow data set, table of paths and labels, "
+            "or texts: files, JSON lines, Parquet, an npy file of tokens."
         ),
     ] = None,
     out: Annotated[
@@ -33,6 +38,12 @@ def pack(
         str, typer.Option(help="Maximum size of a stripe, in bytes of source data: 256MB, 1GiB.")
     ] = "256MB",
     quality: Annotated[int, typer.Option(min=1, max=100, help="Quality of encoded JPEGs.")] = 90,
+    window: Annotated[
+        int, typer.Option(min=1, help="Texts: tokens of a sample, each of which predicts the next.")
+    ] = 128,
+    tokenizer: Annotated[
+        str, typer.Option(help="Texts: bytes, or a tokenizer.json of Hugging Face's tokenizers.")
+    ] = "bytes",
     describe: Annotated[Path | None, typer.Option(help="Folder of a pack to describe, instead of packing.")] = None,
 ) -> None:
     """Pack a data set into few big files that train from memory; they open in pyarrow, pandas, polars and datasets.
@@ -53,34 +64,35 @@ def pack(
     if source is None or out is None:
         raise UsageError("missing SOURCE or OUT: unisono pack SOURCE OUT")
     from unisono.data.pack.options import PackOptions
+    from unisono.data.sources import find
+    from unisono.data.text.options import TextOptions
 
-    skipped = _pack(source, out, PackOptions(short_side, stripes, nbytes_of(stripe_size), quality))
+    options = PackOptions(short_side, stripes, nbytes_of(stripe_size), quality)
+    skipped = _pack(find(source, TextOptions(window, tokenizer)), out, options)
     raise typer.Exit(1 if skipped else 0)
 
 
-def _pack(source: Path, out: Path, options: object) -> int:
-    """Pack all parts of a source. Return the number of skipped samples."""
+def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
+    """Pack all parts of a data set. Return the number of skipped samples."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from unisono.data.pack.options import PackOptions
+    from unisono.data.kinds import find_kind
     from unisono.data.pack.packing import pack
-    from unisono.data.sources import find
     from unisono.launch import cores
 
-    assert isinstance(options, PackOptions)
     total_skipped = 0
     console = Console(highlight=False, soft_wrap=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    for name, part in find(source).items():
+    for name, part in parts.items():
         folder = out / name if name else out
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(str(folder), total=len(part))
             index = pack(part, folder, options, cores(), lambda: progress.advance(task))  # noqa: B023
-        skipped = index.about.skipped
+        skipped, words = index.about.skipped, find_kind(part.kind).class_words
         total_skipped += len(skipped)
         console.print(
-            f"{folder}: {len(index):,} samples of {len(index.about.classes)} classes, {index.nbytes / 1e6:,.1f} MB in "
+            f"{folder}: {len(index):,} samples of {len(index.about.classes)} {words}, {index.nbytes / 1e6:,.1f} MB in "
             f"{len(index.about.stripes)} stripes",
             markup=False,
         )

@@ -124,9 +124,9 @@ def plan(
     )
     run = replace(run, optimizer=optimizer or run.optimizer, data=data, job=job)
     run = replace(run, slow_nodes=slow_nodes, simulated=simulated)
-    shape = shape or shape_of(run.name, 1, run.size)[1:]
+    shape = shape or data.shape or shape_of(run.name, 1, run.size)[1:]
     network = network_of(run, shape, classes or data.classes or CLASSES)
-    traced = traced_network(network, example_of(shape, TRACED_SAMPLES))
+    traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
     before = predict_rows(run, found, traced, counts, ranks_per_node)
     after = {
         words: predict_rows(*changed(run, found, words), traced, counts, ranks_per_node) for words in what_if or ()

@@ -23,6 +23,7 @@ class BlankFeed:
     fingerprint: str
     first: torch.Tensor
     """Zeros with the shape and memory layout of a batch of one sample."""
+    labels_per_sample: int = 1
     notes: tuple[str, ...] = ()
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
@@ -55,4 +56,5 @@ class BlankFeed:
 
 def facts_of(feed: Feed) -> BlankFeed:
     """Return the facts of a feed."""
-    return BlankFeed(feed.samples, feed.test_samples, feed.classes, feed.channels, feed.fingerprint, feed.blank(1))
+    sizes = feed.samples, feed.test_samples, feed.classes, feed.channels
+    return BlankFeed(*sizes, feed.fingerprint, feed.blank(1), feed.labels_per_sample)

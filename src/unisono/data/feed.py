@@ -39,6 +39,8 @@ class Feed(InputFacts, Protocol):
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
     notes: tuple[str, ...]
     """Lines on what was chosen, for the start of a run."""
+    labels_per_sample: int
+    """Labels of a sample: 1, its class, or the tokens of a window of text, which are its channels."""
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
@@ -81,6 +83,7 @@ class InMemoryFeed:
         self.samples, self.test_samples, self.classes = len(data.train), len(data.test), data.classes
         self.channels, self.fingerprint = data.train.inputs.shape[1], f"{self.samples} in memory"
         self.notes: tuple[str, ...] = ()
+        self.labels_per_sample = 1
 
     def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
         """Yield this rank's share of each step."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.data.kinds import find_kind
 from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
@@ -45,8 +46,14 @@ Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs, in the layout of `SampleTransform.batch`, and labels, int64.
 
-Images are (samples, channels, size, size) in channels-last memory, recordings (samples, windows, numbers).
+Images are (samples, channels, size, size) in channels-last memory, recordings (samples, windows, numbers), both with
+labels (samples,). Texts are tokens, int64, (samples, tokens), and so are their labels.
 """
+
+
+def cast_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return inputs in the network's number format; integers, such as tokens, stay as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 class Mode(Enum):
@@ -69,12 +76,15 @@ class Prefetcher:
         name: str = DECODING,
         observe: Observe | None = None,
     ) -> None:
-        """Start the threads. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16.
+        """Start the threads. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16, and not
+        used by kinds whose inputs are integers.
 
         The threads have the name `name`. `observe` is called with the spans of reading and decoding.
         """
         self._labels = torch.from_numpy(index.label.astype(np.int64))
-        self._index, self._storage, self._make_transform, self._dtype = index, storage, transform, dtype
+        self._kind = find_kind(index.about.kind)
+        self._index, self._storage, self._make_transform = index, storage, transform
+        self._dtype = torch.int64 if self._kind.integers else dtype
         first = transform()  # loads libraries once here, not in all threads at once
         self.shape, self._batch = first.shape, first.batch
         self._threads, self._own = threads, threading.local()
@@ -102,7 +112,8 @@ class Prefetcher:
                 if current is not None:
                     self._spare.append(current)
                 current = memory
-                yield self._batch(memory[: len(numbers)]), self._labels[numbers]
+                filled = memory[: len(numbers)]
+                yield self._batch(filled), self._kind.labels(filled, self._labels[numbers])
         finally:
             for memory, _, futures in queue:
                 for future in futures:

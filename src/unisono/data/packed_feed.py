@@ -94,6 +94,7 @@ class PackedFeed:
         name = f"test {DECODING}"  # both may decode at once: a worker reads ahead while it tests
         self._tester = Prefetcher(test, self._test, transform, options.threads, name=name, observe=observe)
         self.channels = self._loader.shape[-1]
+        self.labels_per_sample = find_kind(train.about.kind).labels_per_sample(train.about.shape)
 
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Shuffle the samples across ranks, then return this rank's share of each step."""

@@ -17,5 +17,6 @@ NETWORKS = (
     "googlenet_bn",
     "inception_bn",
     "cd_dnn",
+    "gpt_small",
 )
 """Networks that a recipe can name. Each is made from numbers of classes and channels."""

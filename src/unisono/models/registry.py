@@ -10,6 +10,7 @@ from unisono.models import (
     alexnet_bn,
     cd_dnn,
     googlenet,
+    gpt_small,
     inception_bn,
     overfeat_fast,
     resnet50,
@@ -35,9 +36,10 @@ MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "googlenet_bn": googlenet.googlenet_bn,
     "inception_bn": inception_bn.InceptionBN,
     "cd_dnn": cd_dnn.CDDNN,
+    "gpt_small": gpt_small.GPTSmall,
 }
-"""Networks by name. Each is made from numbers of classes and channels: colour channels of an image, or numbers of an
-audio window."""
+"""Networks by name. Each is made from numbers of classes and channels: colour channels of an image, numbers of an
+audio window, or tokens of a window of text."""
 
 
 def make_network(name: str, folder: str, classes: int, channels: int) -> torch.nn.Module:

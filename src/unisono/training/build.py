@@ -19,6 +19,7 @@ from unisono.compute.prepare import prepare
 from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InMemoryFeed, InputFacts
+from unisono.data.loading import cast_inputs
 from unisono.data.requirements import check_installed
 from unisono.data.shuffle_options import parse_shuffle
 from unisono.engine import Observe
@@ -31,7 +32,7 @@ from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import data_world, data_world_of, split_model
 from unisono.tensor_parallel.plan import ParallelPlan
-from unisono.training.loss import classification_loss
+from unisono.training.loss import blank_labels, classification_loss
 from unisono.training.named_rule import named_rule
 from unisono.training.recipe import OWN, DataRecipe, Recipe, own_rule
 from unisono.training.timeline import Timeline
@@ -113,7 +114,8 @@ def make_model(recipe: Recipe, facts: InputFacts) -> torch.nn.Module:
     torch.manual_seed(recipe.training.seed)
     network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
     model = network.to(DTYPES[recipe.model.dtype])
-    check_fit(model, recipe.model.name, facts.blank(1).to(DTYPES[recipe.model.dtype]), context_of(recipe))
+    blank = cast_inputs(facts.blank(1), DTYPES[recipe.model.dtype])
+    check_fit(model, recipe.model.name, blank, context_of(recipe))
     return model
 
 
@@ -145,11 +147,12 @@ def make_trainer(
         data = data_world(model, world)
         first, last = bounds(recipe.training.batch, data.size, data.rank)
 
-        def step(inputs: Tensor, labels: Tensor) -> Tensor:
+        def step(inputs: Tensor) -> Tensor:
             with within():
-                return classification_loss(model(inputs), labels)
+                scores = model(inputs)
+                return classification_loss(scores, blank_labels(scores))
 
-        warm_up(model, step, feed.blank(last - first).to(dtype), plan, world)
+        warm_up(model, step, cast_inputs(feed.blank(last - first), dtype), plan, world)
     numbers = options.learning_rate, options.momentum, options.weight_decay
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
     return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)

@@ -6,6 +6,7 @@ feed ─ network from the seed ─ forward passes on a rank's share of a batch �
 from __future__ import annotations
 
 from unisono.data.feed import Feed
+from unisono.data.loading import cast_inputs
 from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
@@ -24,5 +25,5 @@ def choose_layers(recipe: Recipe, world: World, feed: Feed, rule: BaseRule) -> P
         return whole
     model = make_model(recipe, feed).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
-    example = feed.blank(last - first).to(DTYPES[recipe.model.dtype])
+    example = cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype])
     return choose_plan(model, world, example, within=context_of(recipe), deferred=True)

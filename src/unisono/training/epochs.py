@@ -32,6 +32,7 @@ from unisono.training.progress import ProgressDisplay
 from unisono.training.rank_states import states_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
+from unisono.training.results import last_line, result_metrics, result_rows
 from unisono.training.resume import ResumePoint
 from unisono.training.seeds import seed_of_step
 from unisono.training.signals import STOPPED, SignalHandlers
@@ -70,10 +71,9 @@ class TrainingLoop:
         seconds = time.perf_counter() - begun
         seen = (self.point.epoch - first.epoch) * self.feed.samples
         seen -= min(first.done * batch, seen)
+        found = result_metrics(accuracy, seen / seconds, self.feed.labels_per_sample)
         rows = [
-            ("test accuracy", f"{accuracy.top1:.2%}"),
-            *([] if accuracy.top5 is None else [("test accuracy, top-5", f"{accuracy.top5:.2%}")]),
-            ("samples per second", f"{seen / seconds:,.0f}"),
+            *result_rows(found),
             ("steps", f"{self.point.step}"),
             ("time", f"{seconds:.2f} s"),
         ]
@@ -82,7 +82,7 @@ class TrainingLoop:
             self.display.log(line)
         self.foresight.finish(time.perf_counter() - self.begun)
         self.display.log(f"run: {self.folder}")
-        self.display.log(f"test accuracy: {accuracy.top1:.1%}")
+        self.display.log(last_line(found))
         return 0
 
     def end(self) -> None:
@@ -110,9 +110,7 @@ class TrainingLoop:
             "step": self.point.step,
             "learning_rate": rate,
             "loss": loss,
-            "test_accuracy": self.accuracy.top1,
-            **({} if self.accuracy.top5 is None else {"test_top5": self.accuracy.top5}),
-            "samples_per_second": (samples - skipped) / seconds,
+            **result_metrics(self.accuracy, (samples - skipped) / seconds, self.feed.labels_per_sample),
             "seconds": seconds,
             "elapsed": time.perf_counter() - self.begun,
             **self._seconds_by_kind(),
@@ -179,7 +177,7 @@ class TrainingLoop:
         """Return the test accuracy of the model."""
         source = self.feed.test_batches(self.recipe.training.batch)
         batches = self.trainer.awaited(source, DTYPES[self.recipe.model.dtype])
-        return self.trainer.evaluate(batches, self.feed.test_samples)
+        return self.trainer.evaluate(batches, self.feed.test_samples * self.feed.labels_per_sample)
 
     def _save_checkpoint(self, loss: float, metrics: dict[str, Any] | None = None) -> None:
         """Write a checkpoint, after the metrics of the epoch that it ends; `loss` is the sum over samples so far."""

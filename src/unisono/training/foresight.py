@@ -133,7 +133,8 @@ class RunForesight:
             run = run_of(self.recipe)
             with torch.random.fork_rng(devices=[]):
                 shape = tuple(self.feed.blank(1).shape[1:])
-                layers = trace(network_of(run, shape, self.feed.classes), example_of(shape, TRACED_SAMPLES))
+                network = network_of(run, shape, self.feed.classes)
+                layers = trace(network, example_of(network, shape, TRACED_SAMPLES))
             settings = settings_of(run, (facts.nodes,), facts.ranks // facts.nodes, TRACED_SAMPLES)
             sealed = planned_prediction(layers, found, settings, facts)
         except (

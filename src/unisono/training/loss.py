@@ -16,11 +16,18 @@ AUXILIARY = 0.3
 
 
 def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Return the sample mean of the cross entropy of `scores`, (samples, classes), and int64 `labels`, (samples,).
+    """Return the mean cross entropy of `scores`, (samples, classes), and int64 `labels`, (samples,).
 
-    With several scores, the first are the network's own, and the others are those of its auxiliary classifiers.
+    For texts, `scores` are (samples, tokens, vocabulary) and `labels` (samples, tokens). With several scores, the first
+    are the network's own, and the others are those of its auxiliary classifiers.
     """
     if isinstance(scores, torch.Tensor):
-        return cross_entropy(scores, labels)
+        return cross_entropy(scores.flatten(0, -2), labels.flatten())
     own, *auxiliary = (cross_entropy(each, labels) for each in scores)
     return own + AUXILIARY * sum(auxiliary)
+
+
+def blank_labels(scores: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return labels 0 for the loss of `scores`, for a step whose result is not used."""
+    own = scores if isinstance(scores, torch.Tensor) else scores[0]
+    return torch.zeros(own.shape[:-1], dtype=torch.int64)

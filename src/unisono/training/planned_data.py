@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.kinds import IMAGE
+from unisono.data.kinds import IMAGE, find_kind
 from unisono.data.requirements import check_installed
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.errors import RecipeError
@@ -34,6 +34,8 @@ class PlannedData(NamedTuple):
     """Number of training samples; None: not known."""
     test: int = 0
     classes: int | None = None
+    shape: tuple[int, ...] | None = None
+    """Shape of a sample of text, (tokens,); None: given by the network or by an option."""
 
 
 def data_of(recipe: DataRecipe) -> PlannedData:
@@ -57,7 +59,8 @@ def data_of(recipe: DataRecipe) -> PlannedData:
 
     train, test = (read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS))
     facts = facts._replace(nbytes=train.nbytes / len(train), pixels=mean_pixels(train))
-    return PlannedData(facts, len(train), len(test), len(train.about.classes))
+    labels = find_kind(train.about.kind).labels_per_sample(train.about.shape)
+    return PlannedData(facts, len(train), len(test), len(train.about.classes), (labels,) if labels > 1 else None)
 
 
 def mean_pixels(index: Index) -> float:

@@ -136,9 +136,11 @@ def network_of(run: PlannedRun, shape: tuple[int, ...], classes: int) -> nn.Modu
         return make_network(run.name, run.folder, classes, shape[0])
 
 
-def example_of(shape: tuple[int, ...], samples: int) -> Tensor:
-    """Return inputs of this shape, (samples, *shape), without memory."""
-    return torch.empty(samples, *shape, device="meta")
+def example_of(network: nn.Module, shape: tuple[int, ...], samples: int) -> Tensor:
+    """Return inputs of this shape, (samples, *shape), without memory: tokens where the first layer is an embedding."""
+    first = next((module for module in network.modules() if not any(module.children())), None)
+    dtype = torch.int64 if isinstance(first, nn.Embedding) else torch.get_default_dtype()
+    return torch.empty(samples, *shape, dtype=dtype, device="meta")
 
 
 def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, samples: int) -> RunSettings:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from unisono.training.recorder import CONCURRENT_KINDS, SEQUENTIAL_KINDS
+from unisono.training.results import describe_speed, describe_test
 
 
 class ProgressDisplay:
@@ -51,12 +52,10 @@ class ProgressDisplay:
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Print the metrics of a finished epoch."""
-        summary = f"loss {metrics['loss']:.4f}  test accuracy {metrics['test_accuracy']:.2%}"
-        if "test_top5" in metrics:
-            summary += f" (top-5 {metrics['test_top5']:.2%})"
-        speed = f"{metrics['samples_per_second']:,.0f} samples/s"
+        summary = f"loss {metrics['loss']:.4f}  {describe_test(metrics)}"
         self._bar.update(self._task, last=summary)
-        self.log(f"epoch {metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}  {summary}  {speed}")
+        number = f"{metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}"
+        self.log(f"epoch {number}  {summary}  {describe_speed(metrics)}")
 
     def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
         """Print the table at the end: results, and the split of time (seconds, mean over ranks)."""

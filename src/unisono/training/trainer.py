@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from unisono.compute.precision import StepContext
-from unisono.data.loading import Batch
+from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import ShardedStep
@@ -129,8 +129,8 @@ class Trainer:
         self.reducer.wait()
         self._account()
 
-    def evaluate(self, batches: Iterable[Batch], samples: int) -> Accuracy:
-        """Return the accuracy on `samples` samples; each rank evaluates its own `batches` of inputs and labels.
+    def evaluate(self, batches: Iterable[Batch], labels: int) -> Accuracy:
+        """Return the accuracy on `labels` labels; each rank evaluates its own `batches` of inputs and labels.
 
         Buffers are as the last step left them; floating-point ones are rank 0's. Where ranks' weights differ, their
         mean is evaluated.
@@ -142,11 +142,11 @@ class Trainer:
             with self.recorder.record("waiting"):
                 self.data_world.allreduce(counts)
         self.recorder.discard()
-        return accuracy_of(counts, samples)
+        return accuracy_of(counts, labels)
 
     def count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
-        """Return the sum of `accuracy.count` over this rank's batches, int64, shape (3,)."""
-        counts = torch.zeros(3, dtype=torch.int64)
+        """Return the sum of `accuracy.count` over this rank's batches, float64, shape (4,)."""
+        counts = torch.zeros(4, dtype=torch.float64)
         self.model.eval()
         for inputs, labels in batches:
             with self.recorder.record("computing"), self.span("evaluate", "computing"), torch.no_grad(), self.within():
@@ -154,13 +154,13 @@ class Trainer:
         return counts
 
     def awaited(self, batches: Iterator[Batch], dtype: torch.dtype) -> Iterator[Batch]:
-        """Yield the batches with inputs of `dtype`. The time until each is there counts as loading."""
+        """Yield the batches with inputs of `dtype`; integers stay. The time until each is there counts as loading."""
         while True:
             with self.recorder.record("loading"), self.span("wait for data", "waiting"):
                 found = next(batches, None)
                 if found is None:
                     return
-                found = found[0].to(dtype), found[1]
+                found = cast_inputs(found[0], dtype), found[1]
             yield found
 
     def span(self, name: str, kind: str) -> AbstractContextManager[None]:

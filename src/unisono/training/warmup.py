@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from unisono.compute.allocator import release_free_memory
@@ -20,16 +19,16 @@ from unisono.world import World
 
 
 def warm_up(
-    model: nn.Module, step: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, plan: ConvolutionPlan, world: World
+    model: nn.Module, step: Callable[[Tensor], Tensor], inputs: Tensor, plan: ConvolutionPlan, world: World
 ) -> None:
     """Settle `plan` on all ranks of `world`.
 
-    `step` returns the loss of `model` for this rank's inputs and labels. All ranks call it together.
+    `step` returns the loss of `model` for this rank's inputs. All ranks call it together.
     """
     if len(inputs):
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         model.train()
-        step(inputs, torch.zeros(len(inputs), dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+        step(inputs).backward()  # type: ignore[no-untyped-call]
         for buffer, before in buffers:
             buffer.copy_(before)
         model.zero_grad(set_to_none=True)

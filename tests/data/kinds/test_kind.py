@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
-from unisono.data.kinds import AUDIO, IMAGE, KINDS, RAW, all_augments, current_name, find_kind, kind_of_content
+from unisono.data.kinds import AUDIO, IMAGE, KINDS, RAW, TEXT, all_augments, current_name, find_kind, kind_of_content
 from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.options import PackOptions
@@ -47,8 +47,12 @@ EXAMPLES: dict[str, tuple[list[bytes], tuple[int, ...] | None]] = {
     IMAGE: ([image(number) for number in range(COUNT)], None),
     AUDIO: ([recording(number) for number in range(COUNT)], None),
     RAW: ([np.random.default_rng(number).bytes(8 * 8 * 3) for number in range(COUNT)], (8, 8, 3)),
+    TEXT: (
+        [np.random.default_rng(number).integers(0, 256, 9).astype("<u2").tobytes() for number in range(COUNT)],
+        (9,),
+    ),
 }
-"""Samples of each kind, and their shape if they are raw."""
+"""Samples of each kind, and the shape of the pack if it has one."""
 
 
 def packed(name: str, folder: Path) -> Index:
@@ -77,16 +81,16 @@ def test_every_kind_has_examples() -> None:
 
 def test_the_kind_of_the_docs_keeps_the_contract() -> None:
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n([^`]*class TextKind.*?)```", page, re.DOTALL)
+    code = re.search(r"```python\n([^`]*class MessageKind.*?)```", page, re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {}
     exec(code.group(1), names)
-    kind: SampleKind = names["TextKind"]()
+    kind: SampleKind = names["MessageKind"]()
     assert kind.encode("für".encode(), PackOptions()) == "für".encode()
     with pytest.raises(DecodeError, match="no text in UTF-8"):
         kind.encode("für".encode("latin-1"), PackOptions())
     nothing = np.zeros(0, np.int32)
-    index = Index(About("text", ("a",)), nothing, nothing, nothing, nothing, nothing)
+    index = Index(About("message", ("a",)), nothing, nothing, nothing, nothing, nothing)
     found = converted(kind.transform(index, TransformOptions())(), b"abc", None)
     assert found.tolist() == [97, 98, 99, *[0] * 61]
 
@@ -114,8 +118,8 @@ def test_facts_need_neither_pytorch_nor_the_packages_of_packs() -> None:
 
 
 def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(PackError, match="no kind of sample 'text'; there are image, audio, raw"):
-        find_kind("text")
+    with pytest.raises(PackError, match="no kind of sample 'video'; there are image, audio, raw, text"):
+        find_kind("video")
 
 
 def test_kinds_of_older_packs_have_their_current_names() -> None:
@@ -176,6 +180,8 @@ def test_a_transform_follows_from_the_bytes_and_the_random_numbers_alone(name: s
                 reused.into(out, memoryview(bytearray(sample)), None if drawn is None else CounterRNG(drawn))
                 assert torch.equal(out, found.bfloat16())
         memory = torch.zeros(2, *reused.shape)
+        labels = find_kind(name).labels(memory, torch.zeros(2))
+        assert labels.numel() == 2 * find_kind(name).labels_per_sample(index.about.shape)
         assert reused.batch(memory).data_ptr() == memory.data_ptr()
         assert len(reused.batch(memory)) == 2
     plain = find_kind(name).transform(index, TransformOptions(size=8, windows=3, context=1))()

@@ -61,3 +61,10 @@ def test_a_folder_without_packs_is_reported(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(PackError, match="is no pack, and has none in its subfolders; create one with"):
             list(describe(folder))
+
+
+def test_of_text_the_tokens_are_reported(tmp_path: Path) -> None:
+    an_index(tmp_path / "pack", About("text", ("a", "b", "c"), (9,)), [0, 0])
+    head, _, tokens = describe(tmp_path / "pack")
+    assert "2 samples (text 9)" in head
+    assert tokens.split() == ["tokens", "16", "of", "a", "vocabulary", "of", "3"]

@@ -96,7 +96,7 @@ def test_a_path_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("words")
-    for path in (tmp_path, tmp_path / "words.txt"):
+    (tmp_path / "words.doc").write_text("words")
+    for path in (tmp_path, tmp_path / "words.doc"):
         with pytest.raises(PackError, match=r"is no data set of a known kind: folders of classes .* a table"):
             find(path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from unisono.training.accuracy import Accuracy
 from unisono.training.scoring.evaluation import Evaluation, as_data, rows
 from unisono.training.scoring.throughput import BatchThroughput
 
-FOUND = Evaluation(("cat", "dog", "owl"), np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]), 0.61234, Accuracy(0.625, None))
+FOUND = Evaluation(("cat", "dog", "owl"), np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]), Accuracy(0.625, None, 0.61234))
 
 
 def test_data_has_each_class_and_the_confusion() -> None:
@@ -25,12 +26,12 @@ def test_data_has_each_class_and_the_confusion() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_still_json() -> None:
-    diverged = Evaluation(FOUND.classes, FOUND.confusion, float("nan"), FOUND.accuracy)
+    diverged = Evaluation(FOUND.classes, FOUND.confusion, replace(FOUND.accuracy, loss=float("nan")))
     assert json.loads(json.dumps(as_data(diverged), allow_nan=False))["loss"] is None
 
 
 def test_throughput_is_by_batch_size() -> None:
-    timed = Evaluation(FOUND.classes, FOUND.confusion, 0.5, FOUND.accuracy, (BatchThroughput(2, 0.5, 4.0, 3),))
+    timed = Evaluation(FOUND.classes, FOUND.confusion, FOUND.accuracy, (BatchThroughput(2, 0.5, 4.0, 3),))
     assert as_data(timed)["throughput"] == [{"batch": 2, "seconds": 0.5, "samples_per_second": 4.0, "passes": 3}]
 
 
@@ -43,5 +44,5 @@ def test_the_table_names_the_weakest_class_and_the_mistakes() -> None:
         ("mistake", "dog as cat: 2"),
         ("mistake", "cat as dog: 1"),
     ]
-    six = Evaluation(tuple("abcdef"), np.eye(6, dtype=np.int64), 0.1, Accuracy(1.0, 1.0))
+    six = Evaluation(tuple("abcdef"), np.eye(6, dtype=np.int64), Accuracy(1.0, 1.0, 0.1))
     assert list(rows(six))[3:] == [("top-5 accuracy", "100.00%"), ("lowest recall", "a: 100.00%")]

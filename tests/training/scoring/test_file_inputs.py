@@ -14,7 +14,7 @@ from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
 from unisono.data.digits import load
-from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.kinds import AUDIO, IMAGE, RAW, TEXT
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.options import PackOptions
@@ -126,3 +126,9 @@ def test_a_pack_that_is_missing_or_has_no_files_is_refused(tmp_path: Path) -> No
         open_file_inputs(DataRecipe(pack=str(tmp_path / "nowhere")))
     with pytest.raises(PackError, match="samples of 4 channels, which no image file has"):
         FileInputs(index_of(About(RAW, ("a",), (8, 8, 4), (0.5,) * 4, (0.5,) * 4)), TransformOptions())
+
+
+def test_texts_have_no_files_to_predict() -> None:
+    about = About(TEXT, ("a", "b"), (5,))
+    with pytest.raises(PackError, match="has windows of text, which no file shows"):
+        FileInputs(index_of(about), TransformOptions())

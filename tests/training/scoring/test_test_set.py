@@ -11,7 +11,7 @@ from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
 from unisono.data.digits import load
-from unisono.data.kinds import AUDIO, RAW
+from unisono.data.kinds import AUDIO, RAW, TEXT
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.pack.index import About, Index
@@ -136,3 +136,11 @@ def test_samples_of_another_kind_or_shape_are_refused() -> None:
         check_alike(known, about(("a",), AUDIO, None))
     with pytest.raises(PackError, match="raw samples of 9 x 9"):
         check_alike(known, replace(known, about=replace(known.about, shape=(9, 9))))
+
+
+def test_texts_have_no_classes_to_evaluate(tmp_path: Path) -> None:
+    windows = [np.arange(5, dtype=np.uint16).tobytes() for _ in range(4)]
+    source = Source(TEXT, ("a", "b"), list("0123"), np.zeros(4, int), np.full(4, 10), windows.__getitem__, (5,))
+    pack(source, tmp_path / "train", PackOptions(stripes=1), 1, lambda: None)
+    with pytest.raises(PackError, match=r"which have no class to compare guesses with; .* in the run's metrics.jsonl"):
+        read_both(tmp_path, None)

@@ -1,4 +1,4 @@
-"""Kinds of samples: image files, recordings, raw images. Each kind has one file, and one row here.
+"""Kinds of samples: image files, recordings, raw images, text. Each kind has one file, and one row here.
 
 A kind has the bytes that are packed (`encode`), the values that are measured (`pixels`), and the way from bytes to
 network inputs (`transform`). Packs, storage, the shuffle and loading take samples of all kinds as bytes.
@@ -15,7 +15,7 @@ from unisono.registry import Registry
 if TYPE_CHECKING:
     from unisono.data.kinds.kind import SampleKind
 
-IMAGE, RAW, AUDIO = "image", "raw", "audio"
+IMAGE, RAW, AUDIO, TEXT = "image", "raw", "audio", "text"
 """Names of kinds, for data sets whose format has only one."""
 
 KINDS = Registry(
@@ -24,6 +24,7 @@ KINDS = Registry(
         IMAGE: "unisono.data.kinds.image:ImageKind",
         AUDIO: "unisono.data.kinds.audio:AudioKind",
         RAW: "unisono.data.kinds.raw:RawKind",
+        TEXT: "unisono.data.kinds.text:TextKind",
     },
 )
 """Kinds of samples by name. Each is a class that inherits from `SampleKind`."""

@@ -79,6 +79,10 @@ class SampleKind(ABC):
     """Augmentations, by which a recipe names them."""
     old_name: ClassVar[str] = ""
     """Name in packs of older releases, if it was another."""
+    class_words: ClassVar[str] = "classes"
+    """Word for the classes of its labels, in messages."""
+    integers: ClassVar[bool] = False
+    """True if network inputs are integers (int64), such as tokens."""
 
     @abstractmethod
     def encode(self, sample: bytes, options: PackOptions) -> bytes:
@@ -94,6 +98,14 @@ class SampleKind(ABC):
         `shape` is that of the pack.
         """
         return None
+
+    def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:  # noqa: ARG002  a default
+        """Return the labels that a sample has: 1, its class; `shape` is that of the pack."""
+        return 1
+
+    def labels(self, memory: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  a default
+        """Return the labels of a batch, int64, given its converted samples and their labels in the pack's index."""
+        return labels
 
     def is_grey(self, sample: Bytes) -> bool:  # noqa: ARG002  a default
         """Return True if a packed sample has one channel by its header; asked only if all measured ones have one."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.data.pack.index import read_index
+from unisono.data.kinds import find_kind
+from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.layout import INDEX
 from unisono.errors import PackError
 
@@ -33,6 +34,20 @@ def _one(folder: Path) -> Iterator[str]:
     if about.mean:
         each = ", ".join(f"{mean:.3f} ± {off:.3f}" for mean, off in zip(about.mean, about.std, strict=True))
         yield f"  channels            {each}"
+    kind = find_kind(about.kind)
+    labels = kind.labels_per_sample(about.shape)
+    if labels > 1:
+        yield f"  {kind.class_words:<20}{len(index) * labels:,} of a vocabulary of {len(about.classes):,}"
+    else:
+        yield from _classes(index)
+    if about.skipped:
+        yield f"  skipped             {len(about.skipped)}"
+        yield from (f"    {key}: {why}" for key, why in about.skipped)
+
+
+def _classes(index: Index) -> Iterator[str]:
+    """Yield lines about the classes and their numbers of samples."""
+    about = index.about
     counts = np.bincount(index.label, minlength=len(about.classes)).tolist()
     yield f"  classes             {len(about.classes)}"
     width = max((len(name) for name in about.classes[:MAX_CLASSES_LISTED]), default=0)
@@ -41,6 +56,3 @@ def _one(folder: Path) -> Iterator[str]:
     if len(about.classes) > MAX_CLASSES_LISTED:
         rest = counts[MAX_CLASSES_LISTED:]
         yield f"    and {len(rest)} more, with {min(rest):,} to {max(rest):,} samples"
-    if about.skipped:
-        yield f"  skipped             {len(about.skipped)}"
-        yield from (f"    {key}: {why}" for key, why in about.skipped)

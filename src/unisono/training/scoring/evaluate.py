@@ -1,7 +1,7 @@
 """Evaluation of a run's newest checkpoint on the ranks of a world.
 
-folder, read by rank 0 ─▶ network on every rank ─ this rank's share of the test set ─▶ counts, loss
-counts and losses of all ranks ─ sum ─▶ Evaluation, the same on every rank          ─▶ rank 0 writes the files
+folder, read by rank 0 ─▶ network on every rank ─ this rank's share of the test set ─▶ counts
+counts of all ranks ─ sum ─▶ Evaluation, the same on every rank                     ─▶ rank 0 writes the files
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from unisono.compute.precision import StepContext
 from unisono.data.loading import Batch
@@ -48,37 +47,34 @@ def evaluate(
     model = load_network(run, tests)
     on = f"{world.size} rank{'s' * (world.size > 1)}"
     log(f"{folder}: step {run.step}, {tests.samples:,} samples of {tests.title}, {on}")
-    counts, confusion, loss = sum_scores(model, tests.batches(recipe.training.batch), tests.classes, dtype, within)
+    counts, confusion = sum_scores(model, tests.batches(recipe.training.batch), tests.classes, dtype, within)
     world.allreduce(counts)
     world.allreduce(confusion)
-    world.allreduce(loss)
     timed = tuple[BatchThroughput, ...]()
     if throughput:
         timed = world.call_on_root(lambda: tuple(time_forward(model, tests.blank, dtype, within)))
     tests.close()
     facts = facts_of(run, tests.title, world.size)
     accuracy = accuracy_of(counts, tests.samples)
-    return Evaluation(tests.names, confusion.numpy(), float(loss) / tests.samples, accuracy, timed), facts
+    return Evaluation(tests.names, confusion.numpy(), accuracy, timed), facts
 
 
 def sum_scores(
     model: torch.nn.Module, batches: Iterable[Batch], classes: int, dtype: torch.dtype, within: StepContext
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sums over the samples of `batches`, to be summed over ranks.
 
-    They are: `accuracy.count`, int64 (3,); the confusion, int64 (classes, classes); the cross entropy, float64 (1,).
+    They are: `accuracy.count`, float64 (4,), and the confusion, int64 (classes, classes).
     """
-    counts = torch.zeros(3, dtype=torch.int64)
+    counts = torch.zeros(4, dtype=torch.float64)
     confusion = torch.zeros(classes, classes, dtype=torch.int64)
-    loss = torch.zeros(1, dtype=torch.float64)
     with torch.no_grad():
         for inputs, labels in batches:
             with within():
                 scores = model(inputs.to(dtype))
             counts += count(scores, labels)
             confusion += count_confusion(scores, labels)
-            loss += cross_entropy(scores.double(), labels, reduction="sum")
-    return counts, confusion, loss
+    return counts, confusion
 
 
 def time_forward(

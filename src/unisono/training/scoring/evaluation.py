@@ -22,8 +22,6 @@ class Evaluation:
     classes: tuple[str, ...]
     confusion: Counts
     """Samples by label and first guess."""
-    loss: float
-    """Cross entropy, mean over the samples."""
     accuracy: Accuracy
     throughput: Sequence[BatchThroughput] = ()
     """Forward passes on one rank, by batch size; empty if they were not measured."""
@@ -40,7 +38,7 @@ def as_data(found: Evaluation) -> dict[str, Any]:
     each = zip(found.classes, counts.sum(axis=1).tolist(), recalls(counts), precisions(counts), strict=True)
     return {
         "samples": found.samples,
-        "loss": found.loss if math.isfinite(found.loss) else None,
+        "loss": found.accuracy.loss if math.isfinite(found.accuracy.loss) else None,
         "top1": found.accuracy.top1,
         "top5": found.accuracy.top5,
         "classes": [
@@ -55,7 +53,7 @@ def as_data(found: Evaluation) -> dict[str, Any]:
 def rows(found: Evaluation) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table: a name, and its value in words."""
     yield "samples", f"{found.samples:,}"
-    yield "loss", f"{found.loss:.4f}"
+    yield "loss", f"{found.accuracy.loss:.4f}"
     yield "top-1 accuracy", f"{found.accuracy.top1:.2%}"
     if found.accuracy.top5 is not None:
         yield "top-5 accuracy", f"{found.accuracy.top5:.2%}"

@@ -39,6 +39,8 @@ class FileInputs:
                 "samples, and use unisono evaluate --pack"
             )
         self._kind = find_kind(name or about.kind)
+        if not self._kind.endings:
+            raise PackError(f"{index.folder} has {self._kind.plural}, which no file shows; predict takes other samples")
         self._transform = self._kind.transform(index, options)()
         self.names = about.classes
         """Names of the classes."""

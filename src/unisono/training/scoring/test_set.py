@@ -19,6 +19,7 @@ from unisono.binding import CoreShare
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.dataset import Dataset
 from unisono.data.feed import InputFacts
+from unisono.data.kinds import find_kind
 from unisono.data.loading import Batch, Mode, Prefetcher
 from unisono.data.order import test_ranges
 from unisono.data.pack.layout import INDEX
@@ -128,6 +129,11 @@ def read_both(trained_on: Path, pack: Path | None) -> tuple[Index, Index]:
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`
 
     train = read_index(split_folder(trained_on, TRAIN_SPLITS))
+    if find_kind(train.about.kind).labels_per_sample(train.about.shape) > 1:
+        raise PackError(
+            f"{train.folder} holds {train.about.kind} samples, which have no class to compare guesses with; the test "
+            "perplexity of each epoch is in the run's metrics.jsonl"
+        )
     other = trained_on if pack is None else pack
     test = read_index(other if (other / INDEX).is_file() else split_folder(other, TEST_SPLITS))
     check_alike(train, test)

@@ -33,6 +33,7 @@ from unisono.training.progress import ProgressDisplay
 from unisono.training.rank_states import load_optimizer
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
+from unisono.training.results import last_line, result_metrics, result_rows
 from unisono.training.seeds import seed_of_step
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.trainer import Trainer
@@ -189,14 +190,15 @@ class Worker:
         with self.trainer.span("evaluation", "evaluation"):
             counts = self.trainer.count_correct(self.trainer.awaited(source, DTYPES[self.recipe.model.dtype]))
         self.trainer.recorder.discard()
-        return accuracy_of(counts, self.feed.test_samples)
+        return accuracy_of(counts, self.feed.test_samples * self.feed.labels_per_sample)
 
-    def _rows(self, reply: Reply, accuracy: Accuracy) -> list[tuple[str, str]]:
+    def _results(self, accuracy: Accuracy, samples: float, seconds: float) -> dict[str, Any]:
+        return result_metrics(accuracy, samples / max(seconds, 1e-9), self.feed.labels_per_sample)
+
+    def _rows(self, reply: Reply, results: dict[str, Any]) -> list[tuple[str, str]]:
         """Return the results of the run, for its last table."""
         return [
-            ("test accuracy", f"{accuracy.top1:.2%}"),
-            *([] if accuracy.top5 is None else [("test accuracy, top-5", f"{accuracy.top5:.2%}")]),
-            ("samples per second", f"{reply.samples / max(reply.elapsed, 1e-9):,.0f}"),
+            *result_rows(results),
             ("steps of all workers", f"{reply.cut}"),
             ("time", f"{reply.elapsed:.2f} s"),
         ]
@@ -208,9 +210,7 @@ class Worker:
             "step": reply.cut,
             "learning_rate": self._rate(),
             "loss": (reply.loss + header.loss) / max(1, samples),
-            "test_accuracy": accuracy.top1,
-            **({} if accuracy.top5 is None else {"test_top5": accuracy.top5}),
-            "samples_per_second": samples / max(reply.epoch_seconds, 1e-9),
+            **self._results(accuracy, samples, reply.epoch_seconds),
             "seconds": reply.epoch_seconds,
             "elapsed": reply.elapsed,
             **dict(zip(KINDS, reply.seconds, strict=True)),
@@ -253,7 +253,8 @@ class Worker:
                 link.receive(self.exchange.centre_buffers)
         accuracy = self._store(replies, header._replace(samples=0, loss=0.0))
         assert accuracy is not None, "an epoch ends with the final centre"
-        self.display.end(self._rows(replies[0], accuracy), dict(zip(KINDS, replies[0].seconds, strict=True)))
+        results = self._results(accuracy, replies[0].samples, replies[0].elapsed)
+        self.display.end(self._rows(replies[0], results), dict(zip(KINDS, replies[0].seconds, strict=True)))
         self.display.log(f"run: {self.home}")
-        self.display.log(f"test accuracy: {accuracy.top1:.1%}")
+        self.display.log(last_line(results))
         self.trainer.recorder.add("waiting", time.perf_counter() - began)

@@ -1,0 +1,131 @@
+"""Trains gpt_small on a pack: loss beside a plain PyTorch loop, and tokens/s beside DistributedDataParallel on gloo.
+
+Started on the ranks by run.py:  ranks.py PACK OUTPUT
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import unisono
+from unisono.data import Loader
+from unisono.models.registry import make_network
+from unisono.training.loss import classification_loss
+from unisono.world import World
+
+BATCH = 32
+"""Windows of a step, over all ranks together."""
+
+STEPS, ROUNDS, STEPS_OF_ROUND = 60, 9, 10
+"""Steps whose loss is compared; rounds that are timed, after one to get ready; steps of each contender in a round."""
+
+Step = Callable[[Tensor, Tensor], float]
+"""Step on this rank's inputs and labels. Returns the sum of the loss over its windows."""
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that all have."""
+    return torch.optim.AdamW(model.parameters(), 1e-3)
+
+
+def plain(model: nn.Module, parallel: nn.Module) -> Step:
+    """Return a step as PyTorch's tutorials write it."""
+    optimizer = optimizer_of(model)
+
+    def step(inputs: Tensor, labels: Tensor) -> float:
+        optimizer.zero_grad()
+        loss = classification_loss(parallel(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach()) * len(labels)
+
+    return step
+
+
+def losses(loader: Loader, step: Step, world: World) -> list[float]:
+    """Return the mean loss of each step, over all ranks."""
+    sums = torch.tensor([step(inputs, labels) for inputs, labels in islice(loader, STEPS)], dtype=torch.float64)
+    return (world.allreduce(sums) / BATCH).tolist()
+
+
+def compare_losses(pack: str, model: nn.Module, world: World) -> dict[str, object]:
+    """Return the losses of unisono on all ranks and of a plain loop on one rank, in float64 on the same order."""
+    alone = world.split(world.rank)
+    found: dict[str, list[float]] = {}
+    for name, ranks in (("unisono", world), ("plain", alone)):
+        own = copy.deepcopy(model).double()
+        step = (
+            plain(own, own) if name == "plain" else unisono.Trainer(own, world, unisono.BSP(), optimizer_of(own)).step
+        )
+        with Loader(pack, ranks, BATCH) as loader:
+            found[name] = losses(loader, step, ranks)
+    apart = max(abs(one / other - 1) for one, other in zip(found["unisono"], found["plain"], strict=True))
+    alone.free()
+    return {"steps": STEPS, "largest relative difference": apart, **found}
+
+
+def batches_of(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches without end."""
+    while True:
+        yield from loader
+
+
+def compare_speed(pack: str, model: nn.Module, world: World) -> dict[str, object]:
+    """Return the tokens/s of each contender, the median over rounds in which they take turns."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    gloo = dist.new_group(backend="gloo")
+    copies = [copy.deepcopy(model) for _ in range(3)]
+    contenders: dict[str, Step] = {
+        "unisono.Trainer": unisono.Trainer(copies[0], world, unisono.BSP(), optimizer_of(copies[0])).step,
+        "DDP on gloo": plain(copies[1], DistributedDataParallel(copies[1], process_group=gloo)),
+        "without exchange": plain(copies[2], copies[2]),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    with Loader(pack, world, BATCH) as loader:
+        source, window = batches_of(loader), loader.channels
+        for number in range(ROUNDS + 1):
+            for name, step in contenders.items():
+                given = [(inputs.clone(), labels.clone()) for inputs, labels in islice(source, STEPS_OF_ROUND)]
+                world.barrier()
+                began = time.perf_counter()
+                for inputs, labels in given:
+                    step(inputs, labels)
+                world.barrier()
+                if number:
+                    rates[name].append(STEPS_OF_ROUND * BATCH * window / (time.perf_counter() - began))
+    return {"median tokens/s": {name: statistics.median(each) for name, each in rates.items()}, "rounds": rates}
+
+
+def main(pack: str, output: str) -> None:
+    """Measure and write."""
+    world = unisono.init()
+    dist.init_process_group("unisono")
+    with Loader(pack, world, BATCH) as loader:
+        torch.manual_seed(0)
+        model = make_network("gpt_small", "", loader.classes, loader.channels)
+    found = {
+        "ranks": world.size,
+        "loss": compare_losses(pack, model, world),
+        "speed": compare_speed(pack, model, world),
+    }
+    if world.rank == 0:
+        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+    world.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

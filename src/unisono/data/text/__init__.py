@@ -1,0 +1,1 @@
+"""Text: tokenizers, windows of tokens, and their transform to network inputs."""

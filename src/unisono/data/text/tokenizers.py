@@ -1,0 +1,88 @@
+"""Tokenizers: texts to numbers.
+
+    bytes             "für"  ─▶  102 195 188 114                 256 tokens: the bytes of UTF-8; 0 ends a text
+    tokenizer.json    "für"  ─▶  69 30603                        as Hugging Face's `tokenizers` reads it
+
+Byte 0 occurs in no usual text, so it is free to end one.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.text.options import BYTES
+from unisono.errors import PackError, UsageError
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""Names of the token that ends a text, in `tokenizer.json` files; the first that a file has is taken."""
+
+
+class Tokenizer(Protocol):
+    """Conversion of texts to numbers from 0 to len(tokens) - 1."""
+
+    tokens: tuple[str, ...]
+    """Names of the tokens, by number."""
+    end_of_text: int
+    """Token that ends each text."""
+    files: tuple[Path, ...]
+    """Files that it is read from."""
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the tokens of a text, without one that ends it."""
+        ...
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8 as tokens."""
+
+    tokens: tuple[str, ...] = tuple(repr(bytes([byte]))[2:-1] for byte in range(256))
+    end_of_text = 0
+    files: tuple[Path, ...] = ()
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the bytes of a text; half of a surrogate pair, which is no text, becomes a question mark."""
+        return np.frombuffer(text.encode(errors="replace"), np.uint8).astype(np.int64)
+
+
+class FileTokenizer:
+    """Tokenizer of a `tokenizer.json`, by Hugging Face's `tokenizers` (the extra `text`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises UsageError without the package, PackError if the file is no tokenizer."""
+        if find_spec("tokenizers") is None:
+            raise UsageError(f"--tokenizer {path} needs tokenizers: pip install 'unisono[text]'; or use {BYTES}")
+        from tokenizers import Tokenizer as Library  # noqa: PLC0415  of the extra `text`
+
+        try:
+            content = path.read_text(encoding="utf-8")
+            known = "model" in json.loads(content)
+        except (OSError, ValueError, TypeError) as error:
+            raise PackError(f"--tokenizer {path}: {getattr(error, 'strerror', None) or error}") from error
+        if not known:
+            raise PackError(f"--tokenizer {path} is no tokenizer.json: it has no model")
+        self._library = Library.from_str(content)
+        number_of = self._library.get_vocab()
+        names = {number: name for name, number in number_of.items()}
+        self.tokens: tuple[str, ...] = tuple(names.get(number, f"unused {number}") for number in range(max(names) + 1))
+        ends = [number_of[name] for name in END_OF_TEXT if name in number_of]
+        if not ends:
+            raise PackError(
+                f"--tokenizer {path} has no token that ends a text, none of {', '.join(END_OF_TEXT)}: add one"
+            )
+        self.end_of_text = ends[0]
+        self.files: tuple[Path, ...] = (path,)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the tokens of a text."""
+        return np.array(self._library.encode(text, add_special_tokens=False).ids, np.int64)
+
+
+def make_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "bytes", or that of a `tokenizer.json`. Raises UsageError or PackError."""
+    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name))

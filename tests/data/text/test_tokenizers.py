@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.data.text.options import BYTES
+from unisono.data.text.tokenizers import FileTokenizer, make_tokenizer
+from unisono.errors import PackError, UsageError
+
+
+@given(text=st.text())
+def test_bytes_are_those_of_utf_8(text: str) -> None:
+    found = make_tokenizer(BYTES).encode(text)
+    assert bytes(found.astype(np.uint8)) == text.encode()
+
+
+def test_bytes_have_256_names_and_half_a_surrogate_pair_is_a_question_mark() -> None:
+    tokenizer = make_tokenizer(BYTES)
+    assert len(set(tokenizer.tokens)) == 256
+    assert [tokenizer.tokens[byte] for byte in (0, 10, 97, 195)] == ["\\x00", "\\n", "a", "\\xc3"]
+    assert tokenizer.encode("\ud800").tolist() == [ord("?")]
+
+
+def written(path: Path, names: list[str]) -> Path:
+    """A tokenizer of whole words."""
+    model = {
+        "type": "WordLevel",
+        "vocab": {name: 2 * number for number, name in enumerate(names)},
+        "unk_token": names[0],
+    }
+    path.write_text(json.dumps({"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}))
+    return path
+
+
+def test_a_file_gives_its_own_tokens(tmp_path: Path) -> None:
+    """Numbers that it leaves out have a name, too."""
+    pytest.importorskip("tokenizers")
+    tokenizer = make_tokenizer(str(written(tmp_path / "t.json", ["?", "one", "</s>", "two"])))
+    assert tokenizer.tokens == ("?", "unused 1", "one", "unused 3", "</s>", "unused 5", "two")
+    assert tokenizer.end_of_text == 4
+    assert tokenizer.files == (tmp_path / "t.json",)
+    assert tokenizer.encode("two one three").tolist() == [6, 2, 0]
+
+
+def test_a_file_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(PackError, match=r"t\.json has no token that ends a text, none of <\|endoftext\|>"):
+        FileTokenizer(written(tmp_path / "t.json", ["?", "one"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file"), ("{", "Expecting property"), ("{}", "it has no model"), ("1", "iterable")],
+)
+def test_what_is_no_tokenizer_is_refused_with_its_name(tmp_path: Path, content: str | None, words: str) -> None:
+    pytest.importorskip("tokenizers")
+    if content is not None:
+        (tmp_path / "t.json").write_text(content)
+    with pytest.raises(PackError, match=rf"--tokenizer .*t\.json.*{words}"):
+        FileTokenizer(tmp_path / "t.json")
+
+
+def test_a_file_needs_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.data.text.tokenizers.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs tokenizers: pip install 'unisono\[text\]'; or use bytes"):
+        FileTokenizer(tmp_path / "t.json")
