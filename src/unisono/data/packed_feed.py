@@ -1,4 +1,4 @@
-"""Feed from packs in the memory of the ranks."""
+"""Feed from packs, in the memory of the ranks or read ahead from stripes."""
 
 from __future__ import annotations
 
@@ -80,10 +80,12 @@ class PackedFeed:
             self._train = read_storage(chosen.options, train, world, everyone)
         with observed(observe, "read test set", "loading"):
             self._test = read_storage(test_storage, test, world, world)
-        self._own: NDArray[np.int64] | None = None
+        if self._train.order_name:  # in the middle of an epoch, a resumed run needs the same order
+            self.fingerprint += f", {self._train.order_name}"
+        self._own = 0
         if options.out_of_step:
             with observed(observe, "shuffle", "shuffle"):
-                self._own = self._train.own(permutation(self.samples, seed, 0))
+                self._own = len(self._train.own(permutation(self.samples, seed, 0)))
         self._loader = Prefetcher(train, self._train, transform, options.threads, observe=observe)
         name = f"test {DECODING}"  # both may decode at once: a worker reads ahead while it tests
         self._tester = Prefetcher(test, self._test, transform, options.threads, name=name, observe=observe)
@@ -92,8 +94,8 @@ class PackedFeed:
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Shuffle the samples across ranks, then return this rank's share of each step."""
         with observed(self._observe, "shuffle", "shuffle"):
-            order = permutation(self.samples, self._seed, epoch)
-            self._train.epoch(order, batch)
+            order = self._train.order(self._seed, epoch, batch)
+            self._train.epoch(order, batch, done)
         steps = range(done, steps_of(self.samples, batch))
         wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
         return self._loader.batches(wanted, Mode.TRAIN, self._seed, epoch)
@@ -105,11 +107,14 @@ class PackedFeed:
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
         """Yield batches of the samples that are this rank's own in the storage."""
-        assert self._own is not None, "the feed is that of ranks out of step"
-        seed, rank = self._seed, self._world.rank
-        found = own_numbers(self._own, seed, rank, batch, step)
+        assert self._own, "the feed is that of ranks out of step"
+
+        def draw(epoch: int, done: int) -> NDArray[np.int64]:
+            return self._train.own_epoch(self._seed, epoch, batch, done)
+
+        found = own_numbers(draw, self._own, batch, step)
         for epoch, several in groupby(found, key=lambda pair: pair[0]):
-            yield from self._loader.batches((numbers for _, numbers in several), Mode.TRAIN, seed, epoch)
+            yield from self._loader.batches((numbers for _, numbers in several), Mode.TRAIN, self._seed, epoch)
 
     def all_test_batches(self, batch: int) -> Iterator[Batch]:
         """Yield the whole test set."""

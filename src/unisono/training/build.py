@@ -87,7 +87,7 @@ def make_feed(
     from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
     threads = data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
-    storage = StorageOptions(data.storage, data.groups)
+    storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20)
     transform = TransformOptions(data.size, data.augment, data.windows, data.context)
     options = FeedOptions(Path(data.pack), storage, transform, threads, out_of_step)
     return PackedFeed(options, world, recipe.training.seed, sharing, observe)

@@ -42,7 +42,9 @@ def data_of(recipe: DataRecipe) -> PlannedData:
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
     """
     facts = SampleFacts(
-        threads=recipe.threads or MAX_DECODING_THREADS, copies=0 if recipe.storage == "replicated" else recipe.groups
+        threads=recipe.threads or MAX_DECODING_THREADS,
+        from_disk=recipe.storage == "streamed",
+        copies=0 if recipe.storage == "replicated" else recipe.groups,
     )
     if not recipe.pack:
         if recipe.name not in BUILTIN_DATASETS:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import share
+from unisono.data.order import permutation, share, worker_order
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage.blocks import block_of, blocks_of
@@ -90,7 +90,13 @@ class PartitionedStorage:
         world.call_on_all(lambda: self._store.fill(held, read_stretch(index, first, last), rows))
         self._index_rows(np.arange(first, last))
 
-    def epoch(self, order: NDArray[np.int64], batch: int) -> None:
+    order_name = ""
+
+    def order(self, seed: int, epoch: int, batch: int) -> NDArray[np.int64]:  # noqa: ARG002  the same for any batch
+        """Return a full permutation."""
+        return permutation(len(self._index), seed, epoch)
+
+    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
         """Shuffle, so that each rank holds what it will see of `order` in steps of `batch` samples. Collective."""
         owners = owners_in_epoch(order, batch, self._world.size, self.members)
         shuffle(self._store, owners)
@@ -99,7 +105,12 @@ class PartitionedStorage:
     def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
         self.epoch(order, len(order))
-        return np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
+        self._own = np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
+        return self._own
+
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:  # noqa: ARG002  in memory
+        """Return a permutation of this rank's own samples."""
+        return worker_order(self._own, seed, self._world.rank, epoch)
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
