@@ -10,7 +10,7 @@ A block is a record batch of a stripe: 4 MB, one checksum, the least that is rea
 
 So the samples of a step do not depend on the number of ranks. A run resumes at any step on any number of them, and each
 sample is used once an epoch, as with a full permutation. Yet rank r of p sees blocks from the r-th part of the line
-alone: it reads a p-th of the stripes (swCaffe 5.2), and at most a block at either end that its neighbour also reads.
+alone: it reads a p-th of the stripes (swCaffe 5.2), and a block or two at either end that its neighbour also reads.
 
 Why not another order. A uniform permutation of the blocks would spread each rank's over all stripes, or ranks would
 have to send samples to each other during the step. A shuffle buffer that the ranks of a node share would be read whole
@@ -28,7 +28,8 @@ windows of 16 samples, steps of 8, seed 0, epoch 0:
     step 4             27 24  c0                1  2  a0               20 22  b2               40 41  d1
     step 5             26 25  c0                0  3  a0               23 21  b2               43 42  d1
 
-Bytes that a rank reads in an epoch: n / p, and at most 2 blocks a window. Its memory: 2 windows / p (`read_ahead.py`).
+Bytes that a rank reads in an epoch: n / p, and about 2 blocks a window at the ends of its part. Its
+memory: 2 windows / p (`read_plan.py`).
 """
 
 from __future__ import annotations
