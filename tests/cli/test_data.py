@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.data.order import permutation
+from unisono.data.order import epoch_rng, permutation
 from unisono.data.pack.index import About, Index, write_index
 from unisono.data.pack.layout import INDEX
-from unisono.data.quality import compare_with_permutations
+from unisono.data.quality import compare_with_permutations, shuffle_shares
+from unisono.data.storage.streamed_order import blocks_of_pack, streamed_order
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -45,11 +46,24 @@ def test_the_quality_of_a_shuffle_and_of_true_permutations(command: Run, tmp_pat
         assert row[:3] == pytest.approx([here, mean, off], abs=1e-4)
     assert [row[3] for row in table.values()] == pytest.approx([398 / 399, 1, 0], abs=1e-4)
     assert (
-        done.stdout.splitlines()[-1] == f"at most {found.max_z_score:.1f} standard deviations from a true permutation"
+        done.stdout.splitlines()[-2] == f"at most {found.max_z_score:.1f} standard deviations from a true permutation"
     )
     other = command("data", "quality", "[a] pack", COLUMNS="120")
     assert "the order of epoch 0" in other.stdout
     assert rows(other.stdout) != table
+
+
+def test_the_streamed_order_beside_the_full_permutation(command: Run, tmp_path: Path) -> None:
+    index = a_pack(tmp_path / "pack")
+    options = "--batch", "20", "--ranks", "2", "--buffer-megabytes", "8"
+    done = command("data", "quality", "pack", "--epoch", "3", "--seed", "7", *options, COLUMNS="120")
+    assert (done.returncode, done.stderr) == (0, "")
+    order = streamed_order(blocks_of_pack(index), 20, 8 << 20, epoch_rng(7, 3))
+    found = compare_with_permutations(shuffle_shares(order, 20, 2), index.label)
+    assert [row[4] for row in rows(done.stdout).values()] == pytest.approx(found.found, abs=1e-4)
+    assert done.stdout.splitlines()[-1] == (
+        f"streamed: at most {found.max_z_score:.1f}, for steps of 20 samples on 2 ranks"
+    )
 
 
 def test_a_folder_that_is_not_a_pack_gets_one_line(in_process: Run) -> None:

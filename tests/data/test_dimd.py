@@ -18,6 +18,9 @@ from unisono.data.pack.index import read_index
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
 from unisono.data.sources.source import Source
+from unisono.data.storage import choose
+from unisono.data.storage.choose import StorageChoice
+from unisono.data.storage.storage import StorageOptions
 from unisono.errors import PackError, UsageError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -124,6 +127,15 @@ def test_more_samples_than_a_rank_holds_are_refused(on_ranks: OnRanks, numbered:
     on_ranks(3, work)
     with pytest.raises(PackError, match=r"3 ranks cannot form 2 groups of one size; \[1, 3\] can be formed"):
         on_ranks(3, lambda world: partitioned_load(numbered, world, groups=2))
+
+
+def test_a_pack_that_does_not_fit_is_refused(
+    on_ranks: OnRanks, numbered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = StorageChoice(StorageOptions("streamed"), "partitions would take 9 GB")
+    monkeypatch.setattr(choose, "resolve_storage", lambda *_: chosen)
+    with pytest.raises(PackError, match="does not fit: partitions would take 9 GB; take Loader, which streams it"):
+        on_ranks(2, lambda world: partitioned_load(numbered, world))
 
 
 def test_the_worked_example(on_ranks: OnRanks, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from unisono.data.loading import Batch
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
 from unisono.data.packed_feed import FeedOptions, PackedFeed, check_splits
+from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.storage.storage import StorageOptions
 from unisono.engine import OperationSpan
 from unisono.errors import PackError
@@ -211,6 +212,9 @@ def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path,
         on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered / "train"), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
         on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered, StorageOptions(groups=3)), world, 0))
+    streamed = FeedOptions(numbered, StorageOptions("streamed"), shuffle=ShuffleOptions(4))
+    with pytest.raises(PackError, match=r'data\.shuffle = "every:4", but .* is streamed, and nothing moves between'):
+        on_ranks(2, lambda world: PackedFeed(streamed, world, 0))
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "mask"])

@@ -60,9 +60,16 @@ def test_orders_of_workers_epochs_and_seeds_differ() -> None:
 
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 40))
 def test_own_batches_resume_at_any_step(count: int, batch: int, step: int) -> None:
-    numbers = np.arange(count)
-    whole = [one for _, one in islice(own_numbers(numbers, 3, 1, batch, 0), step + 12)]
-    rest = [one for _, one in islice(own_numbers(numbers, 3, 1, batch, step), 12)]
+    numbers, begun = np.arange(count), list[tuple[int, int]]()
+
+    def draw(epoch: int, done: int) -> np.ndarray:
+        begun.append((epoch, done))
+        return worker_order(numbers, 3, 1, epoch)
+
+    whole = [one for _, one in islice(own_numbers(draw, count, batch, 0), step + 12)]
+    begun.clear()
+    rest = [one for _, one in islice(own_numbers(draw, count, batch, step), 12)]
+    assert begun[0] == divmod(step, steps_of(count, batch))
     assert all(np.array_equal(one, other) for one, other in zip(whole[step:], rest, strict=True))
     first = np.concatenate(whole[: steps_of(count, batch)]) if len(whole) >= steps_of(count, batch) else None
     assert first is None or sorted(first) == list(numbers)

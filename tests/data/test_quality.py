@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from unisono.data.order import permutation
-from unisono.data.quality import compare_with_permutations, quality
+from unisono.data.order import epoch_rng, permutation, share
+from unisono.data.quality import compare_with_permutations, quality, shuffle_shares
 from unisono.data.storage.ownership import initial_owners
+from unisono.data.storage.streamed_order import StripeBlocks, streamed_order
 
 CLASSES = np.arange(3000) * 10 // 3000
 """Sorted by class."""
@@ -60,6 +61,31 @@ def test_what_moves_only_a_little_is_reported() -> None:
     beside = compare_with_permutations(near, rng.integers(0, 10, 3000))
     assert beside.found.distance < 0.04
     assert beside.max_z_score > 20
+
+
+SORTED = StripeBlocks(np.arange(0, 3000, 10), np.arange(10, 3010, 10), np.arange(300) // 10, np.full(300, 10, np.int64))
+"""30 stripes of 10 blocks of 10 samples."""
+
+
+def test_the_streamed_order_is_even_over_a_step_and_not_over_a_ranks_share() -> None:
+    """The pack is sorted by class, three stripes each. A true permutation has a tenth of neighbours of one class."""
+    order = streamed_order(SORTED, 60, 600, epoch_rng(0, 0))
+    whole, shares = (quality(shuffle_shares(order, 60, ranks), CLASSES) for ranks in (1, 6))
+    assert 0.07 < whole.class_runs < 0.1, "6 of each class in nearly every step: 5 of 59 others have one's class"
+    assert whole.distance == pytest.approx(1 / 3, abs=0.02)
+    assert shares.class_runs > 1.4 * whole.class_runs, "a rank's share has fewer classes, and it shows"
+    assert quality(order, CLASSES).class_runs > 0.3, "as it is laid out, which plays no part"
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_shares_keep_their_samples(ranks: int) -> None:
+    order = epoch_rng(0, 0).permutation(101)
+    found = shuffle_shares(order, 16, ranks)
+    for step in range(7):
+        for rank in range(ranks):
+            one, other = (sorted(share(each, 16, step, rank, ranks)) for each in (order, found))
+            assert one == other
+    assert found.tolist() != order.tolist()
 
 
 @pytest.mark.parametrize("samples", [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_a_flipped_byte_of_what_ranks_hold_together(on_ranks: Run, packs: Path) 
     flip(packs / "train/stripe-00003.arrow")
     done = on_ranks("train", "recipe.toml", "--set", "data.storage=replicated")
     assert_one_line_error(done, "rank 1: pack/train/stripe-00003.arrow is damaged: batch 0 has the checksum ")
+
+
+def test_a_flipped_byte_that_one_rank_streams_ends_all_of_them(unisono: Run, packs: Path) -> None:
+    """Both ranks have begun the run: the stripe is whole by its size, and only one of them reads it."""
+    flip(packs / "train/stripe-00003.arrow")
+    done = unisono("train", "recipe.toml", "--ranks", "2", "--set", "data.storage=streamed")
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "stripe-00003.arrow" in line]
+    assert re.match(r"unisono: rank [01]: pack/train/stripe-00003\.arrow is damaged: batch 0 has the checksum ", line)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_stripe_that_one_rank_misses(on_ranks: Run, packs: Path) -> None:

@@ -27,9 +27,9 @@ from unisono.data.loading import Batch, Mode, Prefetcher
 from unisono.data.order import permutation, random_draw
 from unisono.data.requirements import check_installed
 from unisono.data.splits import TRAIN_SPLITS, split_folder
-from unisono.data.storage import AUTO
+from unisono.data.storage import AUTO, STREAMED
 from unisono.engine.closing import Closing
-from unisono.errors import UsageError
+from unisono.errors import PackError, UsageError
 from unisono.world import World
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def partitioned_load(
     transform = transform_of(index, TransformOptions(size, augment, windows, context))
     wanted = StorageOptions(AUTO) if groups is None else StorageOptions(groups=groups)
     chosen = resolve_storage(wanted, index, world, world)
+    if chosen.options.name == STREAMED:
+        raise PackError(f"{index.folder} does not fit: {chosen.reason}; take Loader, which streams it, or more nodes")
     storage = read_storage(chosen.options, index, world, world)
     return InMemoryPartition(world, len(index), storage, Prefetcher(index, storage, transform, threads), seed)
 

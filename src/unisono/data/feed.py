@@ -7,10 +7,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unisono.data.dataset import Dataset, Samples
 from unisono.data.loading import Batch
-from unisono.data.order import epoch_order, own_numbers, share, steps_of, test_ranges
+from unisono.data.order import epoch_order, own_numbers, share, steps_of, test_ranges, worker_order
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.engine import Observe, observed
 from unisono.world import World
@@ -100,7 +101,12 @@ class InMemoryFeed:
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
         """Yield batches of this rank's own, from all samples."""
-        for _, numbers in own_numbers(np.arange(self.samples), self._seed, self._world.rank, batch, step):
+        numbers_of_all = np.arange(self.samples)
+
+        def draw(epoch: int, _: int) -> NDArray[np.int64]:
+            return worker_order(numbers_of_all, self._seed, self._world.rank, epoch)
+
+        for _, numbers in own_numbers(draw, self.samples, batch, step):
             rows = torch.from_numpy(numbers)
             yield self._read(self._data.train, rows)
 

@@ -46,13 +46,14 @@ class Loader:
         storage: str = "partitioned",
         groups: int = 1,
         shuffle: str = "epoch",
+        buffer_megabytes: int = 1024,
         size: int = 0,
         augment: str = "none",
         windows: int = 8,
         context: int = 15,
         threads: int = 1,
     ) -> None:
-        """Read the pack, which has train/ and test/, into memory. Collective.
+        """Read the pack, which has train/ and test/, into memory, or look at what is streamed. Collective.
 
         Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Raises
         PackError on every rank if the pack cannot be read, does not fit, or does not take these options; UsageError
@@ -68,10 +69,9 @@ class Loader:
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
+        place = StorageOptions(storage, groups, buffer_megabytes << 20)
         interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
-        self._feed = PackedFeed(
-            FeedOptions(Path(pack), StorageOptions(storage, groups), transform, threads, shuffle=interval), world, seed
-        )
+        self._feed = PackedFeed(FeedOptions(Path(pack), place, transform, threads, shuffle=interval), world, seed)
         self._ranks, self._seed, self._shuffle = world.size, seed, interval
         self._running: Generator[Batch] | None = None
         self.batch = batch

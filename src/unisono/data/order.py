@@ -21,7 +21,7 @@ its samples if it has whole parts of a batch, as it has where the ranks divide t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,12 @@ from unisono.schedules.pieces import bounds
 
 def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the order in which an epoch visits the samples: a permutation, int64, shape (samples,)."""
-    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(samples)
+    return epoch_rng(seed, epoch).permutation(samples)
+
+
+def epoch_rng(seed: int, epoch: int) -> np.random.Generator:
+    """Return the random numbers from which the order of an epoch is made."""
+    return np.random.Generator(np.random.Philox(key=(seed, epoch)))
 
 
 def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
@@ -56,21 +61,26 @@ def worker_order(numbers: NDArray[np.int64], seed: int, worker: int, epoch: int)
 
     Workers that are out of step share no order: each draws its own.
     """
-    chance = np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | epoch)))
-    return chance.permutation(numbers)
+    return worker_rng(seed, worker, epoch).permutation(numbers)
+
+
+def worker_rng(seed: int, worker: int, epoch: int) -> np.random.Generator:
+    """Return the random numbers from which the order of one worker's epoch is made."""
+    return np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | epoch)))
 
 
 def own_numbers(
-    numbers: NDArray[np.int64], seed: int, worker: int, batch: int, step: int
+    draw: Callable[[int, int], NDArray[np.int64]], samples: int, batch: int, step: int
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield, for each step of a worker from `step` on, its epoch and the samples of its batch, without end.
 
-    An epoch of a worker ends when it has seen all `numbers` once; its last batch may be short.
+    An epoch of a worker ends when it has seen all its `samples` once; its last batch may be short. `draw(epoch, done)`
+    returns the order of an epoch, which begins at its step `done`.
     """
-    steps = steps_of(len(numbers), batch)
+    steps = steps_of(samples, batch)
     while True:
         epoch, done = divmod(step, steps)
-        order = worker_order(numbers, seed, worker, epoch)
+        order = draw(epoch, done)
         for place in range(done, steps):
             yield epoch, order[place * batch : (place + 1) * batch]
         step = (epoch + 1) * steps

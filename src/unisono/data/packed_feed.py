@@ -1,4 +1,4 @@
-"""Feed from packs in the memory of the ranks."""
+"""Feed from packs, in the memory of the ranks or read ahead from stripes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from unisono.data.kinds import find_kind
 from unisono.data.kinds.kind import SampleTransform, TransformOptions
 from unisono.data.loading import DECODING, Batch, Mode, Prefetcher
-from unisono.data.order import epoch_order, own_numbers, permutation, share, steps_of, test_ranges
+from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
 from unisono.data.pack.index import Index, read_index
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
-from unisono.data.storage import AUTO
+from unisono.data.storage import AUTO, STREAMED
 from unisono.data.storage.choose import resolve_storage
 from unisono.data.storage.groups import form_groups
 from unisono.data.storage.storage import StorageOptions, read_storage
@@ -76,6 +76,11 @@ class PackedFeed:
                 'to repeat: set "partitioned" or "replicated"'
             )
         chosen = resolve_storage(options.storage, train, world, everyone)
+        if chosen.options.name == STREAMED and options.shuffle != ShuffleOptions():
+            raise PackError(
+                f'data.shuffle = "{options.shuffle}", but {train.folder} is streamed, and nothing moves between ranks: '
+                'set "epoch", or another data.storage'
+            )
         with observed(observe, "read training set", "loading"):
             self._train = read_storage(chosen.options, train, world, everyone)
         copies = chosen.options.groups if chosen.options.name == "partitioned" else 1
@@ -86,10 +91,12 @@ class PackedFeed:
         """Lines on the storage and the shuffle: what was chosen, and what crosses switches."""
         with observed(observe, "read test set", "loading"):
             self._test = read_storage(test_storage, test, world, world)
-        self._own: NDArray[np.int64] | None = None
+        if self._train.order_name:  # in the middle of an epoch, a resumed run needs the same order
+            self.fingerprint += f", {self._train.order_name}"
+        self._own = 0
         if options.out_of_step:
             with observed(observe, "shuffle", "shuffle"):
-                self._own = self._train.own(permutation(self.samples, seed, 0))
+                self._own = len(self._train.own(permutation(self.samples, seed, 0)))
         self._loader = Prefetcher(train, self._train, transform, options.threads, observe=observe)
         name = f"test {DECODING}"  # both may decode at once: a worker reads ahead while it tests
         self._tester = Prefetcher(test, self._test, transform, options.threads, name=name, observe=observe)
@@ -99,8 +106,8 @@ class PackedFeed:
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Shuffle the samples across ranks, then return this rank's share of each step."""
         with observed(self._observe, "shuffle", "shuffle"):
-            order = epoch_order(self.samples, batch, self._seed, epoch, self._shuffle)
-            self._train.epoch(order, batch)
+            order = self._train.order(self._seed, epoch, batch, self._shuffle)
+            self._train.epoch(order, batch, done)
         steps = range(done, steps_of(self.samples, batch))
         wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
         return self._loader.batches(wanted, Mode.TRAIN, self._seed, epoch)
@@ -112,11 +119,14 @@ class PackedFeed:
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
         """Yield batches of the samples that are this rank's own in the storage."""
-        assert self._own is not None, "the feed is that of ranks out of step"
-        seed, rank = self._seed, self._world.rank
-        found = own_numbers(self._own, seed, rank, batch, step)
+        assert self._own, "the feed is that of ranks out of step"
+
+        def draw(epoch: int, done: int) -> NDArray[np.int64]:
+            return self._train.own_epoch(self._seed, epoch, batch, done)
+
+        found = own_numbers(draw, self._own, batch, step)
         for epoch, several in groupby(found, key=lambda pair: pair[0]):
-            yield from self._loader.batches((numbers for _, numbers in several), Mode.TRAIN, seed, epoch)
+            yield from self._loader.batches((numbers for _, numbers in several), Mode.TRAIN, self._seed, epoch)
 
     def all_test_batches(self, batch: int) -> Iterator[Batch]:
         """Yield the whole test set."""

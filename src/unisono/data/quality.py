@@ -61,6 +61,16 @@ def quality(order: Order, labels: NDArray[np.integer]) -> Quality:
     return Quality(runs, kept, moved)
 
 
+def shuffle_shares(order: Order, batch: int, ranks: int, seed: int = 0) -> Order:
+    """Return the order with the samples that a rank sees in a step in random order: among them, it plays no part.
+
+    So neighbours are samples of one rank in one step, however a storage lays them out. A permutation stays as random.
+    """
+    position = np.arange(len(order))
+    share = position // batch * ranks + ranks_of(len(order), batch, ranks)
+    return order[np.lexsort((np.random.default_rng(seed).random(len(order)), share))]
+
+
 def compare_with_permutations(order: Order, labels: NDArray[np.integer], seed: int = 0) -> QualityComparison:
     """Return the quality of an order, compared with `PERMUTATIONS` true random permutations."""
     rng = np.random.default_rng(seed)

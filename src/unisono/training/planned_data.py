@@ -15,6 +15,7 @@ from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
 from unisono.data.requirements import check_installed
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.training.recipe import DataRecipe
@@ -44,7 +45,9 @@ def data_of(recipe: DataRecipe) -> PlannedData:
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
     """
     facts = SampleFacts(
-        threads=recipe.threads or MAX_DECODING_THREADS, copies=0 if recipe.storage == "replicated" else recipe.groups
+        threads=recipe.threads or MAX_DECODING_THREADS,
+        from_disk=recipe.storage == STREAMED,
+        copies=0 if recipe.storage == "replicated" else recipe.groups,
     )
     if not recipe.pack:
         if recipe.name not in BUILTIN_DATASETS:

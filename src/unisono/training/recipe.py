@@ -54,12 +54,14 @@ class DataRecipe:
     """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
     storage: str = choice("partitioned", *STORAGES, AUTO_STORAGE)
     """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks;
-    "auto", chosen by the memory there is."""
+    "streamed", read from the pack's files during training; "auto", chosen by the memory there is."""
     groups: int = number(1, at_least=1)
     """Copies of the pack over all ranks, one in each group of ranks; must be 1 unless `storage` is "partitioned"."""
     shuffle: str = "epoch"
     """Interval and scope of the shuffle: "epoch"; "every:N", every N epochs; "once"; the last two perhaps with
     ",parts:P": in between, samples stay in one of P parts of each batch."""
+    buffer_megabytes: int = number(1024, at_least=1)
+    """Size of the shuffle buffer over all ranks, if `storage` is "streamed". Two of them are in memory."""
     size: int = number(0, at_least=0)
     """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
     windows: int = number(8, at_least=1)

@@ -21,7 +21,7 @@ OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
 GB = 10**9
 
-REPLICATED = StorageOptions("replicated")
+REPLICATED, STREAMED = StorageOptions("replicated"), StorageOptions("streamed")
 
 GROUPS = st.lists(st.integers(1, 40), max_size=3).map(lambda found: sorted({1, *found}))
 
@@ -39,11 +39,16 @@ def nodes_of(seats: list[tuple[int, int, int]]) -> list[FreeMemory]:
         (12, 30, REPLICATED, "replicated: a copy takes 12.0 GB of 30.0 GB free in node 0, of which 50% may be used"),
         (12, 8, StorageOptions(groups=2), "partitioned in 2 groups: partitions take 12.0 GB of 30.0 GB free in node 0"),
         (20, 30, StorageOptions(), "partitioned over all ranks: partitions take 10.0 GB of 30.0 GB free in node 0"),
-        (90, 30, StorageOptions(), "partitioned over all ranks: partitions take 45.0 GB of 30.0 GB free in node 0"),
+        (
+            90,
+            30,
+            STREAMED,
+            "streamed through a shuffle buffer of 1.1 GB: partitions would take 45.0 GB of 30.0 GB free",
+        ),
     ],
 )
 def test_the_example_of_the_docs(pack: int, shared: int, expected: StorageOptions, reason: str) -> None:
-    """4 ranks on 2 nodes; the last does not fit at all, which is found when it is read."""
+    """4 ranks on 2 nodes; the last does not fit at all."""
     nodes = [FreeMemory(2, 30 * GB, shared * GB)] * 2
     found = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes)
     assert found.options == expected
@@ -80,8 +85,10 @@ def test_the_first_that_fits_is_taken(
     found = choose_storage(pack, partition, nodes, share).options
     if all(pack <= share * (node.shared or 0) for node in nodes):
         assert found == REPLICATED
+    elif fitting := [each for each in groups if fits(each)]:
+        assert found == StorageOptions(groups=max(fitting))
     else:
-        assert found == StorageOptions(groups=max((each for each in groups if fits(each)), default=1))
+        assert found == STREAMED
 
 
 @given(st.integers(1, 9000), NODES, GROUPS, st.integers(0, 9000))
@@ -91,9 +98,9 @@ def test_more_memory_never_means_fewer_copies(
     nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
     richer = [FreeMemory(node.ranks, (node.free or 0) + more, (node.shared or 0) + more) for node in nodes]
     before, after = (choose_storage(pack, partition, each).options for each in (nodes, richer))
-    assert (after.name == "replicated", after.groups) >= (before.name == "replicated", before.groups) or (
-        after == REPLICATED
-    )
+    names = ("streamed", "partitioned", "replicated")
+    one, other = ((names.index(each.name), each.groups) for each in (before, after))
+    assert other >= one
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 9])
@@ -138,3 +145,13 @@ def test_half_of_the_memory_may_be_used(
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
     (found, *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world, world))
     assert found.options.name == expected
+
+
+def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
+    on_ranks: OnRanks, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
+    auto = StorageOptions("auto", buffer=40)
+    (found, *_) = on_ranks(3, lambda world: resolve_storage(auto, tiny.index, world, world))
+    assert found.options == StorageOptions("streamed", buffer=40)
+    assert found.reason.startswith("streamed through a shuffle buffer of 0.0 MB: partitions would take ")

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from unisono.data.feed import Feed, InMemoryFeed
 from unisono.data.kinds import AUDIO
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
-from unisono.data.order import permutation, share, steps_of, worker_order
+from unisono.data.order import epoch_rng, permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
@@ -23,6 +24,7 @@ from unisono.data.packed_feed import FeedOptions, PackedFeed
 from unisono.data.sources.source import Source
 from unisono.data.storage import STORAGES
 from unisono.data.storage.storage import StorageOptions
+from unisono.data.storage.streamed_order import blocks_of_pack, streamed_order
 from unisono.world import World
 
 BATCH, SEED, SAMPLES, TESTED = 16, 4, 101, 37
@@ -47,11 +49,20 @@ def numbers_in(batches: list[Batch], packs: Path) -> list[int]:
     return [int(low + 256 * high) for each in pixels for low, high in each.tolist()]
 
 
+def order_of(storage: str, packs: Path, epoch: int) -> NDArray[np.int64]:
+    """The order of an epoch, made without a storage."""
+    if storage == "streamed":
+        blocks = blocks_of_pack(read_index(packs / "train"))
+        return streamed_order(blocks, BATCH, StorageOptions().buffer, epoch_rng(SEED, epoch))
+    return permutation(SAMPLES, SEED, epoch)
+
+
 @pytest.mark.parametrize("storage", [*STORAGES, "groups"])
 def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: Path, storage: str) -> None:
     place = StorageOptions(groups=group.size) if storage == "groups" else StorageOptions(storage)
     alone = group.split(group.rank)
-    one = PackedFeed(FeedOptions(packs, transform=SHIFT), alone, SEED)
+    serial_place = place if storage == "streamed" else StorageOptions()
+    one = PackedFeed(FeedOptions(packs, serial_place, SHIFT), alone, SEED)
     feed = PackedFeed(FeedOptions(packs, place, SHIFT, threads=2), group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
@@ -65,7 +76,8 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
 
 def test_between_nodes_too(spread: World, packs: Path) -> None:
     seen = []
-    for place in (*map(StorageOptions, STORAGES), StorageOptions(groups=spread.size)):
+    in_memory = [StorageOptions(name) for name in STORAGES if name != "streamed"]
+    for place in (*in_memory, StorageOptions(groups=spread.size)):
         feed = PackedFeed(FeedOptions(packs, place), spread, SEED)
         seen.append(whole(spread, feed, 1))
         feed.close()
@@ -86,7 +98,7 @@ def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_o
         seen += numbers_in(whole(world, feed, 1, first, last), packs)
         feed.close()
     assert sorted(seen) == list(range(SAMPLES))
-    assert seen == permutation(SAMPLES, SEED, 1).tolist()
+    assert seen == order_of(storage, packs, 1).tolist()
     part.free()
 
 
@@ -162,7 +174,7 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
     options = FeedOptions(packs, StorageOptions(storage), threads=2, out_of_step=True)
     feed = PackedFeed(options, group, SEED)
     mine = np.arange(SAMPLES)
-    if storage == "partitioned":
+    if storage != "replicated":
         mine = np.sort(share(permutation(SAMPLES, SEED, 0), SAMPLES, 0, group.rank, group.size))
     steps = steps_of(len(mine), 7)
     drawn = list[Batch]()
@@ -174,14 +186,19 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
     labels = read_index(packs / "train").label
     for epoch in (0, 1):
         found = drawn[epoch * steps : (epoch + 1) * steps]
-        order = worker_order(mine, SEED, group.rank, epoch)
-        assert numbers_in(found, packs) == order.tolist()
+        order = np.array(numbers_in(found, packs))
+        if storage == "streamed":
+            assert len(order) == len(set(order.tolist())) == len(mine)
+            mine = np.sort(order) if epoch == 0 else mine
+            assert np.array_equal(np.sort(order), mine), "the same samples in every epoch"
+        else:
+            assert order.tolist() == worker_order(mine, SEED, group.rank, epoch).tolist()
         assert torch.cat([its for _, its in found]).tolist() == labels[order].tolist()
     assert numbers_in(tested, packs) == list(range(TESTED))
     assert [len(its) for _, its in tested] == [10, 10, 10, 7]
     held = [number for numbers in group.all_gather_object(mine.tolist()) for number in numbers]
     assert sorted(set(held)) == list(range(SAMPLES))
-    assert storage != "partitioned" or len(held) == SAMPLES
+    assert storage == "replicated" or len(held) == SAMPLES
     feed.close()
 
 

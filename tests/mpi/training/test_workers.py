@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
 from unisono.data.digits import load
 from unisono.data.feed import InMemoryFeed
-from unisono.data.order import own_numbers
+from unisono.data.order import own_numbers, worker_order
 from unisono.rules import EASGD, Exchange
 from unisono.schedules.pieces import bounds
 from unisono.step.in_process import Batch
@@ -55,6 +56,11 @@ def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None) 
     return code
 
 
+def drawn(samples: int, worker: int, epoch: int, _: int) -> np.ndarray:
+    """Return the order of a worker's epoch."""
+    return worker_order(np.arange(samples), RECIPE.training.seed, worker, epoch)
+
+
 def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.Tensor, list[int]]:
     """Return the final centre, flat, from the log of a run with one server, and the steps of each worker."""
     order, data, nets = read_order(home, 0), load().train, [network() for _ in range(workers)]
@@ -66,7 +72,8 @@ def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.T
     replicas = []
     for worker, net in enumerate(nets):
         first, last = bounds(BATCH, workers, worker)
-        numbers = own_numbers(np.arange(len(data)), RECIPE.training.seed, worker, last - first, 0)
+        draw = partial(drawn, len(data), worker)
+        numbers = own_numbers(draw, len(data), last - first, 0)
         rows = [torch.from_numpy(next(numbers)[1]) for _ in range(steps[worker])]
         batches = [Batch(data.inputs[one].double(), data.labels[one]) for one in rows]
         loss = nn.functional.cross_entropy

@@ -111,6 +111,9 @@ def remove_notes(folder: Path) -> None:
 def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
     """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
 
+    Each batch is one read of a stretch of its file, into memory of its own. A map of the file would end the process if
+    the file were cut off meanwhile; a read of too few bytes is an error.
+
     Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
     """
     at = first
@@ -121,15 +124,26 @@ def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples
         at = stop
 
 
-def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
+def check_stripes(index: Index, first: int, last: int) -> None:
+    """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
+    for number in np.unique(index.stripe[first:last]).tolist():
+        _path_of(index, number)
+
+
+def _path_of(index: Index, number: int) -> Path:
     name, nbytes = index.about.stripes[number]
     path = index.folder / name
     if not path.is_file():
-        raise PackError(f"{index.folder} is incomplete: {name} is missing")
+        raise PackError(f"{index.folder} is incomplete: {name} is missing; copy the pack again")
     if path.stat().st_size != nbytes:
-        raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written")
+        raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written; copy the pack again")
+    return path
+
+
+def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
+    path = _path_of(index, number)
     try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
             if tuple(reader.schema.types) != TYPES:
                 raise PackError(f"{path} is no stripe of a pack")
             at = first
@@ -140,7 +154,7 @@ def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedS
                 count = len(inside) - 1
                 if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
                     raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
-                yield EncodedSamples(data[inside[0] : inside[-1]].copy(), inside - inside[0])
+                yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
                 at += count
     except DAMAGE_ERRORS as error:
         raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error

@@ -3,6 +3,7 @@
     replicated              a copy in each node's shared memory      an epoch moves nothing
     partitioned, k groups   k copies over all ranks                  an epoch moves samples inside the groups
     partitioned             one copy over all ranks                  an epoch moves samples between all ranks
+    streamed                a shuffle buffer over all ranks          an epoch reads all samples from the stripes
 
 The first that fits is taken, with the largest k, at most a copy for each node. 4 ranks on 2 nodes, each with 30 GB
 free, of which half is allowed:
@@ -10,8 +11,10 @@ free, of which half is allowed:
     pack of 12 GB           12 GB in each node                                          replicated
     and /dev/shm of 8 GB    2 groups of 2 ranks: 6 GB a rank, 12 GB a node              2 groups
     pack of 20 GB           2 groups: 20 GB a node; 1 group: 5 GB a rank, 10 GB a node  partitioned
+    pack of 90 GB           1 group: 22.5 GB a rank, 45 GB a node                       streamed
 
-A partition also needs spare memory for its shuffle (`compaction.py`). The batches of an epoch are the same in all.
+A partition also needs spare memory for its shuffle (`compaction.py`). The batches of an epoch are the same in all that
+are in memory; a streamed pack has an order of its own.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.data.pack.index import Index
-from unisono.data.storage import AUTO
+from unisono.data.storage import AUTO, STREAMED
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.partitioned import partition_bytes
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.storage.storage import BUFFER_BYTES, StorageOptions
 from unisono.world import World
 
 MEMORY_SHARE = 0.5
@@ -39,12 +42,17 @@ class StorageChoice:
 
 
 def choose_storage(
-    pack: int, partition: Mapping[int, int], nodes: Sequence[FreeMemory], share: float = MEMORY_SHARE
+    pack: int,
+    partition: Mapping[int, int],
+    nodes: Sequence[FreeMemory],
+    share: float = MEMORY_SHARE,
+    buffer: int = BUFFER_BYTES,
 ) -> StorageChoice:
     """Return the storage with the most copies of a pack that the memory of all nodes takes.
 
     `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
-    storage fits, or the memory of a node is not known, the pack is partitioned over all ranks.
+    copy fits, the pack is streamed through a shuffle buffer of `buffer` bytes. If the memory of a node is not known, it
+    is partitioned over all ranks.
     """
     free, shared = [node.free for node in nodes], [node.shared for node in nodes]
     if None in (*free, *shared):
@@ -55,10 +63,12 @@ def choose_storage(
     because = f"a copy would take {words} (shared memory)"
     for groups in sorted(partition, reverse=True):
         fits, words = _compare([node.ranks * partition[groups] for node in nodes], free, share)
-        if fits and groups > 1:
-            reason = f"partitioned in {groups} groups: partitions take {words}; {because}"
+        if fits:
+            over = f"in {groups} groups" if groups > 1 else "over all ranks"
+            reason = f"partitioned {over}: partitions take {words}; {because}"
             return StorageChoice(StorageOptions(groups=groups), reason)
-    return StorageChoice(StorageOptions(), f"partitioned over all ranks: partitions take {words}; {because}")
+    reason = f"streamed through a shuffle buffer of {_size(buffer)}: partitions would take {words}; {because}"
+    return StorageChoice(StorageOptions(STREAMED, buffer=buffer), reason)
 
 
 def resolve_storage(options: StorageOptions, index: Index, world: World, everyone: World) -> StorageChoice:
@@ -70,7 +80,7 @@ def resolve_storage(options: StorageOptions, index: Index, world: World, everyon
         return StorageChoice(options)
     counts = [groups for groups in range(1, everyone.nodes + 1) if world.size % groups == 0]
     partition = {groups: partition_bytes(index.length, world.size // groups) for groups in counts}
-    return choose_storage(index.nbytes, partition, node_memory(everyone))
+    return choose_storage(index.nbytes, partition, node_memory(everyone), buffer=options.buffer)
 
 
 def _compare(needs: Sequence[int], free: Sequence[int | None], share: float) -> tuple[bool, str]:

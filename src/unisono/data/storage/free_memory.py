@@ -58,7 +58,8 @@ def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
         what = "shared memory" if shared else "memory"
         raise PackError(
             f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {needed / 1e9:.1f} GB of "
-            'the pack; start on more nodes, or store the pack partitioned (storage = "partitioned", groups = 1)'
+            'the pack; start on more nodes, store the pack partitioned (storage = "partitioned", groups = 1), or '
+            'stream it (storage = "streamed"; if it is, with a smaller buffer_megabytes)'
         )
 
 

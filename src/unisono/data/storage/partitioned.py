@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import share
+from unisono.data.order import epoch_order, share, worker_order
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
+from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.storage.blocks import block_of, blocks_of
 from unisono.data.storage.compaction import capacity
 from unisono.data.storage.free_memory import check_free_memory, has_free_memory
@@ -94,7 +95,13 @@ class PartitionedStorage:
         self._owners: Owners = initial_owners(len(index), self.members)
         self._index_rows(np.arange(first, last))
 
-    def epoch(self, order: NDArray[np.int64], batch: int) -> None:
+    order_name = ""
+
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
+        """Return a full permutation, or one in which parts of a batch keep their samples."""
+        return epoch_order(len(self._index), batch, seed, epoch, shuffle)
+
+    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
         """Shuffle, so that each rank holds what it will see of `order` in steps of `batch` samples. Collective."""
         owners = owners_in_epoch(order, batch, self._member_of_rank)
         if np.array_equal(owners, self._owners):  # on all ranks alike, so none waits for another
@@ -106,7 +113,12 @@ class PartitionedStorage:
     def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
         self.epoch(order, len(order))
-        return np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
+        self._own = np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
+        return self._own
+
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:  # noqa: ARG002  in memory
+        """Return a permutation of this rank's own samples."""
+        return worker_order(self._own, seed, self._world.rank, epoch)
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""

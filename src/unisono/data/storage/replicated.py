@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import epoch_order, worker_order
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
+from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.data.storage.ownership import initial_owners
 from unisono.data.storage.storage import StorageOptions
@@ -54,12 +56,22 @@ class ReplicatedStorage:
         node.comm.Barrier()
         self._window.sync()
 
-    def epoch(self, order: NDArray[np.int64], batch: int) -> None:
+    order_name = ""
+
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
+        """Return a full permutation, or one in which parts of a batch keep their samples."""
+        return epoch_order(len(self._length), batch, seed, epoch, shuffle)
+
+    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:
         """Do nothing: every rank can read all samples in the memory of its node."""
 
     def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return all numbers: every rank can read all samples in the memory of its node."""
         return np.arange(len(order))
+
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:  # noqa: ARG002  in memory
+        """Return a permutation of all samples, another than on other ranks."""
+        return worker_order(np.arange(len(self._length)), seed, self._world.rank, epoch)
 
     def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Return the bytes of any samples, as views of the shared memory."""

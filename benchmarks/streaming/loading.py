@@ -1,0 +1,85 @@
+"""Loads epochs of a pack without training, streamed and from partitions by turns.
+
+Started on the ranks by run.py:  loading.py OUTPUT PACK
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import unisono
+from unisono.data.pack.index import read_index
+from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.data.storage.storage import StorageOptions
+from unisono.world import World
+
+ROUNDS, BATCH, COMPUTING_SECONDS = 5, 128, 0.03
+"""Rounds after one that does not count, samples of a step, and the time in which a step "computes"."""
+
+
+def forget(pack: Path) -> None:
+    """Ask the system to drop the stripes from its page cache."""
+    for stripe in pack.rglob("stripe-*.arrow"):
+        file = os.open(stripe, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def epoch(feed: PackedFeed, world: World, number: int, computing: float) -> tuple[float, float]:
+    """Return the seconds of an epoch, and those of them that its steps waited for batches; the slowest rank's."""
+    world.barrier()
+    begin, waited = time.perf_counter(), 0.0
+    batches = feed.epoch(number, BATCH, 0)
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        waited += time.perf_counter() - asked
+        if batch is None:
+            break
+        time.sleep(computing)
+    found = world.all_gather_object((time.perf_counter() - begin, waited))
+    return max(found)
+
+
+def main(output: str, pack: str) -> None:
+    """Load by turns: partitioned, streamed from the page cache, streamed from the disk; alone and beside steps."""
+    world, folder = unisono.init(), Path(pack)
+    index = read_index(folder / "train")
+    buffer = index.nbytes // 8  # the two windows in memory are a quarter of the pack
+    places = {"partitioned": StorageOptions(), "streamed": StorageOptions("streamed", buffer=buffer)}
+    feeds = {name: PackedFeed(FeedOptions(folder, place), world, 0) for name, place in places.items()}
+    contenders = [("partitioned", False), ("streamed", False), ("streamed", True)]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for turn in range(ROUNDS + 1):
+        for computing in (0.0, COMPUTING_SECONDS):
+            for name, cold in contenders:
+                if cold and world.rank == 0:
+                    forget(folder)
+                times = epoch(feeds[name], world, turn, computing)
+                key = f"{name}{' from disk' if cold else ''}, {'steps of 30 ms' if computing else 'loading alone'}"
+                found.setdefault(key, []).append(times)
+    held = {name: max(world.all_gather_object(feed._train.nbytes)) for name, feed in feeds.items()}
+    if world.rank == 0:
+        rows = {
+            key: {
+                "samples_per_second": len(index) / statistics.median(seconds for seconds, _ in times[1:]),
+                "slowest_and_fastest": sorted(len(index) / seconds for seconds, _ in times[1:])[:: ROUNDS - 1],
+                "waiting_share": statistics.median(waited / seconds for seconds, waited in times[1:]),
+            }
+            for key, times in found.items()
+        }
+        facts = {"ranks": world.size, "samples": len(index), "bytes": index.nbytes, "buffer_bytes": buffer}
+        content = {**facts, "batch": BATCH, "rounds": ROUNDS, "held_at_the_end": held, "loading": rows}
+        Path(output).write_text(json.dumps(content, indent=2) + "\n")
+        print(json.dumps(content, indent=2))
+    for feed in feeds.values():
+        feed.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

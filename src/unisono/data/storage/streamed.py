@@ -1,0 +1,119 @@
+"""Streamed storage: samples are read from stripes during training, ahead of the step, through a shuffle buffer.
+
+    stripes ──read ahead, blocks of 4 MB──▶ shuffle buffer: 2 windows over all ranks ──▶ samples of the step
+
+It needs no memory for the pack and no shuffle between ranks. The order (`streamed_order.py`) is no full permutation: it
+is drawn block by block. Each rank plans its reads of an epoch by itself (`read_plan.py`) and its threads play them
+(`read_ahead.py`). So nothing but `read` is collective, and a rank out of step reads in the same way, from blocks of its
+own.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.order import epoch_rng, worker_rng
+from unisono.data.pack.index import Index
+from unisono.data.pack.stripe import check_stripes, read_stretch
+from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.storage.free_memory import check_free_memory
+from unisono.data.storage.read_ahead import ReadAhead
+from unisono.data.storage.read_plan import memory_limit, plan_reads, seen_by
+from unisono.data.storage.storage import StorageOptions
+from unisono.data.storage.streamed_order import StripeBlocks, blocks_of_pack, own_blocks, streamed_order
+from unisono.schedules.pieces import bounds
+from unisono.world import World
+
+
+def read(index: Index, options: StorageOptions, world: World, everyone: World) -> StreamedStorage:
+    """Return the pack as it is read from its stripes by the ranks that share each batch."""
+    return StreamedStorage(index, world, everyone, options.buffer)
+
+
+class StreamedStorage:
+    """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
+
+    def __init__(self, index: Index, world: World, everyone: World, window_bytes: int) -> None:
+        """Look at the stripes, each rank at a part of them. Collective; `everyone` has all ranks of the nodes.
+
+        Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows.
+        """
+        self._index, self._world, self._window_bytes = index, world, window_bytes
+        self._blocks = blocks_of_pack(index)
+        self._limit = memory_limit(self._blocks, window_bytes, world.size)
+        check_free_memory(everyone, self._limit)
+        first, last = bounds(len(index), world.size, world.rank)
+        world.call_on_all(lambda: check_stripes(index, first, last))
+        self._begin(self._blocks, np.empty(0, np.int64))
+
+    @property
+    def order_name(self) -> str:
+        """Size of the windows: with another, the order is another."""
+        return f"streamed in windows of {self._window_bytes} bytes"
+
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:  # noqa: ARG002
+        """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
+        return streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch))
+
+    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:
+        """Begin to read what this rank will see of `order` from step `done` on."""
+        self._reader.stop()
+        self._begin(self._blocks, seen_by(order, batch, done, self._world.rank, self._world.size))
+
+    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples of the blocks that are this rank's own, the same for the whole run."""
+        self._own = own_blocks(self._blocks, order, self._world.rank, self._world.size)
+        ranges = zip(self._own.firsts.tolist(), self._own.stops.tolist(), strict=True)
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(first, stop) for first, stop in ranges)])
+
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:
+        """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
+        rng = worker_rng(seed, self._world.rank, epoch)
+        order = streamed_order(self._own, batch, max(1, self._window_bytes // self._world.size), rng)
+        self._reader.stop()
+        self._begin(self._own, order[done * batch :])
+        return order
+
+    def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Return the bytes of samples, as views that stay valid: those of the next step from memory.
+
+        Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
+        """
+        blocks = self._planned.find(numbers)
+        inside = len(blocks) == 0 or bool((blocks >= 0).all() and (numbers < self._planned.stops[blocks]).all())
+        if not inside:  # of other ranks' own blocks, or after the last epoch
+            self._reader.stop()
+            self._begin(self._blocks, np.empty(0, np.int64))
+            blocks = self._planned.find(numbers)
+        return self._reader.take(blocks, numbers - self._planned.firsts[blocks])
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """Numbers of all samples: every rank can read all stripes."""
+        return np.arange(len(self._index))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples that this rank holds."""
+        return self._reader.nbytes
+
+    def close(self) -> None:
+        """Stop the threads and free the memory."""
+        self._reader.stop()
+
+    def _begin(self, blocks: StripeBlocks, seen: NDArray[np.int64]) -> None:
+        """Read ahead for the samples `seen`, which are in `blocks`."""
+
+        def read(block: int) -> list[NDArray[np.uint8]]:
+            stretches = read_stretch(self._index, int(blocks.firsts[block]), int(blocks.stops[block]))
+            writable = ((data.copy(), offsets) for data, offsets in stretches)  # Arrow's own memory is not
+            return [data[begin:end] for data, offsets in writable for begin, end in pairwise(offsets.tolist())]
+
+        def name_of(block: int) -> str:
+            return str(self._index.folder / self._index.about.stripes[int(blocks.stripes[block])][0])
+
+        self._planned = blocks
+        self._reader = ReadAhead(plan_reads(blocks, seen), read, name_of, self._limit)

@@ -1,0 +1,137 @@
+"""Threads that read ahead, with reads that the test lets go on. In one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from unisono.data.storage import read_ahead
+from unisono.data.storage.read_ahead import ReadAhead, Samples
+from unisono.data.storage.read_plan import ReadPlan
+from unisono.errors import PackError
+
+
+class Disk:
+    """Blocks of 4 samples of a byte, sample i of block b is 4 b + i; a read waits until it is let go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.lock = list[int](), threading.Lock()
+        self.free, self.broken = threading.Event(), set[int]()
+        self.free.set()
+
+    def read(self, block: int) -> Samples:
+        with self.lock:
+            self.begun.append(block)
+        assert self.free.wait(60)
+        if block in self.broken:
+            raise PackError(f"{self.name(block)} is damaged")
+        return list(np.arange(4 * block, 4 * block + 4, dtype=np.uint8).reshape(4, 1))
+
+    def name(self, block: int) -> str:
+        return f"stripe {block // 2}"
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    disk.free.set()
+
+
+def plan_of(*blocks: int, uses: int = 4) -> ReadPlan:
+    count = len(blocks)
+    return ReadPlan(np.array(blocks, np.int64), np.full(count, uses), np.full(count, 4))
+
+
+def taken(reader: ReadAhead, *numbers: int) -> list[int]:
+    wanted = np.array(numbers, np.int64)
+    return [int(sample[0]) for sample in reader.take(wanted // 4, wanted % 4)]
+
+
+def test_samples_in_any_order_within_blocks(disk: Disk) -> None:
+    reader = ReadAhead(plan_of(3, 0, 2), disk.read, disk.name, 12)
+    for numbers in ((13, 2, 12), (3, 14, 9), (8, 0, 15), (1, 11, 10)):
+        assert taken(reader, *numbers) == list(numbers)
+    assert sorted(disk.begun) == [0, 2, 3], "each block is read once"
+    assert reader.nbytes == 0, "and dropped after its last sample"
+    reader.stop()
+
+
+def test_as_much_is_read_ahead_as_fits(disk: Disk) -> None:
+    reader = ReadAhead(plan_of(0, 1, 2, 3), disk.read, disk.name, 8)
+    assert reader.nbytes == 8
+    assert taken(reader, 0, 1, 2) == [0, 1, 2]
+    assert reader.nbytes == 8, "block 0 has a sample left"
+    assert taken(reader, 3) == [3]
+    assert reader.nbytes == 8, "block 2 is read in its place"
+    assert taken(reader, *range(4, 16)) == list(range(4, 16))
+    assert sorted(disk.begun) == [0, 1, 2, 3]
+    assert reader.nbytes == 0
+    reader.stop()
+
+
+def test_what_a_step_needs_is_read_though_it_does_not_fit(disk: Disk) -> None:
+    reader = ReadAhead(plan_of(0, 1, 2, uses=1), disk.read, disk.name, 0)
+    assert reader.nbytes == 0
+    assert taken(reader, 9, 5, 1) == [9, 5, 1]
+    reader.stop()
+
+
+def test_what_was_not_planned_is_read_for_one_call(disk: Disk) -> None:
+    reader = ReadAhead(plan_of(0), disk.read, disk.name, 8)
+    assert taken(reader, 20, 1) == [20, 1]
+    assert taken(reader, 21) == [21]
+    assert disk.begun.count(5) == 2
+    reader.stop()
+
+
+def test_an_error_of_a_read_is_raised_where_its_samples_are_taken(disk: Disk) -> None:
+    disk.broken = {1}
+    reader = ReadAhead(plan_of(0, 1, 2), disk.read, disk.name, 12)
+    assert taken(reader, 0, 9) == [0, 9], "others are there"
+    for _ in range(2):
+        with pytest.raises(PackError, match="stripe 0 is damaged"):
+            taken(reader, 5)
+    reader.stop()
+
+
+def test_a_file_that_does_not_answer_is_reported_once_and_the_step_goes_on(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(read_ahead, "SLOW_SECONDS", 0.01)
+    disk.free.clear()
+    reader = ReadAhead(plan_of(4, 5), disk.read, disk.name, 12)
+    waiting = threading.Timer(0.3, disk.free.set)
+    waiting.start()
+    assert taken(reader, 16, 20) == [16, 20], "both blocks are of one stripe"
+    assert capsys.readouterr().err == "unisono: stripe 2 has not answered for 0 s; the step waits for it\n"
+    reader.stop()
+
+
+def test_a_file_that_never_answers_is_an_error(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(read_ahead, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(read_ahead, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(read_ahead, "JOIN_SECONDS", 0.01)
+    disk.free.clear()
+    reader = ReadAhead(plan_of(4), disk.read, disk.name, 12)
+    with pytest.raises(PackError, match=r"stripe 2 has not answered for 0 s: .*; check it, then resume the run"):
+        taken(reader, 16)
+    assert capsys.readouterr().err.count("\n") == 1
+    reader.stop()
+
+
+def test_blocks_that_were_not_begun_are_not_read_after_the_end(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "JOIN_SECONDS", 0.01)
+    disk.free.clear()
+    reader = ReadAhead(plan_of(*range(10)), disk.read, disk.name, 99, threads=1)
+    reader.stop()
+    disk.free.set()
+    for thread in reader._threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(disk.begun) <= 1

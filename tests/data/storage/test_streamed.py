@@ -1,0 +1,182 @@
+"""A pack that is read from its stripes. In one process: each rank a thread."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.data.kinds import RAW
+from unisono.data.order import permutation, share, steps_of
+from unisono.data.pack import stripe
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.sources.source import Source
+from unisono.data.storage import free_memory
+from unisono.data.storage.streamed import StreamedStorage
+from unisono.errors import PackError
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+SAMPLES, BLOCK = 400, 5
+"""Samples of 2 bytes, 5 in each block."""
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    samples = [number.to_bytes(2, "little") for number in range(SAMPLES)]
+    sizes, keys = np.full(SAMPLES, 2), [str(number) for number in range(SAMPLES)]
+    labels = np.arange(SAMPLES) // 100
+    source = Source(RAW, ("a", "b", "c", "d"), keys, labels, sizes, samples.__getitem__, (1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stripe, "BATCH_BYTES", 2 * BLOCK)
+        return pack(source, tmp_path_factory.mktemp("packs") / "small", PackOptions(stripes=8), 1, lambda: None)
+
+
+def numbers_in(samples: list[Any]) -> list[int]:
+    return [int.from_bytes(sample.tobytes(), "little") for sample in samples]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=3),
+    st.integers(5, 60),
+    st.sampled_from([20, 100, 300, 1 << 20]),
+    st.integers(0, 5),
+)
+def test_any_ranks_in_turn_read_each_sample_of_an_epoch_once(
+    on_ranks: OnRanks, index: Any, legs: list[tuple[int, int]], batch: int, window: int, epoch: int
+) -> None:
+    step, steps, seen = 0, steps_of(SAMPLES, batch), list[int]()
+    for ranks, count in [*legs, (2, steps)]:
+        last = min(steps, step + count)
+
+        def work(world: Any, first: int = step, last: int = last) -> list[list[int]]:
+            storage = StreamedStorage(index, world, world, window)
+            order = storage.order(4, epoch, batch, ShuffleOptions())
+            storage.epoch(order, batch, first)
+            shares = [share(order, batch, at, world.rank, world.size) for at in range(first, last)]
+            found = [numbers_in(storage.samples(numbers)) for numbers in shares]
+            assert found == [numbers.tolist() for numbers in shares]
+            storage.close()
+            assert storage.nbytes == 0
+            return found
+
+        seen += [number for its in zip(*on_ranks(ranks, work), strict=True) for part in its for number in part]
+        step = last
+    assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_a_rank_reads_its_own_samples_in_epochs_of_its_own(on_ranks: OnRanks, index: Any) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a collective was called")
+
+    def work(world: Any) -> list[int]:
+        storage = StreamedStorage(index, world, world, 100)
+        own = storage.own(permutation(SAMPLES, 5, 0))
+        for name in ("all_gather_object", "all_to_all", "all_to_all_v", "split", "free"):
+            setattr(world, name, refuse)
+        assert numbers_in(storage.samples(own)) == own.tolist(), "before any epoch, too"
+        orders = [storage.own_epoch(5, epoch, 7, 0) for epoch in (0, 1)]
+        assert [sorted(order) for order in orders] == [own.tolist()] * 2
+        assert orders[0].tolist() != orders[1].tolist()
+        resumed = storage.own_epoch(5, 1, 7, 2)
+        assert resumed.tolist() == orders[1].tolist()
+        for step in range(2, steps_of(len(own), 7)):
+            numbers = resumed[step * 7 : step * 7 + 7]
+            assert numbers_in(storage.samples(numbers)) == numbers.tolist()
+        assert storage.nbytes == 0, "all that was read ahead was used"
+        storage.close()
+        return own.tolist()
+
+    assert sorted(number for own in on_ranks(3, work) for number in own) == list(range(SAMPLES))
+
+
+def test_a_rank_holds_its_part_of_two_windows(on_ranks: OnRanks, index: Any) -> None:
+    def work(world: Any) -> None:
+        storage = StreamedStorage(index, world, world, 200)
+        order = storage.order(0, 0, 20, ShuffleOptions())
+        storage.epoch(order, 20)
+        for step in range(steps_of(SAMPLES, 20)):
+            assert storage.nbytes <= 2 * (50 + 2 * 2 * BLOCK)
+            storage.samples(share(order, 20, step, world.rank, world.size))
+        storage.close()
+
+    on_ranks(4, work)
+
+
+def test_another_window_is_another_order_and_says_so(on_ranks: OnRanks, index: Any) -> None:
+    def work(world: Any) -> None:
+        one, other = (StreamedStorage(index, world, world, window) for window in (100, 200))
+        assert one.order(0, 0, 20, ShuffleOptions()).tolist() != other.order(0, 0, 20, ShuffleOptions()).tolist()
+        assert (one.order_name, other.order_name) == tuple(f"streamed in windows of {n} bytes" for n in (100, 200))
+        one.close()
+        other.close()
+
+    on_ranks(1, work)
+
+
+def test_a_node_without_memory_for_the_windows_is_refused(
+    on_ranks: OnRanks, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
+    with pytest.raises(PackError, match="but its ranks would hold"):
+        on_ranks(2, lambda world: StreamedStorage(index, world, world, 200))
+    on_ranks(2, lambda world: StreamedStorage(index, world, world, 8).close())
+
+
+def copy_of(index: Any, folder: Path) -> tuple[Any, Path]:
+    """A copy of the pack, and its last stripe."""
+    shutil.copytree(index.folder, folder)
+    return replace(index, folder=folder), sorted(folder.glob("stripe-*"))[-1]
+
+
+def test_a_missing_stripe_is_found_before_the_first_step(on_ranks: OnRanks, index: Any, tmp_path: Path) -> None:
+    own, last = copy_of(index, tmp_path / "copy")
+    last.unlink()
+
+    def work(world: Any) -> str:
+        with pytest.raises(PackError) as caught:
+            StreamedStorage(own, world, world, 200)
+        return str(caught.value)
+
+    (words,) = set(on_ranks(3, work))
+    assert words == f"rank 2: {own.folder} is incomplete: {last.name} is missing; copy the pack again"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (Path.unlink, "is incomplete: .* is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "has .* bytes, but .* were written"),
+        (lambda path: path.write_bytes(path.read_bytes()[:600] + bytes(path.stat().st_size - 600)), "is damaged"),
+    ],
+    ids=["missing", "short", "damaged"],
+)
+def test_a_stripe_that_breaks_during_training_is_named(
+    on_ranks: OnRanks, index: Any, tmp_path: Path, damage: Callable[[Path], Any], words: str
+) -> None:
+    """The epochs are read once before; then the last stripe breaks."""
+    own, last = copy_of(index, tmp_path / "copy")
+
+    def work(world: Any) -> None:
+        storage = StreamedStorage(own, world, world, 40)
+        for epoch in (0, 1):
+            order = storage.order(0, epoch, 20, ShuffleOptions())
+            if epoch:
+                damage(last)
+            storage.epoch(order, 20)
+            for step in range(steps_of(SAMPLES, 20)):
+                storage.samples(share(order, 20, step, world.rank, world.size))
+
+    with pytest.raises(PackError, match=words) as caught:
+        on_ranks(1, work)
+    assert last.name in str(caught.value)
