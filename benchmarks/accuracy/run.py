@@ -78,6 +78,11 @@ PARTS = {
             for every in (4, 16)
         ),
     ],
+    "streamed": [
+        Run("fashion_mnist", f"seed {seed}, {name}", 2, (f"training.seed={seed}", f"data.storage={name}", *more))
+        for seed in (0, 1, 2)
+        for name, more in (("partitioned", ()), ("streamed", ("data.buffer_megabytes=5",)))
+    ],
     "growing": [
         Run(
             "fashion_mnist",

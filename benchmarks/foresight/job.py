@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 from ranks import TRACED, rule_named, slept_machine, slept_run, small_layers
@@ -47,9 +50,15 @@ def train(job: JobDraw, machine: MachineFacts, steps: int, checkpoint: Path) -> 
     """Make the steps of a job, and a checkpoint behind them."""
     world = unisono.init()
     trainer, network = slept_run(world, machine, job.cluster, job.run)
+    ends = [time.monotonic()]
     for _ in range(steps):
         trainer.step(torch.ones(1, 1), torch.zeros(1))
+        ends.append(time.monotonic())
     trainer.wait()
+    if world.rank == 0:
+        step = median(end - begin for begin, end in pairwise(ends))
+        measured = {"measured_step": step, "all_steps": ends[-1] - ends[0]}
+        checkpoint.with_suffix(".steps").write_text(json.dumps(measured))
     state = network.state_dict(), trainer.optimizer.state_dict()
     world.call_on_root(lambda: torch.save(state, checkpoint))
 

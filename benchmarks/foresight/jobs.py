@@ -41,6 +41,7 @@ def measure(number: int, seed: str, home: Path) -> None:
         str(home),
     )
     facts["seconds"] = time.monotonic() - begin
+    facts |= json.loads(path.with_suffix(".steps").read_text())
     path.write_text(json.dumps(facts, indent=1) + "\n")
     print(f"job {number}: {facts['seconds']:.0f} s of {facts['limit']} s", flush=True)
 

@@ -38,8 +38,8 @@ JOB = Job(100, test_samples=640, start=20.0)
 
 def test_the_worked_example() -> None:
     found = job_seconds(FOUR, MACHINE, SETTINGS, LAYERS, True, JOB)
-    assert found == pytest.approx((20, 0, 0.2375, 360, 5, 200))
-    assert found.total == pytest.approx(585.2375)
+    assert found == pytest.approx((20, 0, 0.2375, 339, 5, 200))
+    assert found.total == pytest.approx(564.2375)
     assert slurm_time(found.total) == "0-00:10:00"
 
 

@@ -10,7 +10,7 @@ import pytest
 from unisono.errors import UsageError
 from unisono.plan.machines import find_machine
 from unisono.plan.measured_rows import CollectiveRow
-from unisono.plan.wall_time import START_SECONDS
+from unisono.plan.wall_time import START_SECONDS, STEP_MARGIN
 from unisono.training.planned_run import example_of, network_of, planned_run, with_rules
 from unisono.training.prediction import RunPrediction, job_of, layers_on, notes_of, predict_rows, traced_network
 from unisono.training.recipe import ParallelRecipe
@@ -65,8 +65,8 @@ def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
 
 def test_the_time_is_that_of_what_the_recipe_splits() -> None:
     whole, split = (predicted(nodes=(4,), parallel=one) for one in (None, ParallelRecipe(layers="auto")))
-    assert job_of(whole).steps == pytest.approx(10 * whole.rows[0].high)
-    assert job_of(split).steps == pytest.approx(10 * split.rows[-1].high)
+    assert job_of(whole).steps == pytest.approx(10 * whole.rows[0].step * STEP_MARGIN)
+    assert job_of(split).steps == pytest.approx(10 * split.rows[-1].step * STEP_MARGIN)
     assert job_of(split).steps < job_of(whole).steps
     assert job_of(whole).start == START_SECONDS
 
