@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,15 @@ def decoding(data: Path, room: Path) -> None:
     subprocess.run([*map(str, command), "224"], check=True)
 
 
+def peers(data: Path, room: Path) -> None:
+    """Images/s, time to the first batch and memory beside other libraries."""
+    folder = room / "clothing"
+    if not folder.exists():
+        packed(data / "clothing", folder)
+    command = [sys.executable, HERE / "peers.py", HERE / "peers.json", folder, data / "clothing"]
+    subprocess.run([*map(str, command)], check=True)
+
+
 def shuffling(data: Path, room: Path) -> None:
     """The shuffle on one node."""
     parts = list(find(data / "cifar10-images").values())
@@ -104,6 +114,7 @@ def epochs(data: Path, room: Path) -> None:
 
 PARTS: dict[str, Callable[[Path, Path], None]] = {
     "decoding": decoding,
+    "peers": peers,
     "shuffling": shuffling,
     "between_hosts": between_hosts,
     "epochs": epochs,
@@ -125,6 +136,8 @@ def summary() -> str:
             low, high = found["spread"][name]
             lines.append(f"| {name} | {each:,.0f} | {low:,.0f} to {high:,.0f} | {speed['ours'] / each:.2f} |")
         lines.append("")
+    if (path := HERE / "peers.json").exists():
+        lines += peer_rows(json.loads(path.read_text()))
     rows = [path for name in ("cifar", "small", "lab") if (path := HERE / f"shuffle_{name}.json").exists()]
     if rows:
         lines += ["## The shuffle", ""]
@@ -153,6 +166,26 @@ def summary() -> str:
             lines.append(f"| {name} | {each:.1f} | {found['waited_for_data'][name]:.1%} |")
     cores = f"{os.cpu_count()} cores ({platform.processor() or platform.machine()})"
     return "\n".join([*lines, "", f"Python {platform.python_version()}, {cores}.", ""])
+
+
+def peer_rows(found: dict[str, Any]) -> list[str]:
+    """Loaders of the same JPEGs as Markdown."""
+    lines = [
+        "## Beside other libraries: the same photographs, to batches of 32 x 3 x 224 x 224, new processes by turns",
+        "",
+    ]
+    for cores, loaders in found["cores"].items():
+        heads = [f"{cores} core{'s' * (int(cores) > 1)}", "images/s", "spread", "unisono is", "first batch", "memory"]
+        lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
+        ours = loaders["unisono"]["images_per_second"][0]
+        for name, each in loaders.items():
+            median, low, high = each["images_per_second"]
+            cells = [name, f"{median:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{ours / median:.2f}"]
+            cells += [f"{each['first_batch_s'][0] * 1e3:.0f} ms", f"{each['bytes'][0] / 1e6:.0f} MB"]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    versions = [f"{package} {version or 'is not installed'}" for package, version in found["versions"].items()]
+    return [*lines, f"{', '.join(versions)}.", ""]
 
 
 def main(data: str, *parts: str) -> None:
