@@ -59,7 +59,7 @@ def checksum(batch: pa.RecordBatch) -> int:
     for column in (batch.column(0), batch.column(2)):
         data, offsets = _content(column)
         found = zlib.crc32(np.diff(offsets).data, zlib.crc32(data.data, found))
-    return zlib.crc32(np.ascontiguousarray(batch.column(1).to_numpy()).data, found)
+    return zlib.crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, found)
 
 
 def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> EncodedSamples:
