@@ -47,6 +47,7 @@ class Loader:
         groups: int = 1,
         shuffle: str = "epoch",
         buffer_megabytes: int = 1024,
+        cache_megabytes: int = 0,
         size: int = 0,
         augment: str = "none",
         windows: int = 8,
@@ -69,7 +70,7 @@ class Loader:
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
-        place = StorageOptions(storage, groups, buffer_megabytes << 20)
+        place = StorageOptions(storage, groups, buffer_megabytes << 20, cache_megabytes << 20)
         interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
         self._feed = PackedFeed(FeedOptions(Path(pack), place, transform, threads, shuffle=interval), world, seed)
         self._ranks, self._seed, self._shuffle = world.size, seed, interval

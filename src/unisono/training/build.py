@@ -92,7 +92,7 @@ def make_feed(
     from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
     from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
 
-    storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20)
+    storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20, data.cache_megabytes << 20)
     threads = decoding_threads(data, share)
     options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle)
     return PackedFeed(options, world, recipe.training.seed, sharing, observe)

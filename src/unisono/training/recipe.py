@@ -62,6 +62,8 @@ class DataRecipe:
     ",parts:P": in between, samples stay in one of P parts of each batch."""
     buffer_megabytes: int = number(1024, at_least=1)
     """Size of the shuffle buffer over all ranks, if `storage` is "streamed". Two of them are in memory."""
+    cache_megabytes: int = number(0, at_least=0)
+    """Part of a pack that each node keeps in memory, if `storage` is "streamed"; the rest is read in each epoch."""
     size: int = number(0, at_least=0)
     """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
     windows: int = number(8, at_least=1)

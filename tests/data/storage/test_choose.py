@@ -21,7 +21,7 @@ OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
 GB = 10**9
 
-REPLICATED, STREAMED = StorageOptions("replicated"), StorageOptions("streamed")
+REPLICATED = StorageOptions("replicated")
 
 GROUPS = st.lists(st.integers(1, 40), max_size=3).map(lambda found: sorted({1, *found}))
 
@@ -42,15 +42,16 @@ def nodes_of(seats: list[tuple[int, int, int]]) -> list[FreeMemory]:
         (
             90,
             30,
-            STREAMED,
-            "streamed through a shuffle buffer of 1.1 GB: partitions would take 45.0 GB of 30.0 GB free",
+            StorageOptions("streamed", cache=14 * GB),
+            "streamed through a shuffle buffer of 1.1 GB, with 16% of the pack cached in each node: partitions would "
+            "take 45.0 GB of 30.0 GB free",
         ),
     ],
 )
 def test_the_example_of_the_docs(pack: int, shared: int, expected: StorageOptions, reason: str) -> None:
     """4 ranks on 2 nodes; the last does not fit at all."""
     nodes = [FreeMemory(2, 30 * GB, shared * GB)] * 2
-    found = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes)
+    found = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes, window=GB // 2)
     assert found.options == expected
     assert found.reason.startswith(reason)
     assert "\n" not in found.reason
@@ -88,7 +89,7 @@ def test_the_first_that_fits_is_taken(
     elif fitting := [each for each in groups if fits(each)]:
         assert found == StorageOptions(groups=max(fitting))
     else:
-        assert found == STREAMED
+        assert (found.name, found.groups) == ("streamed", 1)
 
 
 @given(st.integers(1, 9000), NODES, GROUPS, st.integers(0, 9000))
@@ -151,7 +152,21 @@ def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
     on_ranks: OnRanks, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
-    auto = StorageOptions("auto", buffer=40)
-    (found, *_) = on_ranks(3, lambda world: resolve_storage(auto, tiny.index, world, world))
-    assert found.options == StorageOptions("streamed", buffer=40)
-    assert found.reason.startswith("streamed through a shuffle buffer of 0.0 MB: partitions would take ")
+    for cache in (0, 30):
+        auto = StorageOptions("auto", buffer=40, cache=cache)
+        (found, *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world, world))
+        assert found.options == StorageOptions("streamed", buffer=40, cache=cache)
+        assert found.reason.startswith("streamed through a shuffle buffer of 0.0 MB: partitions would take ")
+
+
+@given(st.integers(1, 9000), NODES, st.integers(0, 500))
+def test_windows_and_cache_stay_within_the_memory_that_may_be_used(
+    pack: int, seats: list[tuple[int, int, int]], window: int
+) -> None:
+    nodes = nodes_of(seats)
+    found = choose_storage(pack, {1: pack}, nodes, window=window).options
+    assert 0 <= found.cache <= pack
+    if found.cache:
+        for node in nodes:
+            assert found.cache <= MEMORY_SHARE * (node.shared or 0)
+            assert found.cache + node.ranks * window <= MEMORY_SHARE * (node.free or 0)

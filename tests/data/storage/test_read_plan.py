@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.order import epoch_rng, share, steps_of
-from unisono.data.storage.read_plan import memory_limit, plan_reads, reads_that_fit, seen_by
+from unisono.data.storage.read_plan import VIEW_BYTES, memory_limit, plan_reads, reads_that_fit, seen_by
 from unisono.data.storage.streamed_order import StripeBlocks, streamed_order
 
 
@@ -26,10 +26,21 @@ def test_a_rank_sees_its_shares(samples: int, batch: int, done: int, ranks: int)
         assert seen_by(order, batch, done, rank, ranks).tolist() == expected
 
 
+NONE = np.zeros(10, np.bool_)
+
+
+def test_blocks_in_the_cache_take_the_memory_of_views_in_a_plan() -> None:
+    cached = NONE.copy()
+    cached[1] = True
+    plan = plan_reads(even_blocks(10, 4, 7), np.array([5, 9, 6]), cached)
+    assert plan.blocks.tolist() == [1, 2]
+    assert plan.nbytes.tolist() == [4 * VIEW_BYTES, 7]
+
+
 @given(st.lists(st.integers(0, 39), max_size=60))
 def test_blocks_in_the_order_of_their_first_use(seen: list[int]) -> None:
     blocks = even_blocks(10, 4, 7)
-    plan = plan_reads(blocks, np.array(seen, np.int64))
+    plan = plan_reads(blocks, np.array(seen, np.int64), NONE)
     expected = dict[int, int]()
     for number in seen:
         expected[number // 4] = expected.get(number // 4, 0) + 1
@@ -52,7 +63,7 @@ def test_within_the_limit_each_window_is_there_before_it_is_used(ranks: int, win
     order = streamed_order(blocks, batch, window * 100, epoch_rng(1, epoch))
     limit = memory_limit(blocks, window * 100, ranks)
     for rank in range(ranks):
-        plan = plan_reads(blocks, seen_by(order, batch, 0, rank, ranks))
+        plan = plan_reads(blocks, seen_by(order, batch, 0, rank, ranks), np.zeros(len(blocks.firsts), np.bool_))
         turns = {block: turn for turn, block in enumerate(plan.blocks.tolist())}
         left, begun, held = plan.uses.copy(), 0, 0
         for step in range(steps_of(len(order), batch)):

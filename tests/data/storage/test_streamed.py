@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack import stripe
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
+from unisono.data.pack.stripe import read_stretch
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.sources.source import Source
-from unisono.data.storage import free_memory
+from unisono.data.storage import free_memory, streamed
 from unisono.data.storage.streamed import StreamedStorage
 from unisono.errors import PackError
 
@@ -28,6 +30,8 @@ OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
 SAMPLES, BLOCK = 400, 5
 """Samples of 2 bytes, 5 in each block."""
+
+BLOCKS = SAMPLES // BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,40 @@ def test_a_rank_holds_its_part_of_two_windows(on_ranks: OnRanks, index: Any) -> 
         storage.close()
 
     on_ranks(4, work)
+
+
+def test_the_next_epoch_is_read_before_it_begins(
+    on_ranks: OnRanks, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[int]()
+
+    def counting(index: Any, first: int, last: int) -> Any:
+        reads.append(first)
+        return read_stretch(index, first, last)
+
+    monkeypatch.setattr(streamed, "read_stretch", counting)
+
+    def work(world: Any) -> None:
+        storage, other = (StreamedStorage(index, world, world, 200) for _ in range(2))
+        orders = [other.order(0, epoch, 20, ShuffleOptions()) for epoch in range(3)]
+        order = storage.order(0, 0, 20, ShuffleOptions())
+        for epoch in range(2):
+            storage.epoch(order, 20)
+            for step in range(steps_of(SAMPLES, 20)):
+                storage.samples(order[20 * step : 20 * (step + 1)])
+            until = time.monotonic() + 60
+            while len(reads) == BLOCKS * (epoch + 1) and time.monotonic() < until:  # the order is made by a thread
+                storage.samples(np.empty(0, np.int64))
+            assert BLOCKS * (epoch + 1) < len(reads) < BLOCKS * (epoch + 2)
+            order = storage.order(0, epoch + 1, 20, ShuffleOptions())
+            assert order.tolist() == orders[epoch + 1].tolist()
+        storage.epoch(orders[0], 20)  # another than was expected: nothing of what was read ahead is handed out
+        assert numbers_in(storage.samples(orders[0][:20])) == orders[0][:20].tolist()
+        storage.close()
+        assert storage.nbytes == 0
+        other.close()
+
+    on_ranks(1, work)
 
 
 def test_another_window_is_another_order_and_says_so(on_ranks: OnRanks, index: Any) -> None:

@@ -14,10 +14,12 @@ import pytest
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
-from unisono.data.storage import STORAGES, free_memory
+from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.storage import STORAGES, free_memory, streamed
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.data.storage.storage import Storage, StorageOptions, read_storage
+from unisono.data.storage.streamed import StreamedStorage
 from unisono.errors import PackError
 from unisono.world import World
 
@@ -56,6 +58,35 @@ def see(memory: Storage, world: World, samples: int, epoch: int) -> list[bytes]:
     memory.epoch(order, BATCH)
     shares = [share(order, BATCH, step, world.rank, world.size) for step in range(steps_of(samples, BATCH))]
     return [sample.tobytes() for numbers in shares for sample in memory.samples(numbers)]
+
+
+@pytest.mark.parametrize("share_of_pack", [0.3, 1.0])
+def test_a_cache_changes_no_batch_and_saves_reads(
+    group: World, spread: World, packs: Path, share_of_pack: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    read_blocks = list[int]()
+
+    def counting(index: Index, first: int, last: int) -> object:
+        read_blocks.append(first)
+        return read_stretch(index, first, last)
+
+    monkeypatch.setattr(streamed, "read_stretch", counting)
+    for world in (group, spread):
+        seen = list[list[bytes]]()
+        for cache in (0, int(share_of_pack * index.nbytes)):
+            storage = StreamedStorage(index, world, world, 2000, cache)
+            read_blocks.clear()
+            order = storage.order(3, 0, BATCH, ShuffleOptions())
+            storage.epoch(order, BATCH)
+            shares = [share(order, BATCH, step, world.rank, world.size) for step in range(steps_of(len(index), BATCH))]
+            seen.append([sample.tobytes() for numbers in shares for sample in storage.samples(numbers)])
+            held = sum(world.node_world().all_gather_object(storage.nbytes if cache else 0))
+            assert held >= 0.9 * cache - 2000
+            if share_of_pack == 1.0:
+                assert bool(read_blocks) == (cache == 0)
+            storage.close()
+        assert seen[0] == seen[1]
 
 
 def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, packs: Path) -> None:

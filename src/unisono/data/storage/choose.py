@@ -3,7 +3,8 @@
     replicated              a copy in each node's shared memory      an epoch moves nothing
     partitioned, k groups   k copies over all ranks                  an epoch moves samples inside the groups
     partitioned             one copy over all ranks                  an epoch moves samples between all ranks
-    streamed                a shuffle buffer over all ranks          an epoch reads all samples from the stripes
+    streamed                a shuffle buffer over all ranks,         an epoch reads from the stripes what no node
+                            and a cache in each node                 has in its cache
 
 The first that fits is taken, with the largest k, at most a copy for each node. 4 ranks on 2 nodes, each with 30 GB
 free, of which half is allowed:
@@ -11,7 +12,8 @@ free, of which half is allowed:
     pack of 12 GB           12 GB in each node                                          replicated
     and /dev/shm of 8 GB    2 groups of 2 ranks: 6 GB a rank, 12 GB a node              2 groups
     pack of 20 GB           2 groups: 20 GB a node; 1 group: 5 GB a rank, 10 GB a node  partitioned
-    pack of 90 GB           1 group: 22.5 GB a rank, 45 GB a node                       streamed
+    pack of 90 GB           1 group: 22.5 GB a rank, 45 GB a node                       streamed, and with windows of
+                            0.5 GB a rank, 14 GB of the pack (16%) cached in each node
 
 A partition also needs spare memory for its shuffle (`compaction.py`). The batches of an epoch are the same in all that
 are in memory; a streamed pack has an order of its own.
@@ -20,17 +22,23 @@ are in memory; a streamed pack has an order of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.data.pack.index import Index
 from unisono.data.storage import AUTO, STREAMED
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.partitioned import partition_bytes
+from unisono.data.storage.read_plan import memory_limit
 from unisono.data.storage.storage import BUFFER_BYTES, StorageOptions
+from unisono.data.storage.streamed_order import blocks_of_pack
 from unisono.world import World
 
 MEMORY_SHARE = 0.5
 """Share of a node's free memory that samples may take; the rest is for the model, gradients and batches."""
+
+
+MIN_CACHED_SHARE = 0.01
+"""Least share of a pack that is worth a cache."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +55,14 @@ def choose_storage(
     nodes: Sequence[FreeMemory],
     share: float = MEMORY_SHARE,
     buffer: int = BUFFER_BYTES,
+    window: int = 0,
 ) -> StorageChoice:
     """Return the storage with the most copies of a pack that the memory of all nodes takes.
 
     `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
-    copy fits, the pack is streamed through a shuffle buffer of `buffer` bytes. If the memory of a node is not known, it
-    is partitioned over all ranks.
+    copy fits, the pack is streamed through a shuffle buffer of `buffer` bytes, which takes `window` bytes of a rank,
+    and each node caches what its memory takes of it. If the memory of a node is not known, it is partitioned over all
+    ranks.
     """
     free, shared = [node.free for node in nodes], [node.shared for node in nodes]
     if None in (*free, *shared):
@@ -67,8 +77,11 @@ def choose_storage(
             over = f"in {groups} groups" if groups > 1 else "over all ranks"
             reason = f"partitioned {over}: partitions take {words}; {because}"
             return StorageChoice(StorageOptions(groups=groups), reason)
-    reason = f"streamed through a shuffle buffer of {_size(buffer)}: partitions would take {words}; {because}"
-    return StorageChoice(StorageOptions(STREAMED, buffer=buffer), reason)
+    cache = min(int(share * min(node.free or 0, node.shared or 0)) - node.ranks * window for node in nodes)
+    cache = min(cache, pack) if cache >= MIN_CACHED_SHARE * pack else 0
+    cached = f", with {cache / pack:.0%} of the pack cached in each node" if cache else ""
+    reason = f"streamed through a shuffle buffer of {_size(buffer)}{cached}: partitions would take {words}; {because}"
+    return StorageChoice(StorageOptions(STREAMED, buffer=buffer, cache=cache), reason)
 
 
 def resolve_storage(options: StorageOptions, index: Index, world: World, everyone: World) -> StorageChoice:
@@ -80,7 +93,11 @@ def resolve_storage(options: StorageOptions, index: Index, world: World, everyon
         return StorageChoice(options)
     counts = [groups for groups in range(1, everyone.nodes + 1) if world.size % groups == 0]
     partition = {groups: partition_bytes(index.length, world.size // groups) for groups in counts}
-    return choose_storage(index.nbytes, partition, node_memory(everyone), buffer=options.buffer)
+    window = memory_limit(blocks_of_pack(index), options.buffer, world.size)
+    found = choose_storage(index.nbytes, partition, node_memory(everyone), buffer=options.buffer, window=window)
+    if found.options.name == STREAMED and options.cache:
+        return replace(found, options=replace(found.options, cache=options.cache))
+    return found
 
 
 def _compare(needs: Sequence[int], free: Sequence[int | None], share: float) -> tuple[bool, str]:

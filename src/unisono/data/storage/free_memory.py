@@ -59,7 +59,7 @@ def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
         raise PackError(
             f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {needed / 1e9:.1f} GB of "
             'the pack; start on more nodes, store the pack partitioned (storage = "partitioned", groups = 1), or '
-            'stream it (storage = "streamed"; if it is, with a smaller buffer_megabytes)'
+            'stream it (storage = "streamed"; if it is, with smaller buffer_megabytes and cache_megabytes)'
         )
 
 

@@ -56,7 +56,9 @@ class ReadAhead:
 
         `limit` is in bytes (`memory_limit`).
         """
-        self._plan, self._read, self._name_of, self._limit = plan, read, name_of, limit
+        self._plan, self._read, self._name_of = plan, read, name_of
+        self.limit = limit
+        """Bytes up to which blocks are read ahead of the step."""
         self._turns = {block: turn for turn, block in enumerate(plan.blocks.tolist())}
         self._left = plan.uses.tolist()
         self._begun, self._reported = 0, set[str]()
@@ -83,8 +85,13 @@ class ReadAhead:
         found = {block: self._wait(block, read) for block, read in reads.items()}
         for block, turn, count in zip(wanted.tolist(), turns, uses.tolist(), strict=True):
             self._release(block, turn, count)
-        self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self._limit))
+        self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
         return [found[block][row] for block, row in zip(blocks.tolist(), rows.tolist(), strict=True)]
+
+    @property
+    def all_begun(self) -> bool:
+        """True if the reads of the whole plan have begun."""
+        return self._begun == len(self._plan.blocks)
 
     def stop(self) -> None:
         """Drop the blocks and end the threads; a read that its file system does not answer is left behind."""

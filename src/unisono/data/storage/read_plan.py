@@ -3,6 +3,8 @@
     its samples    13 14 | 12 15 | 18 17 | 16 19          blocks of 4 samples: 12 to 15 are block 3, 16 to 19 block 4
     plan           block 3 for 4 samples, block 4 for 4   in the order in which they are first used
 
+A block that a node caches (`block_cache.py`) takes little memory in the plan, and is not read.
+
 A block stays until its last sample of the epoch has been handed out. Then the next ones are read, as many as fit. What
 the current step needs is read even if it does not fit, so a step never waits for memory.
 
@@ -19,6 +21,9 @@ from numpy.typing import NDArray
 from unisono.data.order import ranks_of
 from unisono.data.storage.streamed_order import Numbers, StripeBlocks
 
+VIEW_BYTES = 200
+"""Bytes that a sample in the cache takes in a plan: a view of it, where others are copied."""
+
 
 class ReadPlan(NamedTuple):
     """Blocks to read, in the order in which they are first used; arrays with one entry for each."""
@@ -30,11 +35,15 @@ class ReadPlan(NamedTuple):
     """Bytes of the block in memory."""
 
 
-def plan_reads(blocks: StripeBlocks, seen: Numbers) -> ReadPlan:
-    """Return the plan for a rank that hands out the samples `seen`, in this order."""
+def plan_reads(blocks: StripeBlocks, seen: Numbers, cached: NDArray[np.bool_]) -> ReadPlan:
+    """Return the plan for a rank that hands out the samples `seen`, in this order; of `cached` blocks it makes views.
+
+    Blocks in the cache are in the plan, too: the step takes all samples in one way.
+    """
     found, firsts, uses = np.unique(blocks.find(seen), return_index=True, return_counts=True)
     turns = np.argsort(firsts)
-    return ReadPlan(found[turns], uses[turns], blocks.nbytes[found[turns]])
+    nbytes = np.where(cached, VIEW_BYTES * (blocks.stops - blocks.firsts), blocks.nbytes)
+    return ReadPlan(found[turns], uses[turns], nbytes[found[turns]])
 
 
 def seen_by(order: Numbers, batch: int, done: int, rank: int, ranks: int) -> Numbers:

@@ -36,6 +36,8 @@ class StorageOptions:
     """Copies of the pack over all ranks, one in each group of ranks, if it is partitioned."""
     buffer: int = BUFFER_BYTES
     """Bytes of the shuffle buffer over all ranks, if the pack is streamed."""
+    cache: int = 0
+    """Bytes of the pack that each node keeps in memory, if it is streamed."""
 
 
 class SampleReader(Protocol):

@@ -2,15 +2,22 @@
 
     stripes ──read ahead, blocks of 4 MB──▶ shuffle buffer: 2 windows over all ranks ──▶ samples of the step
 
+    cache of the node ───views of blocks──▶                                 (`block_cache.py`, if there is one)
+
+    read     a b c d ...   y z   f c e ...           blocks of the next epoch, when the last ones of this have begun
+    steps      0 1 2 ...         98 99 │ test │ 0 1 2 ...
+
 It needs no memory for the pack and no shuffle between ranks. The order (`streamed_order.py`) is no full permutation: it
 is drawn block by block. Each rank plans its reads of an epoch by itself (`read_plan.py`) and its threads play them
-(`read_ahead.py`). So nothing but `read` is collective, and a rank out of step reads in the same way, from blocks of its
-own.
+(`read_ahead.py`). So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, from
+blocks of its own.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +26,42 @@ from unisono.data.order import epoch_rng, worker_rng
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import check_stripes, read_stretch
 from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.storage.block_cache import BlockCache
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.data.storage.read_ahead import ReadAhead
-from unisono.data.storage.read_plan import memory_limit, plan_reads, seen_by
+from unisono.data.storage.read_plan import ReadPlan, memory_limit, plan_reads, seen_by
 from unisono.data.storage.storage import StorageOptions
-from unisono.data.storage.streamed_order import StripeBlocks, blocks_of_pack, own_blocks, streamed_order
+from unisono.data.storage.streamed_order import Numbers, StripeBlocks, blocks_of_pack, own_blocks, streamed_order
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 
 def read(index: Index, options: StorageOptions, world: World, everyone: World) -> StreamedStorage:
     """Return the pack as it is read from its stripes by the ranks that share each batch."""
-    return StreamedStorage(index, world, everyone, options.buffer)
+    return StreamedStorage(index, world, everyone, options.buffer, options.cache)
+
+
+NOTHING = np.empty(0, np.int64)
+
+
+class PreparedEpoch(NamedTuple):
+    """Order of a later epoch, and what this rank reads for it."""
+
+    seed: int
+    epoch: int
+    batch: int
+    order: NDArray[np.int64]
+    plan: ReadPlan
 
 
 class StreamedStorage:
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
-    def __init__(self, index: Index, world: World, everyone: World, window_bytes: int) -> None:
+    def __init__(self, index: Index, world: World, everyone: World, window_bytes: int, cache_bytes: int = 0) -> None:
         """Look at the stripes, each rank at a part of them. Collective; `everyone` has all ranks of the nodes.
 
-        Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows.
+        Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
+        its cache of `cache_bytes`.
         """
         self._index, self._world, self._window_bytes = index, world, window_bytes
         self._blocks = blocks_of_pack(index)
@@ -47,7 +69,12 @@ class StreamedStorage:
         check_free_memory(everyone, self._limit)
         first, last = bounds(len(index), world.size, world.rank)
         world.call_on_all(lambda: check_stripes(index, first, last))
-        self._begin(self._blocks, np.empty(0, np.int64))
+        self._cache = BlockCache(index, self._blocks, cache_bytes, everyone) if cache_bytes else None
+        self._cached = np.zeros(len(self._blocks.firsts), np.bool_) if self._cache is None else self._cache.cached
+        self._next: Future[PreparedEpoch] | None = None
+        self._ahead: ReadAhead | None = None
+        self._position: tuple[int, int, int] | None = None
+        self._planned, self._reader = self._blocks, self._read_ahead(self._blocks, self._plan_of(self._blocks))
 
     @property
     def order_name(self) -> str:
@@ -56,11 +83,22 @@ class StreamedStorage:
 
     def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:  # noqa: ARG002
         """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
+        self._position = seed, epoch, batch
+        if self._next is not None and (prepared := self._next.result())[:3] == self._position:
+            return prepared.order
         return streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch))
 
     def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:
-        """Begin to read what this rank will see of `order` from step `done` on."""
-        self._reader.stop()
+        """Begin to read what this rank will see of `order` from step `done` on, or go on if that has begun."""
+        prepared, ahead = self._next, self._ahead
+        self._next = self._ahead = None
+        if ahead is not None and prepared is not None and prepared.result().order is order and not done:
+            self._reader.stop()
+            self._reader, self._planned = ahead, self._blocks
+            ahead.limit = self._limit
+            return
+        if ahead is not None:
+            ahead.stop()
         self._begin(self._blocks, seen_by(order, batch, done, self._world.rank, self._world.size))
 
     def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -73,7 +111,6 @@ class StreamedStorage:
         """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
         rng = worker_rng(seed, self._world.rank, epoch)
         order = streamed_order(self._own, batch, max(1, self._window_bytes // self._world.size), rng)
-        self._reader.stop()
         self._begin(self._own, order[done * batch :])
         return order
 
@@ -82,11 +119,11 @@ class StreamedStorage:
 
         Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
         """
+        self._read_on()
         blocks = self._planned.find(numbers)
         inside = len(blocks) == 0 or bool((blocks >= 0).all() and (numbers < self._planned.stops[blocks]).all())
         if not inside:  # of other ranks' own blocks, or after the last epoch
-            self._reader.stop()
-            self._begin(self._blocks, np.empty(0, np.int64))
+            self._begin(self._blocks)
             blocks = self._planned.find(numbers)
         return self._reader.take(blocks, numbers - self._planned.firsts[blocks])
 
@@ -98,22 +135,63 @@ class StreamedStorage:
     @property
     def nbytes(self) -> int:
         """Bytes of the samples that this rank holds."""
-        return self._reader.nbytes
+        held = self._reader.nbytes + (self._ahead.nbytes if self._ahead is not None else 0)
+        return held + (self._cache.nbytes if self._cache is not None else 0)
 
     def close(self) -> None:
-        """Stop the threads and free the memory."""
+        """Stop the threads and free the memory. Collective."""
         self._reader.stop()
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = None
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
 
-    def _begin(self, blocks: StripeBlocks, seen: NDArray[np.int64]) -> None:
-        """Read ahead for the samples `seen`, which are in `blocks`."""
+    def _read_on(self) -> None:
+        """Begin to read the next epoch in half of the memory, as soon as this one needs no more than the other half."""
+        if self._position is None or self._ahead is not None or not self._reader.all_begun:
+            return
+        if self._next is None:
+            self._next = self._prepare(*self._position)
+        if self._next.done() and 2 * self._reader.nbytes <= self._limit:
+            self._ahead = self._read_ahead(self._blocks, self._next.result().plan, self._limit // 2)
+
+    def _prepare(self, seed: int, epoch: int, batch: int) -> Future[PreparedEpoch]:
+        """Return the order and the plan of the epoch after this one, which a thread computes."""
+
+        def compute() -> PreparedEpoch:
+            order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
+            seen = seen_by(order, batch, 0, self._world.rank, self._world.size)
+            return PreparedEpoch(seed, epoch + 1, batch, order, self._plan_of(self._blocks, seen))
+
+        pool = ThreadPoolExecutor(1, "order of the next epoch")
+        prepared = pool.submit(compute)
+        pool.shutdown(wait=False)
+        return prepared
+
+    def _begin(self, blocks: StripeBlocks, seen: Numbers = NOTHING) -> None:
+        """Drop what was read, and read ahead for the samples `seen`, which are in `blocks`."""
+        self._reader.stop()
+        self._planned, self._reader = blocks, self._read_ahead(blocks, self._plan_of(blocks, seen))
+
+    def _plan_of(self, blocks: StripeBlocks, seen: Numbers = NOTHING) -> ReadPlan:
+        """Return the plan for the samples `seen`, which are in `blocks`."""
+        return plan_reads(blocks, seen, self._cached[self._blocks.find(blocks.firsts)])
+
+    def _read_ahead(self, blocks: StripeBlocks, plan: ReadPlan, limit: int = 0) -> ReadAhead:
+        """Return the player of a plan for `blocks`, which begins to read; `limit` is in bytes, 0: all that may be."""
+        cache = self._cache
 
         def read(block: int) -> list[NDArray[np.uint8]]:
-            stretches = read_stretch(self._index, int(blocks.firsts[block]), int(blocks.stops[block]))
+            first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
+            if cache is not None and cache.holds(first):
+                return cache.samples(first, stop)
+            stretches = read_stretch(self._index, first, stop)
             writable = ((data.copy(), offsets) for data, offsets in stretches)  # Arrow's own memory is not
             return [data[begin:end] for data, offsets in writable for begin, end in pairwise(offsets.tolist())]
 
         def name_of(block: int) -> str:
             return str(self._index.folder / self._index.about.stripes[int(blocks.stripes[block])][0])
 
-        self._planned = blocks
-        self._reader = ReadAhead(plan_reads(blocks, seen), read, name_of, self._limit)
+        return ReadAhead(plan, read, name_of, limit or self._limit)
