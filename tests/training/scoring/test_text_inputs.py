@@ -58,5 +58,7 @@ def test_tokens_that_are_no_bytes_need_their_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"packs/a has 3 tokens that are no bytes: give the tokenizer\.json"):
         tokenizer_of(index_of(("?", "one", "</s>")), "")
     assert tokenizer_of(index_of(("?", "one", "</s>")), str(path)).encode("one two").tolist() == [1, 0]
-    with pytest.raises(PackError, match=r"t\.json has 3 tokens, which are not the 2 of packs/a"):
+    with pytest.raises(PackError, match=r"t\.json has 3 tokens, which are not the 2 of packs/a; give the"):
         tokenizer_of(index_of(("?", "two")), str(path))
+    with pytest.raises(PackError, match="which are not the 256 of packs/a; omit --tokenizer"):
+        tokenizer_of(index_of(ByteTokenizer.tokens), str(path))

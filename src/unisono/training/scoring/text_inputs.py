@@ -58,9 +58,10 @@ def tokenizer_of(index: Index, name: str) -> Tokenizer:
             "with, --tokenizer FILE"
         )
     found = make_tokenizer(name or BYTES)
+    remedy = "give the tokenizer.json that it was packed with" if bytes_per_label is None else "omit --tokenizer"
     if found.tokens != classes:
         raise PackError(
             f"--tokenizer {name} has {len(found.tokens):,} tokens, which are not the {len(classes):,} of "
-            f"{index.folder}; give the tokenizer.json that it was packed with"
+            f"{index.folder}; {remedy}"
         )
     return found
