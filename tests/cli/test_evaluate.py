@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.usage_errors import assert_one_line_error
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -40,3 +41,48 @@ def test_a_run_is_evaluated_as_it_was_tested(unisono: Run, in_process: Run, tmp_
 
 def test_a_folder_without_a_run_is_refused_before_ranks_start(in_process: Run) -> None:
     assert_one_line_error(in_process("evaluate", "nowhere"), "nowhere holds no run")
+
+
+TEXT_RECIPE = """\
+[data]
+pack = "packs"
+threads = 1
+
+[model]
+name = "gpt_small"
+
+[optimizer]
+name = "adamw"
+learning_rate = 1e-3
+
+[rule]
+overlap = "none"
+
+[exchange]
+bucket_megabytes = 1
+
+[training]
+epochs = 1
+batch = 16
+"""
+
+
+def test_a_text_has_perplexity_and_no_confusion(unisono: Run, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(" ".join(map(str, range(400))))
+    (tmp_path / "recipe.toml").write_text(TEXT_RECIPE)
+    for arguments in (("pack", "text.txt", "packs", "--window", "8"), ("train", "recipe.toml", "--ranks", "1")):
+        done = unisono(*arguments, *(("--run", "mine") if arguments[0] == "train" else ()))
+        assert done.returncode == 0, done.stderr
+    reported = json.loads((tmp_path / "mine/metrics.jsonl").read_text())
+    done = unisono("evaluate", "mine", "--ranks", "2", "--throughput")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "wrote mine/evaluation.json; tokens have no picture of their confusion"
+    assert any(re.search(rf"perplexity\W+{reported['test_perplexity']:.2f}", line) for line in lines)
+    assert any("tokens/s" in line for line in lines)
+    found = json.loads((tmp_path / "mine/evaluation.json").read_text())
+    assert found["loss"] == pytest.approx(reported["test_loss"], rel=1e-3)
+    assert found["tokens"] == 8 * found["samples"]
+    assert [entry["batch"] for entry in found["throughput"]] == [2**power for power in range(9)]
+    assert all(entry["tokens_per_second"] > 0 for entry in found["throughput"])
+    assert not (tmp_path / "mine/confusion.svg").exists()

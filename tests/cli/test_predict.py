@@ -74,3 +74,58 @@ def test_files_are_predicted_as_they_were_evaluated(
     (tmp_path / "mine/checkpoints").rename(tmp_path / "mine/gone")
     assert_one_line_error(in_process("predict", "mine", files[0]), "mine has no checkpoint yet")
     assert_one_line_error(in_process("predict", "nowhere", files[0]), "nowhere holds no run")
+
+
+TEXT_RECIPE = """\
+[data]
+pack = "packs"
+threads = 1
+
+[model]
+name = "gpt_small"
+
+[optimizer]
+name = "adamw"
+learning_rate = 1e-2
+
+[rule]
+overlap = "none"
+
+[exchange]
+bucket_megabytes = 1
+
+[training]
+epochs = 3
+batch = 16
+"""
+
+
+def test_texts_are_scored_and_continued(command: Run, in_process: Run, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc " * 600)  # 4 does not divide the window: places alone say nothing
+    (tmp_path / "recipe.toml").write_text(TEXT_RECIPE)
+    for arguments in (
+        ("pack", "text.txt", "packs", "--window", "7"),
+        ("train", "recipe.toml", "--ranks", "1", "--run", "mine"),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "likely.txt").write_text("abc abc abc ab")
+    (tmp_path / "strange.txt").write_text("zzzzzz")
+    (tmp_path / "broken.txt").write_bytes(b"\xff")
+    done = in_process("predict", "mine", "likely.txt", "strange.txt", "broken.txt", "--continue", "6")
+    assert done.returncode == 1
+    likely, strange = done.stdout.splitlines()
+    assert likely.startswith("likely.txt: 14 tokens  loss ")
+    assert ' bits per byte  next "c" ' in likely
+    assert likely.endswith('  continued "c abc "')
+    assert strange.startswith("strange.txt: 6 tokens  loss ")
+    assert done.stderr.startswith("unisono: broken.txt: it is no text in UTF-8: ")
+    done = in_process("predict", "mine", "likely.txt", "strange.txt", "--top", "2", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    one, other = json.loads(done.stdout)
+    assert list(one) == ["file", "tokens", "loss", "perplexity", "bits_per_byte", "next"]
+    assert one["next"][0]["token"] == "c"
+    assert len(one["next"]) == 2
+    assert one["perplexity"] < other["perplexity"]
+    assert_one_line_error(in_process("predict", "mine", "likely.txt", "--continue", "-1"), "--continue")
+    assert_one_line_error(in_process("predict", "mine", "likely.txt", "--tokenizer", "no.json"), "no.json")

@@ -1,11 +1,13 @@
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unisono.errors import UsageError
-from unisono.training.curves import Curve, curve_of, draw, summarize
+from unisono.training.curves import Curve, curves_of, draw, finite_part, summarize
+from unisono.training.measures import PERPLEXITY
 from unisono.training.run_directory import METRICS, add_metrics
 
 
@@ -18,17 +20,17 @@ def test_a_curve_is_read_from_the_metrics(tmp_path: Path) -> None:
         add_metrics(tmp_path, line(epoch, top1, test_top5=0.9))
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"epoch": 3, "elap')  # the run goes on, or was killed here
-    assert curve_of(tmp_path) == Curve(tmp_path.name, (1, 2), (30.0, 60.0), (0.5, 0.75), (0.9, 0.9))
+    assert curves_of([tmp_path]) == [Curve(tmp_path.name, (1, 2), (30.0, 60.0), (0.5, 0.75), (0.9, 0.9))]
 
 
 def test_few_classes_have_no_top5(tmp_path: Path) -> None:
     add_metrics(tmp_path, line(1, 0.5))
-    assert curve_of(tmp_path).top5 == ()
+    assert curves_of([tmp_path])[0].top5 == ()
 
 
 def test_what_is_no_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"has no run with a finished epoch: {METRICS} is empty or missing"):
-        curve_of(tmp_path)
+        curves_of([tmp_path])
 
 
 def test_what_was_reached_is_said() -> None:
@@ -53,3 +55,36 @@ def test_the_image_names_each_run(tmp_path: Path) -> None:
 def test_metrics_of_a_run_are_lines_of_json(tmp_path: Path) -> None:
     add_metrics(tmp_path, line(1, 0.5))
     assert json.loads((tmp_path / METRICS).read_text())["elapsed"] == 30.0
+
+
+def test_runs_on_texts_are_compared_by_perplexity(tmp_path: Path) -> None:
+    for name, perplexity in (("one", 8.0), ("other", 4.0)):
+        (tmp_path / name).mkdir()
+        add_metrics(tmp_path / name, line(1, 0.5, test_perplexity=perplexity, test_top5=0.9))
+    (tmp_path / "image").mkdir()
+    add_metrics(tmp_path / "image", line(1, 0.25))
+    one, other = curves_of([tmp_path / "one", tmp_path / "other"])
+    assert (one.values, other.values, one.top5) == ((8.0,), (4.0,), ())
+    assert one.measure is other.measure is PERPLEXITY
+    assert [curve.values for curve in curves_of([tmp_path / "one", tmp_path / "image"])] == [(0.5,), (0.25,)]
+
+
+TEXT = Curve("mine", (1, 2, 3), (30.0, 60.0, 95.4), (9.0, 4.0, 4.5), (), PERPLEXITY)
+
+
+def test_the_best_perplexity_is_the_lowest() -> None:
+    assert summarize(TEXT) == "mine: perplexity 4.50 after 3 epochs, 1:35 min (best 4.00 after 2)"
+
+
+def test_the_image_of_texts_has_their_measure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw([TEXT], tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert "test perplexity" in drawn
+    assert "top-1" not in drawn
+
+
+def test_epochs_after_divergence_are_not_drawn() -> None:
+    diverged = Curve("mine", (1, 2, 3), (30.0, 60.0, 95.4), (9.0, inf, inf), (), PERPLEXITY)
+    assert finite_part(diverged) == Curve("mine", (1,), (30.0,), (9.0,), (), PERPLEXITY)
+    assert finite_part(TEXT) == TEXT

@@ -1,4 +1,4 @@
-"""`unisono accuracy`: test accuracy of runs, drawn against time and epochs."""
+"""`unisono accuracy`: test accuracy of runs, or perplexity of texts, drawn against time and epochs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from unisono.errors import UsageError
 
 def accuracy(
     runs: Annotated[list[Path], typer.Argument(help="Folders of one or more runs.")],
-    output: Annotated[Path, typer.Option(help="Output file; its suffix sets the format: svg, png, pdf.")] = Path(
-        "accuracy.svg"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Output file; its suffix sets the format: svg, png, pdf. Default: accuracy.svg, perplexity.svg."
+        ),
+    ] = None,
 ) -> None:
-    """Draw the test accuracy of runs, top-1 and top-5, against wall-clock time and against epochs."""
-    from unisono.training.curves import curve_of, draw, summarize
+    """Draw the test accuracy of runs, top-1 and top-5, against wall-clock time and against epochs.
 
-    curves = [curve_of(run) for run in runs]
+    Runs on texts have their test perplexity drawn.
+    """
+    from unisono.training.curves import curves_of, draw, summarize
+
+    curves = curves_of(runs)
+    output = output or Path(f"{curves[0].measure.name}.svg")
     for curve in curves:
         print(summarize(curve))
     if find_spec("matplotlib") is None:

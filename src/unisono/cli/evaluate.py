@@ -1,4 +1,4 @@
-"""`unisono evaluate`: accuracy, loss and confusion of a run's newest checkpoint, and its throughput."""
+"""`unisono evaluate`: measures of a run's newest checkpoint on a test set, and its throughput."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from unisono.launch import cores, keep_memory, ranks_started
 from unisono.training import run_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from unisono.training.scoring.evaluation import Evaluation
-    from unisono.training.scoring.throughput import BatchThroughput
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     pack: Annotated[
-        Path | None, typer.Option(help="Another pack with the same classes; default: the test set of the run's data.")
+        Path | None,
+        typer.Option(help="Another pack with the same classes or tokens; default: the test set of the run's data."),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(help="Number of ranks; default: that of the run, but at most one for each core.")
@@ -31,11 +29,12 @@ def evaluate(
     throughput: Annotated[
         bool, typer.Option("--throughput", help="Time forward passes on rank 0, at batch sizes 1 to 256.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder for evaluation.json and confusion.svg; default: the run's.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder of the files; default: the run's.")] = None,
 ) -> None:
-    """Evaluate the newest checkpoint of a run on a test set: accuracy, loss, recall of each class, confusion.
+    """Evaluate the newest checkpoint of a run on a test set.
+
+    Samples of a class: accuracy, loss, recall of each class, confusion. Texts: loss, perplexity and accuracy of tokens,
+    and bits per byte where tokens are bytes.
 
     Starts the ranks; inside mpiexec or srun, this process is one of them. The results do not depend on their number.
     """
@@ -52,8 +51,8 @@ def evaluate(
         raise typer.Exit(launch(count, ["evaluate", str(run), *options], recipe.training.timeout or None))
     if started is None:
         keep_memory()
-    from unisono.training.scoring.evaluate import CONFUSION, EVALUATION, write_files
     from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
+    from unisono.training.scoring.evaluate import write_files
     from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
@@ -65,10 +64,10 @@ def evaluate(
     with world.agree_on_errors():
         found, facts = evaluate_on_rank(run, world, pack, throughput, log)
         target = run if out is None else out
-        world.call_on_root(lambda: write_files(found, facts, target))
+        files = world.call_on_root(lambda: write_files(found, facts, target))
     if world.rank == 0:
         _print(found)
-    log(f"wrote {target / EVALUATION} and {target / CONFUSION}")
+    log("; ".join(filter(None, ("wrote " + " and ".join(map(str, files)), found.remark))))
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
 
 
@@ -78,24 +77,22 @@ def _print(found: Evaluation) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from unisono.training.scoring.evaluation import rows
-
     console, table = Console(), Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, value in rows(found):
+    for name, value in found.rows():
         table.add_row(name, escape(value))
     console.print(table)
     if found.throughput:
-        console.print(_throughput_table(found.throughput))
+        console.print(_throughput_table(found))
 
 
-def _throughput_table(timed: Sequence[BatchThroughput]) -> object:
+def _throughput_table(found: Evaluation) -> object:
     from rich.table import Table
 
     table = Table(title="forward passes, one rank")
-    for head in ("batch", "ms", "samples/s"):
+    for head in ("batch", "ms", found.speed_unit):
         table.add_column(head, justify="right")
-    for entry in timed:
-        table.add_row(f"{entry.batch}", f"{1e3 * entry.seconds:.2f}", f"{entry.samples_per_second:,.0f}")
+    for entry in found.throughput:
+        table.add_row(f"{entry.batch}", f"{1e3 * entry.seconds:.2f}", f"{found.speed(entry):,.0f}")
     return table

@@ -1,4 +1,4 @@
-"""`unisono predict`: classes of files, by a run's newest checkpoint."""
+"""`unisono predict`: classes of files, or scores of texts, by a run's newest checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    files: Annotated[list[Path], typer.Argument(help="Files of the kind that the run was trained on: images, audio.")],
-    top: Annotated[int, typer.Option(help="Number of classes to print.")] = 3,
+    files: Annotated[
+        list[Path], typer.Argument(help="Files of the kind that the run was trained on: images, audio, texts.")
+    ],
+    top: Annotated[int, typer.Option(help="Number of classes, or of next tokens, to print.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    more: Annotated[
+        int, typer.Option("--continue", min=0, help="Texts: continue each by N tokens, the most probable each time.")
+    ] = 0,
+    tokenizer: Annotated[
+        str, typer.Option(help="Texts whose tokens are no bytes: the tokenizer.json that they were packed with.")
+    ] = "",
 ) -> None:
     """Print the most probable classes of files, by the newest checkpoint of a run.
 
-    A file that cannot be read or decoded is reported, and the others are predicted; the exit code is then 1.
+    Of texts, print the loss per token, perplexity, bits per byte and the most probable next tokens. A file that cannot
+    be read or decoded is reported, and the others are predicted; the exit code is then 1.
     """
     if top < 1:
         raise UsageError(f"--top {top}: print at least 1 class")
@@ -35,32 +44,32 @@ def predict(
     check_installed()
     keep_memory()
     from unisono.training.build import DTYPES, context_of
-    from unisono.training.scoring.file_inputs import open_file_inputs
+    from unisono.training.scoring.file_inputs import open_inputs
     from unisono.training.scoring.predict import predict as predict_files
+    from unisono.training.scoring.prediction import PredictOptions
     from unisono.training.scoring.saved_run import load_network, read_run
 
     saved = read_run(run)
     for note in saved.notes:
         print(note, file=sys.stderr)
-    inputs = open_file_inputs(saved.recipe.data)
+    recipe = saved.recipe
+    inputs = open_inputs(recipe.data, tokenizer, more)
     network = load_network(saved, inputs)
-    dtype, within = DTYPES[saved.recipe.model.dtype], context_of(saved.recipe)
+    batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
+    options = PredictOptions(top, batch, DTYPES[recipe.model.dtype], context_of(recipe))
     found: list[FilePrediction] = []
-    for one in predict_files(network, inputs, files, top, dtype, within):
+    for one in predict_files(network, inputs, files, options):
         found.append(one)
-        if one.error:
+        if one.prediction is None:
             print(f"unisono: {one.file}: {one.error}", file=sys.stderr, flush=True)
         elif not as_json:
-            words = "  ".join(f"{name} {probability:.2%}" for name, probability in one.classes)
-            print(f"{one.file}: {words}", flush=True)
+            print(f"{one.file}: {one.prediction.words()}", flush=True)
     if as_json:
         print(json.dumps([_data(one) for one in found], indent=1))
-    if any(one.error for one in found):
+    if any(one.prediction is None for one in found):
         raise typer.Exit(1)
 
 
 def _data(one: FilePrediction) -> dict[str, Any]:
     """Return a prediction as data for JSON."""
-    if one.error:
-        return {"file": str(one.file), "error": one.error}
-    return {"file": str(one.file), "classes": [{"class": name, "probability": share} for name, share in one.classes]}
+    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.as_data())}

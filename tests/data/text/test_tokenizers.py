@@ -17,6 +17,7 @@ from unisono.errors import PackError, UsageError
 def test_bytes_are_those_of_utf_8(text: str) -> None:
     found = make_tokenizer(BYTES).encode(text)
     assert bytes(found.astype(np.uint8)) == text.encode()
+    assert make_tokenizer(BYTES).decode(found.tolist()) == text
 
 
 def test_bytes_have_256_names_and_half_a_surrogate_pair_is_a_question_mark() -> None:
@@ -24,6 +25,7 @@ def test_bytes_have_256_names_and_half_a_surrogate_pair_is_a_question_mark() -> 
     assert len(set(tokenizer.tokens)) == 256
     assert [tokenizer.tokens[byte] for byte in (0, 10, 97, 195)] == ["\\x00", "\\n", "a", "\\xc3"]
     assert tokenizer.encode("\ud800").tolist() == [ord("?")]
+    assert tokenizer.decode([102, 195, 188, 195]) == "fü\N{REPLACEMENT CHARACTER}"
 
 
 def written(path: Path, names: list[str]) -> Path:
@@ -45,6 +47,7 @@ def test_a_file_gives_its_own_tokens(tmp_path: Path) -> None:
     assert tokenizer.end_of_text == 4
     assert tokenizer.files == (tmp_path / "t.json",)
     assert tokenizer.encode("two one three").tolist() == [6, 2, 0]
+    assert tokenizer.decode([6, 2, 4]) == "two one </s>"
 
 
 def test_a_file_without_an_end_of_text_is_refused(tmp_path: Path) -> None:

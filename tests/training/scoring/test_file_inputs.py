@@ -14,17 +14,19 @@ from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
 from unisono.data.digits import load
-from unisono.data.kinds import AUDIO, IMAGE, RAW, TEXT
+from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
 from unisono.data.sources import find
 from unisono.data.sources.source import Source
-from unisono.errors import DecodeError, PackError
+from unisono.data.text.options import TextOptions
+from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.recipe import DataRecipe, Recipe
-from unisono.training.scoring.file_inputs import FileInputs, open_file_inputs
+from unisono.training.scoring.file_inputs import FileInputs, open_inputs
 from unisono.training.scoring.test_set import open_test_set
+from unisono.training.scoring.text_inputs import TextInputs
 
 Samples = Callable[..., Path]
 
@@ -40,6 +42,12 @@ def recording(number: int) -> bytes:
 def index_of(about: About) -> Index:
     none = np.zeros(0, np.int32)
     return Index(about, none, none, none, none, none, Path("packs/a"))
+
+
+def opened(recipe: DataRecipe) -> FileInputs:
+    inputs = open_inputs(recipe, "", 0)
+    assert isinstance(inputs, FileInputs)
+    return inputs
 
 
 def evaluated_inputs(recipe: DataRecipe) -> torch.Tensor:
@@ -62,7 +70,7 @@ def test_an_image_is_converted_as_the_packed_one_was(image_samples: Samples, tmp
         (source,) = find(tmp_path / "images" / part).values()
         pack(source, tmp_path / "pack" / part, PackOptions(stripes=2), 1, lambda: None)
     recipe = DataRecipe(pack=str(tmp_path / "pack"), size=24, augment=augment, threads=1)
-    inputs, expected = open_file_inputs(recipe), evaluated_inputs(recipe)
+    inputs, expected = opened(recipe), evaluated_inputs(recipe)
     files = sorted((tmp_path / "images" / "test").rglob("*.jpg"))
     assert len(files) == len(expected) == 6
     for file, other in zip(files, expected, strict=True):
@@ -81,7 +89,7 @@ def test_a_recording_is_converted_as_the_packed_one_was(tmp_path: Path) -> None:
         pack(source, tmp_path / part, PackOptions(stripes=1), 1, lambda: None)
     (tmp_path / "one.wav").write_bytes(samples[1])
     recipe = DataRecipe(pack=str(tmp_path), windows=4, context=2, augment="shift", threads=1)
-    inputs = open_file_inputs(recipe)
+    inputs = opened(recipe)
     assert torch.equal(inputs.read(tmp_path / "one.wav")[0], evaluated_inputs(recipe)[1])
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(DecodeError, match=r"; the run takes audio: \.wav"):
@@ -95,13 +103,13 @@ def test_an_image_file_of_a_raw_image_is_that_image(tmp_path: Path) -> None:
         pack(source, tmp_path / part, PackOptions(stripes=1), 1, lambda: None)
     Image.fromarray(pixels).save(tmp_path / "raw.png")
     recipe = DataRecipe(pack=str(tmp_path), threads=1)
-    assert torch.equal(open_file_inputs(recipe).read(tmp_path / "raw.png"), evaluated_inputs(recipe))
+    assert torch.equal(opened(recipe).read(tmp_path / "raw.png"), evaluated_inputs(recipe))
 
 
 def test_an_image_file_of_a_digit_is_that_digit(tmp_path: Path) -> None:
     digit = load().test.inputs[7]
     Image.fromarray((255 * digit[0]).round().numpy().astype(np.uint8)).save(tmp_path / "digit.png")
-    inputs = open_file_inputs(DataRecipe())
+    inputs = opened(DataRecipe())
     torch.testing.assert_close(inputs.read(tmp_path / "digit.png")[0], digit, rtol=0, atol=0.51 / 255)
     assert (inputs.names, inputs.channels, inputs.blank(3).shape) == (tuple("0123456789"), 1, (3, 1, 8, 8))
 
@@ -123,12 +131,22 @@ def test_files_that_are_no_image_are_named(tmp_path: Path) -> None:
 
 def test_a_pack_that_is_missing_or_has_no_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"nowhere has no pack named train or training.*unisono pack"):
-        open_file_inputs(DataRecipe(pack=str(tmp_path / "nowhere")))
+        open_inputs(DataRecipe(pack=str(tmp_path / "nowhere")), "", 0)
     with pytest.raises(PackError, match="samples of 4 channels, which no image file has"):
         FileInputs(index_of(About(RAW, ("a",), (8, 8, 4), (0.5,) * 4, (0.5,) * 4)), TransformOptions())
 
 
-def test_texts_have_no_files_to_predict() -> None:
-    about = About(TEXT, ("a", "b"), (5,))
-    with pytest.raises(PackError, match="has windows of text, which no file shows"):
-        FileInputs(index_of(about), TransformOptions())
+def test_options_of_texts_are_refused_for_others() -> None:
+    with pytest.raises(UsageError, match="--continue 5 is for texts, but the run takes images; omit it"):
+        open_inputs(DataRecipe(), "", 5)
+    with pytest.raises(UsageError, match=r"--tokenizer t\.json is for texts"):
+        open_inputs(DataRecipe(), "t.json", 0)
+
+
+def test_a_pack_of_texts_takes_files_of_text(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one two three four five six" * 2)
+    for name, source in find(tmp_path / "text.txt", TextOptions(window=2)).items():
+        pack(source, tmp_path / "packs" / name, PackOptions(stripes=1), 1, lambda: None)
+    inputs = open_inputs(DataRecipe(pack=str(tmp_path / "packs")), "", 0)
+    assert isinstance(inputs, TextInputs)
+    assert (inputs.classes, inputs.channels, inputs.blank(3).shape) == (256, 2, (3, 2))

@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from unisono.errors import UsageError
 from unisono.training.recipe import DataRecipe
-from unisono.training.scoring.file_inputs import open_file_inputs
-from unisono.training.scoring.predict import FilePrediction, best_classes, predict
+from unisono.training.scoring.class_prediction import ClassPrediction
+from unisono.training.scoring.file_inputs import open_inputs
+from unisono.training.scoring.predict import FilePrediction, predict
+from unisono.training.scoring.prediction import PredictOptions
 
 
 class Brightness(torch.nn.Module):
@@ -23,34 +24,23 @@ class Brightness(torch.nn.Module):
         return scores
 
 
-def test_the_best_classes_come_first_with_their_probabilities() -> None:
-    found = best_classes(torch.tensor([1.0, 3.0, 2.0]), ("a", "b", "c"), 2)
-    assert [name for name, _ in found] == ["b", "c"]
-    whole = sum(np.exp([1.0, 3.0, 2.0]))
-    assert [share for _, share in found] == pytest.approx([np.exp(3) / whole, np.exp(2) / whole], rel=1e-12)
-    assert sum(share for _, share in best_classes(torch.tensor([1.0, 3.0, 2.0]), ("a", "b", "c"), 9)) == pytest.approx(
-        1
-    )
-
-
-def test_scores_that_are_not_finite_are_no_prediction() -> None:
-    with pytest.raises(UsageError, match="not finite"):
-        best_classes(torch.tensor([1.0, float("nan")]), ("a", "b"), 1)
-
-
 def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     for name, value in (("white.png", 255), ("black.png", 0)):
         Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / name)
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
-    found = list(predict(Brightness(), open_file_inputs(DataRecipe()), files, 2, torch.float64, nullcontext))
+    options = PredictOptions(2, 1, torch.float64, nullcontext)
+    found = list(predict(Brightness(), open_inputs(DataRecipe(), "", 0), files, options))
     assert [one.file for one in found] == files
     white, missing, text, black = found
-    assert [name for name, _ in white.classes] == ["3", "4"]
-    assert white.classes[0].probability / white.classes[1].probability == pytest.approx(np.exp(2))
-    assert black.classes[0].probability == pytest.approx(black.classes[1].probability)
+    assert isinstance(white.prediction, ClassPrediction)
+    assert isinstance(black.prediction, ClassPrediction)
+    (first, second), (one, other) = white.prediction.classes, black.prediction.classes
+    assert [first.name, second.name] == ["3", "4"]
+    assert first.probability / second.probability == pytest.approx(np.exp(2))
+    assert one.probability == pytest.approx(other.probability)
     assert missing == FilePrediction(
-        files[1], (), "No such file or directory; give the path of a file that can be read"
+        files[1], None, "No such file or directory; give the path of a file that can be read"
     )
-    assert text.classes == ()
+    assert text.prediction is None
     assert text.error.startswith("it is no image in a format that Pillow knows; the run takes images")

@@ -19,6 +19,7 @@ from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
 from unisono.data.packed_feed import FeedOptions, PackedFeed
 from unisono.data.sources.source import Source
+from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import PackError, UsageError
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.scoring.test_set import check_alike, open_test_set, read_both
@@ -138,9 +139,36 @@ def test_samples_of_another_kind_or_shape_are_refused() -> None:
         check_alike(known, replace(known, about=replace(known.about, shape=(9, 9))))
 
 
-def test_texts_have_no_classes_to_evaluate(tmp_path: Path) -> None:
-    windows = [np.arange(5, dtype=np.uint16).tobytes() for _ in range(4)]
-    source = Source(TEXT, ("a", "b"), list("0123"), np.zeros(4, int), np.full(4, 10), windows.__getitem__, (5,))
-    pack(source, tmp_path / "train", PackOptions(stripes=1), 1, lambda: None)
-    with pytest.raises(PackError, match=r"which have no class to compare guesses with; .* in the run's metrics.jsonl"):
-        read_both(tmp_path, None)
+def packed_texts(folder: Path, windows: int) -> None:
+    samples = [np.arange(number, number + 5, dtype=np.uint16).tobytes() for number in range(windows)]
+    labels, sizes = np.zeros(windows, int), np.full(windows, 10)
+    keys = [str(number) for number in range(windows)]
+    source = Source(TEXT, ByteTokenizer.tokens, keys, labels, sizes, samples.__getitem__, (5,))
+    pack(source, folder, PackOptions(stripes=1), 1, lambda: None)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_each_token_but_the_first_of_a_window_is_a_label_once(tmp_path: Path, ranks: int) -> None:
+    packed_texts(tmp_path / "train", 2)
+    packed_texts(tmp_path / "test", 4)
+    recipe = parse_recipe({"data": {"pack": str(tmp_path)}}, "a test")
+    batches = [batch for share in shares(recipe, None, 3, ranks) for batch in share]
+    inputs, labels = joined(batches)
+    assert inputs.dtype == torch.int64
+    assert sorted(inputs.tolist()) == [list(range(first, first + 4)) for first in range(4)]
+    assert sorted(labels) == [list(range(first, first + 4)) for first in range(1, 5)]
+
+    def facts(world: Any) -> tuple[Any, ...]:
+        tests = open_test_set(recipe, None, world, SHARE)
+        found = tests.labels_are_tokens, tests.labels_per_sample, tests.bytes_per_label, tests.classes, tests.channels
+        tests.close()
+        return found
+
+    assert work_on_ranks(1, facts) == [(True, 4, 1, 256, 4)]
+
+
+def test_texts_of_another_tokenizer_are_refused_with_its_option() -> None:
+    with pytest.raises(PackError, match=r"has other tokens than .*it lacks b; .* pack texts with the same --tokenizer"):
+        check_alike(about(("a", "b"), TEXT, (5,)), about(("a", "c"), TEXT, (5,)))
+    with pytest.raises(PackError, match="holds text samples of 9, but the run was trained on text samples of 5"):
+        check_alike(about(("a",), TEXT, (5,)), about(("a",), TEXT, (9,)))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tests.training.sweep.svg_boxes import assert_readable, text_boxes
 from tests.training.sweep.test_results import results
 
+from unisono.training.measures import ACCURACY, PERPLEXITY
 from unisono.training.sweep.heat_map import (
     DARK_INK,
     LIGHT_INK,
@@ -75,14 +77,24 @@ def drawings(draw: st.DrawFn) -> list[HeatMap]:
 
 @given(drawings(), words)
 def test_no_text_overlaps(maps: list[HeatMap], title: str) -> None:
-    assert_readable(draw_heat_maps(maps, title))
+    assert_readable(draw_heat_maps(maps, ACCURACY, title))
 
 
 def test_cells_have_their_accuracy_as_text() -> None:
-    drawn = draw_heat_maps([HeatMap("", ("a", "b"), ("1", "2"), ("3", "4"), ((0.5, None), (0.75, 1.0)))], "title")
+    drawn = draw_heat_maps(
+        [HeatMap("", ("a", "b"), ("1", "2"), ("3", "4"), ((0.5, None), (0.75, 1.0)))], ACCURACY, "title"
+    )
     shown = [box.words for box in text_boxes(drawn)]
     assert shown == ["title", "50.00%", "100.00%", "a", "1", "50.00%", "–", "2", "75.00%", "100.00%", "3", "4", "b"]
     assert drawn.count('class="empty"') == 1
+
+
+def test_the_lowest_perplexity_is_the_darkest_and_a_diverged_run_has_no_color() -> None:
+    drawn = draw_heat_maps([HeatMap("", ("a", "b"), ("1",), ("2", "3", "4"), ((4.0, 30.0, inf),))], PERPLEXITY, "title")
+    shown = [box.words for box in text_boxes(drawn)]
+    assert shown == ["title", "30.00", "4.00", "a", "1", "4.00", "30.00", "inf", "2", "3", "4", "b"]
+    cells = re.findall(r'height="33.0"(.*?)/>', drawn)
+    assert [cell.strip() for cell in cells] == [f'fill="{color_of(1)}"', f'fill="{color_of(0)}"', 'class="empty"']
 
 
 def luminance(color: str) -> float:
@@ -94,7 +106,7 @@ def luminance(color: str) -> float:
 
 @given(st.floats(0, 1))
 def test_numbers_are_readable_in_cells_of_any_color(share: float) -> None:
-    drawn = draw_heat_maps([HeatMap("", ("a", "b"), ("1",), ("2", "3", "4"), ((0.0, share, 1.0),))], "title")
+    drawn = draw_heat_maps([HeatMap("", ("a", "b"), ("1",), ("2", "3", "4"), ((0.0, share, 1.0),))], ACCURACY, "title")
     ink = re.findall(r'fill="(#\w+)">', drawn)[1]
     assert ink in (LIGHT_INK, DARK_INK)
     light, dark = sorted((luminance(ink), luminance(color_of(share))), reverse=True)

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.training.sweep.test_results import results
 
+from unisono.training.measures import PERPLEXITY
 from unisono.training.sweep.directory import RunOutcome, RunStatus, Sweep
 from unisono.training.sweep.plan import parse_grid
 from unisono.training.sweep.report import run_table, seed_table, tables, to_json, to_markdown, to_rich
@@ -117,3 +120,25 @@ def test_json_has_typed_values_and_shares(planned: Plan) -> None:
     assert content["seeds"][0]["mean"] == 0.625
     assert content["seeds"][1]["test_accuracies"] == [0.25]
     assert content["seeds"][1]["std"] is None
+
+
+def test_texts_have_columns_of_perplexity(planned: Plan) -> None:
+    sweep = planned("optimizer.learning_rate=0.1,0.2", "training.seed=0,1")
+    ended = [
+        replace(result, summary=result.summary and replace(result.summary, measure=PERPLEXITY))
+        for result in results(sweep.grid, [5.0, 4.5, 4.0, inf])
+    ]
+    table, seeds = tables(sweep.grid, ended)
+    assert table.header[2:4] == ("test perplexity", "lowest (epoch)")
+    assert [row[2:4] for row in table.rows] == [
+        *(("5.00", "5.00 (3)"), ("4.50", "4.50 (3)"), ("4.00", "4.00 (3)"), ("inf", "inf (3)"))
+    ]
+    assert table.best == 2
+    assert seeds.header[1] == "mean test perplexity"
+    assert seeds.rows[0][1:4] == ("4.75", "0.35", "4.50 to 5.00")
+    assert seeds.best == 0
+    content = json.loads(to_json(sweep, ended), parse_constant=pytest.fail)
+    assert (content["runs"][2]["test_perplexity"], content["runs"][2]["best_test_perplexity"]) == (4.0, 4.0)
+    assert "test_accuracy" not in content["runs"][2]
+    assert content["runs"][3]["test_perplexity"] is None
+    assert content["seeds"][1]["test_perplexities"] == [4.0, None]

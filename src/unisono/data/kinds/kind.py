@@ -81,6 +81,10 @@ class SampleKind(ABC):
     """Name in packs of older releases, if it was another."""
     class_words: ClassVar[str] = "classes"
     """Word for the classes of its labels, in messages."""
+    labels_are_tokens: ClassVar[bool] = False
+    """True if labels are the tokens of a text: runs are then measured by perplexity, and predictions continue files."""
+    class_remedy: ClassVar[str] = "pack samples of the same classes"
+    """Remedy where two packs have other classes, in messages."""
     integers: ClassVar[bool] = False
     """True if network inputs are integers (int64), such as tokens."""
 
@@ -102,6 +106,10 @@ class SampleKind(ABC):
     def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:  # noqa: ARG002  a default
         """Return the labels that a sample has: 1, its class; `shape` is that of the pack."""
         return 1
+
+    def bytes_per_label(self, classes: tuple[str, ...]) -> int | None:  # noqa: ARG002  a default
+        """Return the bytes of text that each label stands for; None where they differ, and for classes."""
+        return None
 
     def labels(self, memory: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  a default
         """Return the labels of a batch, int64, given its converted samples and their labels in the pack's index."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
+from unisono.data.text.tokenizers import ByteTokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,8 @@ class TextKind(SampleKind):
     plural = "windows of text"
     column = "tokens"
     class_words = "tokens"
+    labels_are_tokens = True
+    class_remedy = "pack texts with the same --tokenizer"
     integers = True
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  tokens stay as they are
@@ -37,6 +40,10 @@ class TextKind(SampleKind):
         """Return n for windows of n + 1 tokens."""
         assert shape is not None, "windows have a shape"
         return shape[0] - 1
+
+    def bytes_per_label(self, classes: tuple[str, ...]) -> int | None:
+        """Return 1 if tokens are bytes."""
+        return 1 if classes == ByteTokenizer.tokens else None
 
     def labels(self, memory: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  a window has its own
         """Return the tokens that follow the inputs, (samples, n)."""

@@ -1,4 +1,4 @@
-"""Tokenizers: texts to numbers.
+"""Tokenizers: texts to numbers, and back.
 
     bytes             "für"  ─▶  102 195 188 114                 256 tokens: the bytes of UTF-8; 0 ends a text
     tokenizer.json    "für"  ─▶  69 30603                        as Hugging Face's `tokenizers` reads it
@@ -9,6 +9,7 @@ Byte 0 occurs in no usual text, so it is free to end one.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,7 @@ END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """Conversion of texts to numbers from 0 to len(tokens) - 1."""
+    """Conversion between texts and numbers from 0 to len(tokens) - 1."""
 
     tokens: tuple[str, ...]
     """Names of the tokens, by number."""
@@ -35,6 +36,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the tokens of a text, without one that ends it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; bytes that are no character become the replacement character."""
         ...
 
 
@@ -48,6 +53,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the bytes of a text; half of a surrogate pair, which is no text, becomes a question mark."""
         return np.frombuffer(text.encode(errors="replace"), np.uint8).astype(np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of bytes."""
+        return bytes(tokens).decode(errors="replace")
 
 
 class FileTokenizer:
@@ -81,6 +90,11 @@ class FileTokenizer:
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the tokens of a text."""
         return np.array(self._library.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, with the names of those that are no text, such as the end of one."""
+        found: str = self._library.decode(list(tokens), skip_special_tokens=False)
+        return found
 
 
 def make_tokenizer(name: str) -> Tokenizer:

@@ -2,32 +2,35 @@
 
 folder, read by rank 0 ─▶ network on every rank ─ this rank's share of the test set ─▶ counts
 counts of all ranks ─ sum ─▶ Evaluation, the same on every rank                     ─▶ rank 0 writes the files
+
+Ranks count labels: samples, or for texts tokens. So a rank with more windows of text has more weight, as in training.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unisono.compute.precision import StepContext
-from unisono.data.loading import Batch
+from unisono.data.loading import Batch, cast_inputs
 from unisono.errors import UsageError
 from unisono.training.accuracy import accuracy_of, count
 from unisono.training.build import DTYPES, bind_cores, context_of
+from unisono.training.scoring.class_evaluation import ClassEvaluation
 from unisono.training.scoring.confusion import count_confusion
-from unisono.training.scoring.confusion_chart import draw_confusion
-from unisono.training.scoring.evaluation import Evaluation, as_data
+from unisono.training.scoring.evaluation import Evaluation
 from unisono.training.scoring.saved_run import SavedRun, load_network, read_run
-from unisono.training.scoring.test_set import open_test_set
+from unisono.training.scoring.test_set import TestSet, open_test_set
 from unisono.training.scoring.throughput import BatchThroughput, measure_throughput
+from unisono.training.scoring.token_evaluation import TokenEvaluation
 from unisono.world import World
 
-EVALUATION, CONFUSION = "evaluation.json", "confusion.svg"
-"""Files of an evaluation."""
+EVALUATION = "evaluation.json"
+"""File of an evaluation."""
 
 
 def evaluate(
@@ -47,34 +50,53 @@ def evaluate(
     model = load_network(run, tests)
     on = f"{world.size} rank{'s' * (world.size > 1)}"
     log(f"{folder}: step {run.step}, {tests.samples:,} samples of {tests.title}, {on}")
-    counts, confusion = sum_scores(model, tests.batches(recipe.training.batch), tests.classes, dtype, within)
+    classes = None if tests.labels_are_tokens else tests.classes
+    counts, confusion = sum_scores(model, tests.batches(recipe.training.batch), classes, dtype, within)
     world.allreduce(counts)
-    world.allreduce(confusion)
+    if confusion is not None:
+        world.allreduce(confusion)
     timed = tuple[BatchThroughput, ...]()
     if throughput:
         timed = world.call_on_root(lambda: tuple(time_forward(model, tests.blank, dtype, within)))
     tests.close()
-    facts = facts_of(run, tests.title, world.size)
-    accuracy = accuracy_of(counts, tests.samples)
-    return Evaluation(tests.names, confusion.numpy(), accuracy, timed), facts
+    return evaluation_of(tests, counts, confusion, timed), facts_of(run, tests.title, world.size)
 
 
 def sum_scores(
-    model: torch.nn.Module, batches: Iterable[Batch], classes: int, dtype: torch.dtype, within: StepContext
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sums over the samples of `batches`, to be summed over ranks.
+    model: torch.nn.Module, batches: Iterable[Batch], classes: int | None, dtype: torch.dtype, within: StepContext
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the sums over the labels of `batches`, to be summed over ranks.
 
-    They are: `accuracy.count`, float64 (4,), and the confusion, int64 (classes, classes).
+    They are: `accuracy.count`, float64 (4,), and the confusion, int64 (classes, classes), or None for no `classes`.
     """
     counts = torch.zeros(4, dtype=torch.float64)
-    confusion = torch.zeros(classes, classes, dtype=torch.int64)
+    confusion = None if classes is None else torch.zeros(classes, classes, dtype=torch.int64)
     with torch.no_grad():
         for inputs, labels in batches:
             with within():
-                scores = model(inputs.to(dtype))
+                scores = model(cast_inputs(inputs, dtype))
             counts += count(scores, labels)
-            confusion += count_confusion(scores, labels)
+            if confusion is not None:
+                confusion += count_confusion(scores, labels)
     return counts, confusion
+
+
+def evaluation_of(
+    tests: TestSet, counts: torch.Tensor, confusion: torch.Tensor | None, timed: Sequence[BatchThroughput]
+) -> Evaluation:
+    """Return the evaluation of a test set from the sums over all ranks: that of tokens where there is no confusion."""
+    accuracy = accuracy_of(counts, tests.samples * tests.labels_per_sample)
+    if confusion is None:
+        return TokenEvaluation(
+            samples=tests.samples,
+            accuracy=accuracy,
+            throughput=timed,
+            tokens_per_sample=tests.labels_per_sample,
+            bytes_per_token=tests.bytes_per_label,
+        )
+    return ClassEvaluation(
+        samples=tests.samples, accuracy=accuracy, throughput=timed, classes=tests.names, confusion=confusion.numpy()
+    )
 
 
 def time_forward(
@@ -86,7 +108,7 @@ def time_forward(
         with torch.no_grad(), within():
             model(inputs)
 
-    yield from measure_throughput(forward, lambda samples: blank(samples).to(dtype))
+    yield from measure_throughput(forward, lambda samples: cast_inputs(blank(samples), dtype))
 
 
 def facts_of(run: SavedRun, title: str, ranks: int) -> dict[str, Any]:
@@ -101,12 +123,14 @@ def facts_of(run: SavedRun, title: str, ranks: int) -> dict[str, Any]:
     }
 
 
-def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> None:
-    """Write the evaluation and the picture of its confusion into the folder `out`. Raises UsageError."""
-    title = f"{facts['run']}, step {facts['step']}, on {facts['data']}: top-1 {found.accuracy.top1:.2%}"
+def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:
+    """Write the evaluation and its pictures into the folder `out`. Return the files. Raises UsageError."""
+    title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
+    files = {EVALUATION: json.dumps({**facts, **found.as_data()}, indent=1) + "\n", **found.pictures(title)}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / EVALUATION).write_text(json.dumps({**facts, **as_data(found)}, indent=1) + "\n")
-        (out / CONFUSION).write_text(draw_confusion(found.confusion, found.classes, title), encoding="utf-8")
+        for name, content in files.items():
+            (out / name).write_text(content, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; name another folder with --out") from error
+    return [out / name for name in files]

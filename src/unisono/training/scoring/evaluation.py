@@ -1,64 +1,69 @@
-"""Evaluation of a checkpoint: its measures as data, as JSON, and as rows of a table."""
+"""Evaluation of a checkpoint: its measures as data for JSON, and as rows of a table.
+
+a label a sample       `class_evaluation.py`     accuracy, recall and precision of each class, confusion
+a label each token     `token_evaluation.py`     perplexity, bits per byte
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from unisono.training.accuracy import Accuracy
-from unisono.training.scoring.confusion import Counts, most_frequent_mistakes, precisions, recalls
 from unisono.training.scoring.throughput import BatchThroughput
 
-MISTAKES_SHOWN = 3
-"""Number of mistakes in the table."""
 
-
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(ABC):
     """Measures of a network on a test set."""
 
-    classes: tuple[str, ...]
-    confusion: Counts
-    """Samples by label and first guess."""
+    samples: int
+    """Number of test samples."""
     accuracy: Accuracy
+    """Accuracy and loss of all labels."""
     throughput: Sequence[BatchThroughput] = ()
     """Forward passes on one rank, by batch size; empty if they were not measured."""
 
-    @property
-    def samples(self) -> int:
-        """Number of test samples."""
-        return int(self.confusion.sum())
+    speed_unit: ClassVar[str] = "samples/s"
+    """Unit of `speed`."""
+    remark: ClassVar[str] = ""
+    """Words on what an evaluation of this kind does not have."""
+
+    @abstractmethod
+    def own_data(self) -> dict[str, Any]:
+        """Return the measures that only evaluations of this kind have, as data for JSON."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield the rows of the table: a name, and its value in words."""
+
+    def pictures(self, title: str) -> Mapping[str, str]:  # noqa: ARG002  a default
+        """Return SVG documents by file name; `title` has the run and its data."""
+        return {}
+
+    def speed(self, entry: BatchThroughput) -> float:
+        """Return the throughput at a batch size in `speed_unit`."""
+        return entry.samples_per_second
+
+    def throughput_data(self, entry: BatchThroughput) -> dict[str, Any]:
+        """Return the throughput at a batch size as data for JSON."""
+        return entry._asdict()
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the evaluation as data for JSON; measures that are not finite, and shares of nothing, are None."""
+        return {
+            "samples": self.samples,
+            "loss": finite(self.accuracy.loss),
+            "top1": self.accuracy.top1,
+            "top5": self.accuracy.top5,
+            **self.own_data(),
+            "throughput": [self.throughput_data(entry) for entry in self.throughput],
+        }
 
 
-def as_data(found: Evaluation) -> dict[str, Any]:
-    """Return the evaluation as data for JSON; a loss that is not finite, and shares of nothing, are None."""
-    counts = found.confusion
-    each = zip(found.classes, counts.sum(axis=1).tolist(), recalls(counts), precisions(counts), strict=True)
-    return {
-        "samples": found.samples,
-        "loss": found.accuracy.loss if math.isfinite(found.accuracy.loss) else None,
-        "top1": found.accuracy.top1,
-        "top5": found.accuracy.top5,
-        "classes": [
-            {"class": name, "samples": samples, "recall": recall, "precision": precision}
-            for name, samples, recall, precision in each
-        ],
-        "confusion": counts.tolist(),
-        "throughput": [entry._asdict() for entry in found.throughput],
-    }
-
-
-def rows(found: Evaluation) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the table: a name, and its value in words."""
-    yield "samples", f"{found.samples:,}"
-    yield "loss", f"{found.accuracy.loss:.4f}"
-    yield "top-1 accuracy", f"{found.accuracy.top1:.2%}"
-    if found.accuracy.top5 is not None:
-        yield "top-5 accuracy", f"{found.accuracy.top5:.2%}"
-    known = [(recall, name) for name, recall in zip(found.classes, recalls(found.confusion), strict=True)]
-    recall, name = min(((share, name) for share, name in known if share is not None), key=lambda pair: pair[0])
-    yield "lowest recall", f"{name}: {recall:.2%}"
-    for mistake in most_frequent_mistakes(found.confusion, MISTAKES_SHOWN):
-        yield "mistake", f"{found.classes[mistake.label]} as {found.classes[mistake.guess]}: {mistake.samples:,}"
+def finite(value: float) -> float | None:
+    """Return the value, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None

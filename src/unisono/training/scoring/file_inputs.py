@@ -19,9 +19,12 @@ from unisono.data.kinds.kind import TransformOptions
 from unisono.data.pack.index import About, Index, read_index
 from unisono.data.pack.options import PackOptions
 from unisono.data.splits import TRAIN_SPLITS, split_folder
-from unisono.errors import DecodeError, PackError
+from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.build import transform_options
 from unisono.training.recipe import DataRecipe
+from unisono.training.scoring.class_prediction import ClassPrediction, predict_class
+from unisono.training.scoring.prediction import PredictOptions
+from unisono.training.scoring.text_inputs import TextInputs
 
 IMAGE_CHANNELS = (1, 3)
 """Numbers of channels that image files are decoded to."""
@@ -39,8 +42,6 @@ class FileInputs:
                 "samples, and use unisono evaluate --pack"
             )
         self._kind = find_kind(name or about.kind)
-        if not self._kind.endings:
-            raise PackError(f"{index.folder} has {self._kind.plural}, which no file shows; predict takes other samples")
         self._transform = self._kind.transform(index, options)()
         self.names = about.classes
         """Names of the classes."""
@@ -69,13 +70,33 @@ class FileInputs:
             raise DecodeError(f"{error}; {wanted}") from error
         return self._transform.batch(memory)
 
+    def predict(self, network: torch.nn.Module, path: Path, options: PredictOptions) -> ClassPrediction:
+        """Return the prediction of a file. Raises OSError and DecodeError as `read` does."""
+        return predict_class(network, self.read(path), self.names, options)
 
-def open_file_inputs(data: DataRecipe) -> FileInputs:
-    """Return the inputs for files of the data that a recipe trains on. Raises PackError where its pack is missing."""
+
+def open_inputs(data: DataRecipe, tokenizer: str, more: int) -> FileInputs | TextInputs:
+    """Return the inputs for files of the data that a recipe trains on.
+
+    `tokenizer` and `more` are those of `TextInputs`. Raises PackError where the recipe's pack is missing, UsageError
+    for options of texts where it trains on others.
+    """
+    index = _index(data)
+    kind = find_kind(index.about.kind)
+    if kind.labels_are_tokens:
+        return TextInputs(index, tokenizer, more)
+    for option, given in (("--tokenizer", tokenizer), ("--continue", more)):
+        if given:
+            raise UsageError(f"{option} {given} is for texts, but the run takes {kind.plural}; omit it")
+    return FileInputs(index, transform_options(data) if data.pack else TransformOptions())
+
+
+def _index(data: DataRecipe) -> Index:
+    """Return the index of a recipe's training set, or one that describes a data set that comes with Unisono."""
     if data.pack:
-        return FileInputs(read_index(split_folder(Path(data.pack), TRAIN_SPLITS)), transform_options(data))
+        return read_index(split_folder(Path(data.pack), TRAIN_SPLITS))
     found, none = BUILTIN_DATASETS[data.name](), np.zeros(0, np.int32)
     channels, height, width = found.test.inputs.shape[1:]
     names = tuple(map(str, range(found.classes)))
     about = About(RAW, names, (height, width, channels), mean=(0.0,) * channels, std=(1.0,) * channels)
-    return FileInputs(Index(about, none, none, none, none, none), TransformOptions())
+    return Index(about, none, none, none, none, none)

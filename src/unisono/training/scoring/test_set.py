@@ -43,9 +43,15 @@ class TestSet(InputFacts, Protocol):
     title: str
     """Name of the data set or folder of the pack."""
     names: tuple[str, ...]
-    """Names of the classes."""
+    """Names of the classes, or of the tokens of texts."""
     samples: int
     """Number of samples, on all ranks together."""
+    labels_are_tokens: bool
+    """True for texts, which have a label for each token."""
+    labels_per_sample: int
+    """Labels of a sample: 1, its class, or the tokens of a window of text."""
+    bytes_per_label: int | None
+    """Bytes of text that a label stands for; None where they differ, and for classes."""
 
     def batches(self, batch: int) -> Iterator[Batch]:
         """Return this rank's share, in batches of at most ceil(batch / ranks) samples."""
@@ -62,6 +68,8 @@ class InMemoryTestSet:
     def __init__(self, name: str, data: Dataset, world: World) -> None:
         self.title, self.names = name, tuple(map(str, range(data.classes)))
         self.samples, self.classes, self.channels = len(data.test), data.classes, data.test.inputs.shape[1]
+        self.labels_are_tokens, self.labels_per_sample = False, 1
+        self.bytes_per_label: int | None = None
         self._test, self._world = data.test, world
 
     def batches(self, batch: int) -> Iterator[Batch]:
@@ -88,6 +96,10 @@ class PackedTestSet:
 
         self.title, self.names = str(test.folder), train.about.classes
         self.samples, self.classes, self._world = len(test), len(train.about.classes), world
+        kind = find_kind(train.about.kind)
+        self.labels_are_tokens = kind.labels_are_tokens
+        self.labels_per_sample = kind.labels_per_sample(train.about.shape)
+        self.bytes_per_label = kind.bytes_per_label(train.about.classes)
         self._storage = read_storage(StorageOptions("partitioned"), test, world, world)
         transform = transform_of(train, transform_options(recipe.data))
         self._loader = Prefetcher(test, self._storage, transform, threads)
@@ -129,11 +141,6 @@ def read_both(trained_on: Path, pack: Path | None) -> tuple[Index, Index]:
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`
 
     train = read_index(split_folder(trained_on, TRAIN_SPLITS))
-    if find_kind(train.about.kind).labels_per_sample(train.about.shape) > 1:
-        raise PackError(
-            f"{train.folder} holds {train.about.kind} samples, which have no class to compare guesses with; the test "
-            "perplexity of each epoch is in the run's metrics.jsonl"
-        )
     other = trained_on if pack is None else pack
     test = read_index(other if (other / INDEX).is_file() else split_folder(other, TEST_SPLITS))
     check_alike(train, test)
@@ -144,21 +151,27 @@ def check_alike(train: Index, test: Index) -> None:
     """Raise PackError unless a network that was trained on `train` can be evaluated on `test`: classes, kind, shape."""
     known, given = train.about, test.about
     if known.classes != given.classes:
-        lacking = [name for name in known.classes if name not in given.classes]
-        unknown = [name for name in given.classes if name not in known.classes]
+        kind = find_kind(known.kind)
+        lacking = _without(known.classes, given.classes)
+        unknown = _without(given.classes, known.classes)
         words = [
             *([f"it lacks {_some(lacking)}"] if lacking else []),
             *([f"the run does not know {_some(unknown)}"] if unknown else []),
         ]
         raise PackError(
-            f"{test.folder} has other classes than {train.folder}, which the run was trained on: "
-            f"{'; '.join(words) or 'the same in another order'}; pack samples of the same classes"
+            f"{test.folder} has other {kind.class_words} than {train.folder}, which the run was trained on: "
+            f"{'; '.join(words) or 'the same in another order'}; {kind.class_remedy}"
         )
     if (known.kind, known.shape) != (given.kind, given.shape):
         raise PackError(
             f"{test.folder} holds {_form(test)}, but the run was trained on {_form(train)} in {train.folder}; pack "
             "both in the same way"
         )
+
+
+def _without(names: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
+    known = set(others)
+    return [name for name in names if name not in known]
 
 
 def _some(names: list[str]) -> str:

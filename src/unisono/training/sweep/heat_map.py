@@ -1,4 +1,4 @@
-"""Heat maps of the final test accuracy over two swept keys, one for each combination of the others.
+"""Heat maps of the final test accuracy or perplexity over two swept keys, one for each combination of the others.
 
 every
          ┌────────┬────────┐
@@ -12,11 +12,13 @@ every
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from unisono.training.measures import Measure
 from unisono.training.sweep.plan import Grid
 from unisono.training.sweep.results import SEED, RunResult
 from unisono.training.sweep.svg import FONT_SIZE, LINE_HEIGHT, MARGIN, page, text, width_of
@@ -28,7 +30,7 @@ CELL_HEIGHT, GAP = 34.0, 10.0
 """Height of a cell, and distance between texts and cells, in SVG units."""
 
 COLORS = ((232, 241, 250), (107, 174, 214), (11, 79, 158))
-"""Red, green and blue of the lowest, the middle and the highest accuracy."""
+"""Red, green and blue of the worst, the middle and the best value."""
 
 LIGHT_INK, DARK_INK = "#ffffff", "#06101c"
 """Colors of the numbers in cells."""
@@ -38,7 +40,7 @@ LEGEND_STEPS, LEGEND_STEP = 20, 8.0
 
 
 class HeatMap(NamedTuple):
-    """Accuracies over two keys."""
+    """Values of a measure over two keys."""
 
     title: str
     """Values of the other swept keys; empty where there are none."""
@@ -47,13 +49,25 @@ class HeatMap(NamedTuple):
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[tuple[float | None, ...], ...]
-    """Shares, 0 to 1, by row and column; None where no run has ended."""
+    """Values by row and column; None where no run has ended, infinite where one has diverged."""
 
 
 class _HeatMapPanel(NamedTuple):
     width: float
     height: float
     body: list[str]
+
+
+class _Scale(NamedTuple):
+    """Values at the ends of the scale of colors."""
+
+    measure: Measure
+    worst: float
+    best: float
+
+    def share(self, value: float) -> float:
+        """Return the place of a value between the worst, 0, and the best, 1."""
+        return (value - self.worst) / (self.best - self.worst) if self.best != self.worst else 1.0
 
 
 def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
@@ -71,7 +85,7 @@ def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
         values = result.point.values
         cells = groups[", ".join(f"{short[keys[number]]} = {values[number]}" for number in others)]
         if result.final is not None:
-            cells[values[down], values[across]].append(result.final.test_accuracy)
+            cells[values[down], values[across]].append(result.final.value)
     rows, columns = grid.swept[down].values, grid.swept[across].values
     names = short[keys[down]], short[keys[across]]
     found = []
@@ -81,18 +95,18 @@ def heat_maps(grid: Grid, results: Sequence[RunResult]) -> list[HeatMap]:
     return found
 
 
-def _mean(accuracies: Sequence[float]) -> float | None:
-    return statistics.fmean(accuracies) if accuracies else None
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
-def draw_heat_maps(maps: Sequence[HeatMap], title: str) -> str:
-    """Return heat maps as an SVG document; all have the same scale of colors."""
-    known = [cell for drawn in maps for row in drawn.cells for cell in row if cell is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    body, legend_width = _legend(low, high)
+def draw_heat_maps(maps: Sequence[HeatMap], measure: Measure, title: str) -> str:
+    """Return heat maps of a measure as an SVG document; all have the same scale of colors, best values the darkest."""
+    known = [cell for drawn in maps for row in drawn.cells for cell in row if cell is not None and math.isfinite(cell)]
+    scale = _Scale(measure, min(known, key=measure.merit, default=0.0), max(known, key=measure.merit, default=0.0))
+    body, legend_width = _legend(scale)
     x, y = MARGIN, MARGIN + 4 * LINE_HEIGHT + GAP
     below, width = y, max(2 * MARGIN + width_of(title), legend_width)
-    for panel in (_panel(drawn, low, high) for drawn in maps):
+    for panel in (_panel(drawn, scale) for drawn in maps):
         if x > MARGIN and x + panel.width + MARGIN > MAX_PAGE_WIDTH:
             x, y = MARGIN, below
         body += [f'<g transform="translate({x:.1f},{y:.1f})">', *panel.body, "</g>"]
@@ -101,23 +115,25 @@ def draw_heat_maps(maps: Sequence[HeatMap], title: str) -> str:
     return page(width, below, title, body)
 
 
-def _legend(low: float, high: float) -> tuple[list[str], float]:
-    """Return the scale of colors between its two ends, and the width of the page up to its end."""
-    y, lowest, highest = MARGIN + FONT_SIZE + 1.5 * LINE_HEIGHT, f"{low:.2%}", f"{high:.2%}"
-    start = MARGIN + width_of(lowest) + GAP
-    drawn = [text(MARGIN, y, lowest)]
+def _legend(scale: _Scale) -> tuple[list[str], float]:
+    """Return the scale of colors from the worst to the best value, and the width of the page up to its end."""
+    words = scale.measure.words
+    y, worst, best = MARGIN + FONT_SIZE + 1.5 * LINE_HEIGHT, words(scale.worst), words(scale.best)
+    start = MARGIN + width_of(worst) + GAP
+    drawn = [text(MARGIN, y, worst)]
     for number in range(LEGEND_STEPS):
         color = color_of(number / (LEGEND_STEPS - 1))
         x = start + LEGEND_STEP * number
         drawn.append(f'<rect x="{x:.1f}" y="{y - 11:.1f}" width="{LEGEND_STEP + 0.5:.1f}" height="14" fill="{color}"/>')
     end = start + LEGEND_STEPS * LEGEND_STEP + GAP
-    return [*drawn, text(end, y, highest)], end + width_of(highest) + MARGIN
+    return [*drawn, text(end, y, best)], end + width_of(best) + MARGIN
 
 
-def _panel(drawn: HeatMap, low: float, high: float) -> _HeatMapPanel:
+def _panel(drawn: HeatMap, scale: _Scale) -> _HeatMapPanel:
     """Return a heat map with its upper left corner at (0, 0)."""
     left = max(width_of(row) for row in drawn.rows) + GAP
-    cell = max(width_of("100.00%") + GAP, *(width_of(column) + GAP for column in drawn.columns))
+    shown = [scale.measure.words(value) for row in drawn.cells for value in row if value is not None]
+    cell = GAP + max(map(width_of, ("100.00%", *shown, *drawn.columns)))
     y = FONT_SIZE
     body = []
     if drawn.title:
@@ -129,7 +145,7 @@ def _panel(drawn: HeatMap, low: float, high: float) -> _HeatMapPanel:
         upper = top + CELL_HEIGHT * number
         body.append(text(left - GAP, upper + CELL_HEIGHT / 2 + 4, row, "end"))
         for place, value in enumerate(drawn.cells[number]):
-            body += _cell(left + cell * place, upper, cell, value, low, high)
+            body += _cell(left + cell * place, upper, cell, value, scale)
     y = top + CELL_HEIGHT * len(drawn.rows) + LINE_HEIGHT
     for number, column in enumerate(drawn.columns):
         body.append(text(left + cell * (number + 0.5), y, column, "middle"))
@@ -139,21 +155,22 @@ def _panel(drawn: HeatMap, low: float, high: float) -> _HeatMapPanel:
     return _HeatMapPanel(max(right, width_of(drawn.title), width_of(drawn.keys[0])), y + GAP, body)
 
 
-def _cell(x: float, y: float, width: float, value: float | None, low: float, high: float) -> list[str]:
+def _cell(x: float, y: float, width: float, value: float | None, scale: _Scale) -> list[str]:
     box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width - 1:.1f}" height="{CELL_HEIGHT - 1:.1f}"'
     middle, base = x + width / 2, y + CELL_HEIGHT / 2 + 4
-    if value is None:
-        return [f'{box} class="empty"/>', text(middle, base, "–", "middle")]
-    share = (value - low) / (high - low) if high > low else 1.0
+    if value is None or not math.isfinite(value):
+        words = "–" if value is None else scale.measure.words(value)
+        return [f'{box} class="empty"/>', text(middle, base, words, "middle")]
+    share = scale.share(value)
     ink = LIGHT_INK if share > 0.75 else DARK_INK
     return [
         f'{box} fill="{color_of(share)}"/>',
-        text(middle, base, f"{value:.2%}", "middle", f'fill="{ink}"'),
+        text(middle, base, scale.measure.words(value), "middle", f'fill="{ink}"'),
     ]
 
 
 def color_of(share: float) -> str:
-    """Return the color of a place between the lowest (0) and the highest (1) accuracy."""
+    """Return the color of a place between the worst (0) and the best (1) value."""
     start, end = (COLORS[0], COLORS[1]) if share < 0.5 else (COLORS[1], COLORS[2])
     part = 2 * share if share < 0.5 else 2 * share - 1
     red, green, blue = (round(low + part * (high - low)) for low, high in zip(start, end, strict=True))

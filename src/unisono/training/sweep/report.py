@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from unisono.training.keys import flat
 from unisono.training.recipe import to_dict
 from unisono.training.sweep.directory import OUTPUT, RunStatus, Sweep
 from unisono.training.sweep.plan import Grid
-from unisono.training.sweep.results import SEED, RunResult, best_of, seed_statistics
+from unisono.training.sweep.results import SEED, RunResult, best_of, seed_statistics, shared_measure
 
 NONE = "–"
 
@@ -49,35 +50,35 @@ def ending(result: RunResult) -> str:
 
 def run_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
     """Return the table of the runs. Runs that have not ended have no numbers."""
-    best = best_of(results)
+    best, measure = best_of(results), shared_measure(results)
     keys = tuple(grid.short_keys.values())
-    header = (*keys, "test accuracy", "highest (epoch)", "time", "samples/s", "result")
+    header = (*keys, measure.title, f"{measure.extreme} (epoch)", "time", "samples/s", "result")
     rows = []
     for result in results:
         numbers = (NONE,) * 4
         if (run := result.final) is not None:
-            highest = f"{run.best_test_accuracy:.2%} ({run.best_epoch})"
+            highest = f"{measure.words(run.best_value)} ({run.best_epoch})"
             speed = f"{run.samples_per_second:,.0f}"
-            numbers = (f"{run.test_accuracy:.2%}", highest, duration(run.seconds), speed)
+            numbers = (measure.words(run.value), highest, duration(run.seconds), speed)
         rows.append((*result.point.values, *numbers, "best" if result is best else ending(result)))
     return ReportTable("Runs", header, tuple(rows), None if best is None else list(results).index(best))
 
 
 def seed_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable | None:
     """Return the table of mean and spread over seeds; None where the seed is not swept."""
-    groups = seed_statistics(grid, results)
+    groups, measure = seed_statistics(grid, results), shared_measure(results)
     if not groups:
         return None
     keys = tuple(short for key, short in grid.short_keys.items() if key != SEED)
     rows = []
     for group in groups:
-        mean = NONE if group.mean is None else f"{group.mean:.2%}"
-        std = NONE if group.std is None else f"{group.std:.2%}"
-        extent = f"{min(group.accuracies):.2%} to {max(group.accuracies):.2%}" if group.accuracies else NONE
-        rows.append((*group.values, mean, std, extent, f"{len(group.accuracies)} of {group.runs}"))
+        mean = NONE if group.mean is None else measure.words(group.mean)
+        std = NONE if group.std is None else measure.words(group.std)
+        extent = f"{measure.words(min(group.finals))} to {measure.words(max(group.finals))}" if group.finals else NONE
+        rows.append((*group.values, mean, std, extent, f"{len(group.finals)} of {group.runs}"))
     means = [group.mean for group in groups if group.mean is not None]
-    best = [group.mean for group in groups].index(max(means)) if means else None
-    header = (*keys, "mean test accuracy", "standard deviation", "range", "seeds")
+    best = [group.mean for group in groups].index(max(means, key=measure.merit)) if means else None
+    header = (*keys, f"mean {measure.title}", "standard deviation", "range", "seeds")
     return ReportTable("Over seeds", header, tuple(rows), best)
 
 
@@ -122,8 +123,11 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
-    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds."""
-    best = best_of(results)
+    """Return the sweep and its results as JSON. Accuracies are shares, 0 to 1; times are seconds.
+
+    Values that JSON has no number for, such as the perplexity of a run that has diverged, are None.
+    """
+    best, measure = best_of(results), shared_measure(results)
     content: dict[str, Any] = {
         "grid": {axis.key: axis.values for axis in sweep.grid.axes},
         "best": None if best is None else best.point.name,
@@ -134,14 +138,18 @@ def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
         content["seeds"] = [
             {
                 "values": dict(zip(keys, group.values, strict=True)),
-                "test_accuracies": group.accuracies,
-                "mean": group.mean,
+                f"test_{measure.plural}": list(map(_finite, group.finals)),
+                "mean": _finite(group.mean),
                 "std": group.std,
                 "runs": group.runs,
             }
             for group in seeds
         ]
     return json.dumps(content, indent=2) + "\n"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _run(sweep: Sweep, result: RunResult) -> dict[str, Any]:
@@ -154,8 +162,8 @@ def _run(sweep: Sweep, result: RunResult) -> dict[str, Any]:
     if (run := result.summary) is not None:
         found |= {
             "epochs": run.epochs,
-            "test_accuracy": run.test_accuracy,
-            "best_test_accuracy": run.best_test_accuracy,
+            run.measure.metric: _finite(run.value),
+            f"best_{run.measure.metric}": _finite(run.best_value),
             "best_epoch": run.best_epoch,
             "seconds": run.seconds,
             "samples_per_second": run.samples_per_second,

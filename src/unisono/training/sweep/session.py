@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from unisono.errors import UsageError
-from unisono.training.curves import curve_of
+from unisono.training.curves import curves_of, finite_part
 from unisono.training.packaged_recipes import find_recipe
 from unisono.training.run_directory import replace_file
 from unisono.training.run_lock import RunLock
 from unisono.training.sweep import report
-from unisono.training.sweep.accuracy_chart import draw_accuracy
 from unisono.training.sweep.directory import (
     OUTPUT,
     SWEEP,
@@ -32,14 +31,15 @@ from unisono.training.sweep.directory import (
     open_sweep,
 )
 from unisono.training.sweep.heat_map import draw_heat_maps, heat_maps
+from unisono.training.sweep.measure_chart import draw_measure
 from unisono.training.sweep.plan import GridPoint, parse_grid, read_recipes
-from unisono.training.sweep.results import SEED, RunResult, results_of
+from unisono.training.sweep.results import SEED, RunResult, results_of, shared_measure
 from unisono.training.sweep.run import PROGRAM, exit_code, run_points
 
 MAX_TABLE_WIDTH = 1000
 """Most characters of a row of a table that is not printed on a terminal."""
 
-REPORT, HEAT_MAP, ACCURACY = "sweep.md", "heat_map.svg", "accuracy.svg"
+REPORT, HEAT_MAP = "sweep.md", "heat_map.svg"
 
 
 def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: Path | None) -> Sweep:
@@ -129,7 +129,9 @@ class _ActiveSweep:
         result = results[number]
         words = report.ending(result)
         if result.final is not None:
-            words = f"test accuracy {result.final.test_accuracy:.2%}  {report.duration(result.final.seconds)}"
+            measure = result.final.measure
+            value = f"{measure.title} {measure.words(result.final.value)}"
+            words = f"{value}  {report.duration(result.final.seconds)}"
         if outcome.status is RunStatus.FAILED:
             words += f": {outcome.error}  ({self._sweep.folder / point.name / OUTPUT})"
         count = len(self._points)
@@ -141,22 +143,20 @@ class _ActiveSweep:
     def _write_report(self, results: Sequence[RunResult]) -> None:
         """Write the diagrams and the page."""
         grid, folder, diagrams = self._sweep.grid, self._sweep.folder, list[str]()
-        name = next(iter(self._sweep.recipes.values())).name
+        name, measure = next(iter(self._sweep.recipes.values())).name, shared_measure(results)
         maps = heat_maps(grid, results)
         if maps:
             seeds = len(grid.swept) > 2 and any(axis.key == SEED for axis in grid.swept)
-            title = f"{name}: test accuracy after the last epoch{', mean over seeds' if seeds else ''}"
-            replace_file(folder / HEAT_MAP, draw_heat_maps(maps, title).encode())
+            title = f"{name}: {measure.title} after the last epoch{', mean over seeds' if seeds else ''}"
+            replace_file(folder / HEAT_MAP, draw_heat_maps(maps, measure, title).encode())
             diagrams.append(HEAT_MAP)
-        curves = [
-            replace(curve_of(folder / result.point.name), name=result.point.label)
-            for result in results
-            if result.summary is not None
-        ]
+        begun = [result.point for result in results if result.summary is not None]
+        named = zip(begun, curves_of([folder / point.name for point in begun]), strict=True)
+        curves = [replace(drawn, name=point.label) for point, each in named if (drawn := finite_part(each)).epochs]
         if curves:
-            chart = draw_accuracy(curves, f"{name}: test accuracy against time")
-            replace_file(folder / ACCURACY, chart.encode())
-            diagrams.append(ACCURACY)
+            chart = f"{measure.name}.svg"
+            replace_file(folder / chart, draw_measure(curves, f"{name}: {measure.title} against time").encode())
+            diagrams.append(chart)
         replace_file(folder / REPORT, report.to_markdown(self._sweep, results, diagrams).encode())
 
     def _print_report(self, results: Sequence[RunResult]) -> None:

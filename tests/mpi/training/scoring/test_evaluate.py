@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources import find
+from unisono.data.text.options import TextOptions
 from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
 from unisono.training.recipe import parse_recipe
 from unisono.training.run import train
+from unisono.training.scoring.class_evaluation import ClassEvaluation
 from unisono.training.scoring.evaluate import evaluate
+from unisono.training.scoring.token_evaluation import TokenEvaluation
 from unisono.world import World
 
 
@@ -38,10 +44,12 @@ def test_it_is_that_of_the_run_and_of_one_rank(group: World, packs: Path, tmp_pa
     (line,) = run_directory.read_metrics(home)
     assert together.accuracy.top1 == line["test_accuracy"]
     assert (together.samples, together.accuracy.top5, together.throughput) == (37, None, ())
+    assert isinstance(together, ClassEvaluation)
     assert int(together.confusion.diagonal().sum()) / 37 == together.accuracy.top1
     assert (facts["step"], facts["ranks"]) == (4, group.size)
     alone = group.split(group.rank)
     serial, _ = evaluate(home, alone, None, False, silent)
+    assert isinstance(serial, ClassEvaluation)
     assert np.array_equal(serial.confusion, together.confusion)
     assert serial.accuracy.loss == pytest.approx(together.accuracy.loss, rel=1e-12)
     assert (serial.accuracy.top1, serial.accuracy.top5) == (together.accuracy.top1, together.accuracy.top5)
@@ -66,3 +74,38 @@ def test_the_training_set_and_throughput(group: World, packs: Path, tmp_path: Pa
     group.call_on_root(lambda: (home / "checkpoints").rename(home / "gone"))
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         evaluate(home, group, None, False, silent)
+
+
+def packed_text(folder: Path) -> Path:
+    """A text of bytes: the test set has 7 windows of 8 tokens, which no number of ranks but 1 divides."""
+    (folder / "counting.txt").write_text(" ".join(map(str, range(186))))
+    for name, source in find(folder / "counting.txt", TextOptions(window=8)).items():
+        pack(source, folder / "packs" / name, PackOptions(stripes=2), 1, lambda: None)
+    return folder / "packs"
+
+
+def test_a_text_is_that_of_the_run_and_of_one_rank(group: World, tmp_path: Path) -> None:
+    """Ranks with unlike numbers of windows: each token has the same weight."""
+    home = group.call_on_root(lambda: tmp_path)
+    packs = group.call_on_root(lambda: packed_text(home))
+    content = {
+        "data": {"pack": str(packs), "threads": 1},
+        "model": {"name": "gpt_small", "dtype": "float64"},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3},
+        "rule": {"overlap": "none"},
+        "exchange": {"bucket_megabytes": 1},
+        "training": {"epochs": 1, "batch": 10},
+    }
+    train(parse_recipe(content, "a test"), group, home / "run", None)
+    together, _ = evaluate(home / "run", group, None, False, silent)
+    assert isinstance(together, TokenEvaluation)
+    assert together.samples % 2 == 1
+    assert (together.tokens_per_sample, together.bytes_per_token) == (8, 1)
+    (line,) = run_directory.read_metrics(home / "run")
+    assert together.accuracy.loss == pytest.approx(line["test_loss"], rel=1e-12)
+    assert together.accuracy.top1 == line["test_accuracy"]
+    alone = group.split(group.rank)
+    serial, _ = evaluate(home / "run", alone, None, False, silent)
+    assert serial.accuracy.loss == pytest.approx(together.accuracy.loss, rel=1e-12)
+    assert (serial.samples, serial.accuracy.top1) == (together.samples, together.accuracy.top1)
+    alone.free()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.training.sweep.svg_boxes import assert_readable, text_boxes
 
 from unisono.training.curves import Curve
-from unisono.training.sweep.accuracy_chart import LEADER, WIDTH, draw_accuracy, spread
+from unisono.training.measures import PERPLEXITY
+from unisono.training.sweep.measure_chart import LEADER, WIDTH, draw_measure, spread
 
 words = st.text("abcmw019=, ", min_size=1, max_size=30)
 
@@ -27,12 +28,12 @@ def runs(draw: st.DrawFn) -> list[Curve]:
 
 @given(runs(), words)
 def test_no_text_overlaps(curves: list[Curve], title: str) -> None:
-    assert_readable(draw_accuracy(curves, title))
+    assert_readable(draw_measure(curves, title))
 
 
 @given(runs())
 def test_each_run_is_drawn_in_the_area_and_labelled(curves: list[Curve]) -> None:
-    drawn = draw_accuracy(curves, "title")
+    drawn = draw_measure(curves, "title")
     shown = [box.words for box in text_boxes(drawn)]
     assert shown[-len(curves) :] == [curve.name for curve in curves]
     left = max(box.right for box in text_boxes(drawn) if box.words.endswith("%"))
@@ -44,7 +45,7 @@ def test_each_run_is_drawn_in_the_area_and_labelled(curves: list[Curve]) -> None
 
 
 def test_lines_go_through_the_accuracies() -> None:
-    drawn = draw_accuracy([Curve("one", (1, 2), (60.0, 120.0), (0.0, 1.0), ())], "title")
+    drawn = draw_measure([Curve("one", (1, 2), (60.0, 120.0), (0.0, 1.0), ())], "title")
     (line,) = re.findall(r'<path d="M([\d., L]+)" stroke-width="2"', drawn)
     (x, low), (to_x, high) = (tuple(map(float, point.split(","))) for point in line.split(" L"))
     left = to_x - WIDTH
@@ -57,12 +58,12 @@ def test_lines_go_through_the_accuracies() -> None:
 
 @pytest.mark.parametrize(("seconds", "unit"), [(0.5, "s"), (119.0, "s"), (120.0, "min"), (7200.0, "h")])
 def test_the_unit_of_time_fits(seconds: float, unit: str) -> None:
-    assert f">time ({unit})<" in draw_accuracy([Curve("one", (1,), (seconds,), (0.5,), ())], "title")
+    assert f">time ({unit})<" in draw_measure([Curve("one", (1,), (seconds,), (0.5,), ())], "title")
 
 
 def test_close_accuracies_get_close_ticks() -> None:
     curves = [Curve("one", (1, 2), (1.0, 2.0), (0.9712, 0.9731), ())]
-    shown = [box.words for box in text_boxes(draw_accuracy(curves, "title"))]
+    shown = [box.words for box in text_boxes(draw_measure(curves, "title"))]
     ticks = [words for words in shown if words.endswith("%")]
     assert len(ticks) == len(set(ticks))
     assert all(re.fullmatch(r"9[67]\.\d%", words) for words in ticks)
@@ -77,3 +78,18 @@ def test_positions_are_spread(wanted: list[float], distance: float) -> None:
     assert all(after - before >= apart - 1e-9 for before, after in itertools.pairwise(ordered))
     pairs = sorted(zip(wanted, found, strict=True))
     assert all(one[1] <= other[1] for one, other in itertools.pairwise(pairs) if one[0] < other[0])
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=5))
+def test_perplexities_are_drawn_between_their_ticks(values: list[float]) -> None:
+    epochs = tuple(range(1, len(values) + 1))
+    curve = Curve("one", epochs, tuple(map(float, epochs)), tuple(values), (), PERPLEXITY)
+    drawn = draw_measure([curve], "title")
+    assert_readable(drawn)
+    shown = [box.words for box in text_boxes(drawn)]
+    assert "test perplexity" in shown
+    assert not [words for words in shown if "%" in words]
+    ys = [float(y) for y in re.findall(r'cy="([^"]+)"', drawn)]
+    rules = [float(y) for y in re.findall(r'<path class="rule" d="M[\d.]+,([\d.]+) h', drawn)]
+    assert len(rules) > 1
+    assert all(min(rules) - 0.1 <= y <= max(rules) + 0.1 for y in ys)

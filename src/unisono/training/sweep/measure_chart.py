@@ -1,4 +1,4 @@
-"""Chart of test accuracy against time, a line for each run, with its label at its end.
+"""Chart of test accuracy or perplexity against time, a line for each run, with its label at its end.
 
 accuracy
 │       ╭───────●──── every=4        Labels keep their distance: a thin line leads from the end of a run
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from unisono.training.curves import Curve
+from unisono.training.measures import ACCURACY, Measure
 from unisono.training.sweep.svg import FONT_SIZE, LINE_HEIGHT, MARGIN, page, text, ticks, width_of
 
 WIDTH, MIN_HEIGHT = 640.0, 320.0
@@ -46,22 +47,22 @@ class _Area(NamedTuple):
     def x(self, time: float) -> float:
         return self.left + WIDTH * time / self.longest
 
-    def y(self, share: float) -> float:
-        return self.top + self.height * (self.high - share) / (self.high - self.low)
+    def y(self, value: float) -> float:
+        return self.top + self.height * (self.high - value) / (self.high - self.low)
 
 
-def draw_accuracy(curves: Sequence[Curve], title: str) -> str:
-    """Return the curves as an SVG document. Each has one epoch at least, and its name is its label."""
+def draw_measure(curves: Sequence[Curve], title: str) -> str:
+    """Return the curves, of one measure, as an SVG document. Each has one epoch at least, and its name is its label."""
     seconds, unit = _unit(max(curve.seconds[-1] for curve in curves))
     across = ticks(0.0, max(curve.seconds[-1] for curve in curves) / seconds)
-    shares = [share for curve in curves for share in curve.top1]
-    up = _share_ticks(min(shares), max(shares))
-    digits = 0 if up[1] - up[0] > 0.00999 else 1 if up[1] - up[0] > 0.000999 else 2
-    names = [f"{share:.{digits}%}" for share in up]
+    measure, values = curves[0].measure, [value for curve in curves for value in curve.values]
+    up = _ticks(min(values), max(values), measure)
+    names = _names(up, measure)
     height = max(MIN_HEIGHT, LINE_HEIGHT * len(curves))
     left = MARGIN + max(map(width_of, names)) + 8
     area = _Area(left, MARGIN + 3 * LINE_HEIGHT, height, across[-1] * seconds, up[0], up[-1])
-    body = [*_axes(area, up, names, [(time * seconds, f"{time:g}") for time in across], unit), *_lines(area, curves)]
+    times = [(time * seconds, f"{time:g}") for time in across]
+    body = [*_axes(area, measure.title, up, names, times, unit), *_lines(area, curves)]
     right = area.left + WIDTH + LEADER + max(width_of(curve.name) for curve in curves) + MARGIN
     width = max(right, 2 * MARGIN + width_of(title))
     return page(width, area.top + height + 3 * LINE_HEIGHT + MARGIN, title, body)
@@ -72,20 +73,29 @@ def _unit(longest: float) -> tuple[float, str]:
     return next((unit for unit in UNITS if longest >= 2 * unit[0]), UNITS[-1])
 
 
-def _share_ticks(low: float, high: float) -> list[float]:
-    """Return ticks between 0 and 1 around two shares, a tenth of a percent apart at least."""
-    if high - low < 0.005:
-        low, high = max(0.0, low - 0.0025), min(1.0, high + 0.0025)
-    return [share for share in ticks(low, high) if -1e-9 <= share <= 1 + 1e-9]
+def _ticks(low: float, high: float, measure: Measure) -> list[float]:
+    """Return ticks around two values; those of close accuracies are a tenth of a percent apart at least."""
+    least = 0.005 * min(measure.most, max(1.0, high))
+    if high - low < least:
+        low, high = max(0.0, low - least / 2), min(measure.most, high + least / 2)
+    return [value for value in ticks(low, high) if -1e-9 <= value <= measure.most + 1e-9]
+
+
+def _names(up: Sequence[float], measure: Measure) -> list[str]:
+    """Return the numbers at ticks, with as many digits as their distance needs."""
+    if measure is not ACCURACY:
+        return [f"{value:g}" for value in up]
+    digits = 0 if up[1] - up[0] > 0.00999 else 1 if up[1] - up[0] > 0.000999 else 2
+    return [f"{value:.{digits}%}" for value in up]
 
 
 def _axes(
-    area: _Area, up: Sequence[float], names: Sequence[str], across: Sequence[tuple[float, str]], unit: str
+    area: _Area, title: str, up: Sequence[float], names: Sequence[str], across: Sequence[tuple[float, str]], unit: str
 ) -> list[str]:
     bottom = area.top + area.height
-    drawn = [text(MARGIN, area.top - LINE_HEIGHT, "test accuracy")]
-    for share, name in zip(up, names, strict=True):
-        y = area.y(share)
+    drawn = [text(MARGIN, area.top - LINE_HEIGHT, title)]
+    for value, name in zip(up, names, strict=True):
+        y = area.y(value)
         drawn.append(f'<path class="rule" d="M{area.left:.1f},{y:.1f} h{WIDTH:.1f}"/>')
         drawn.append(text(area.left - 8, y + 4, name, "end"))
     for seconds, name in across:
@@ -97,12 +107,12 @@ def _axes(
 
 
 def _lines(area: _Area, curves: Sequence[Curve]) -> list[str]:
-    ends = [area.y(curve.top1[-1]) for curve in curves]
+    ends = [area.y(curve.values[-1]) for curve in curves]
     labels = spread(ends, LINE_HEIGHT, area.top, area.top + area.height)
     drawn = []
     for number, (curve, end, label) in enumerate(zip(curves, ends, labels, strict=True)):
         color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
-        points = [(area.x(time), area.y(share)) for time, share in zip(curve.seconds, curve.top1, strict=True)]
+        points = [(area.x(time), area.y(value)) for time, value in zip(curve.seconds, curve.values, strict=True)]
         path = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         drawn.append(f'<g stroke="{color}" fill="none"><title>{escape(curve.name)}</title>')

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from math import log
+
+import pytest
+import torch
+
+from unisono.data.text.tokenizers import ByteTokenizer
+from unisono.training.accuracy import Accuracy
+from unisono.training.scoring.prediction import PredictOptions, Probability
+from unisono.training.scoring.text_prediction import TextPrediction, predict_text, quoted, token_text
+
+WINDOW = 4
+BYTES = ByteTokenizer()
+
+
+class Recent(torch.nn.Module):
+    """Scores of the next byte, from the one before it and the number of those before that in the window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.place = torch.nn.Embedding(256, 256).double(), torch.nn.Embedding(WINDOW, 256).double()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert tokens.shape[1] == WINDOW, "a network may take whole windows only"
+        return self.table(tokens) + self.place(torch.arange(WINDOW))
+
+
+class Successor(torch.nn.Module):
+    """Network that is almost sure of the byte after each one: b after a. After z, the text ends."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        following = torch.where(tokens == ord("z"), 0, tokens + 1)
+        return 20 * torch.nn.functional.one_hot(following, 256).double()
+
+
+def tokens_of(text: str) -> torch.Tensor:
+    return torch.from_numpy(BYTES.encode(text))
+
+
+def predicted(network: torch.nn.Module, text: str, more: int = 0, batch: int = 2, most: int = 2) -> TextPrediction:
+    options = PredictOptions(most, batch, torch.float64, nullcontext)
+    return predict_text(network, tokens_of(text), len(text.encode()), BYTES, WINDOW, more, options)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 99])
+def test_the_loss_is_that_of_one_token_at_a_time(batch: int) -> None:
+    network, text = Recent(), "nine bytes"
+    stream = [0, *text.encode()]
+    losses = []
+    with torch.no_grad():
+        for number, token in enumerate(text.encode()):
+            first = number // WINDOW * WINDOW
+            window = [*stream[first : number + 1], *[0] * WINDOW][:WINDOW]
+            chances = network(torch.tensor([window]))[0, number - first].softmax(0)
+            losses.append(-float(chances[token].log()))
+    found = predicted(network, text, batch=batch)
+    assert found.accuracy.loss == pytest.approx(sum(losses) / len(text), rel=1e-12)
+    assert found.tokens == len(text) == 10
+    assert found.bits_per_byte == pytest.approx(found.accuracy.loss / log(2))
+
+
+def test_the_next_tokens_follow_the_last_one() -> None:
+    found = predicted(Successor(), "abcdef")
+    assert found.following[0].name == "g"
+    assert found.following[0].probability == pytest.approx(1, abs=1e-5)
+    assert found.continuation is None
+    assert predicted(Successor(), "a").following[0].name == "b"
+
+
+def test_a_text_is_continued_greedily_until_it_ends() -> None:
+    assert predicted(Successor(), "abc", more=6).continuation == "defghi"
+    assert predicted(Successor(), "wx", more=6).continuation == "yz"
+
+
+def test_a_sure_network_has_no_loss_and_its_guesses_are_right() -> None:
+    found = predicted(Successor(), "\1\2\3\4\5\6")
+    assert found.accuracy.top1 == 1
+    assert found.accuracy.perplexity == pytest.approx(1, abs=1e-5)
+
+
+def test_bits_are_those_of_bytes_even_where_tokens_are_longer() -> None:
+    options = PredictOptions(1, 1, torch.float64, nullcontext)
+    found = predict_text(Recent(), tokens_of("abcd"), 8, BYTES, WINDOW, 0, options)
+    assert found.bits_per_byte == pytest.approx(found.accuracy.loss / log(2) / 2)
+
+
+FOUND = TextPrediction(
+    1200, Accuracy(0.5, 0.75, 1.5), 2.164, (Probability("\n", 0.5), Probability("ü", 0.25)), 'a "b"\n'
+)
+
+
+def test_the_line_has_texts_in_quotes() -> None:
+    assert FOUND.words() == (
+        '1,200 tokens  loss 1.5000  perplexity 4.48  2.1640 bits per byte  next "\\n" 50.00%  "ü" 25.00%  '
+        'continued "a \\"b\\"\\n"'
+    )
+    assert quoted("\x1b[0m\\") == '"\\x1b[0m\\\\"'
+
+
+def test_data_has_the_score_and_the_texts() -> None:
+    data = json.loads(json.dumps(FOUND.as_data(), allow_nan=False))
+    assert (data["tokens"], data["loss"], data["bits_per_byte"]) == (1200, 1.5, 2.164)
+    assert data["next"] == [{"token": "\n", "probability": 0.5}, {"token": "ü", "probability": 0.25}]
+    assert data["continuation"] == 'a "b"\n'
+    assert "continuation" not in predicted(Successor(), "a").as_data()
+
+
+def test_a_token_that_is_no_whole_character_has_its_name() -> None:
+    assert [token_text(BYTES, token) for token in (97, 10, 195)] == ["a", "\n", "\\xc3"]
