@@ -10,6 +10,8 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import unisono
@@ -51,17 +53,23 @@ def main(output: str, pack: str) -> None:
     world, folder = unisono.init(), Path(pack)
     index = read_index(folder / "train")
     buffer = index.nbytes // 8  # the two windows in memory are a quarter of the pack
-    places = {"partitioned": StorageOptions(), "streamed": StorageOptions("streamed", buffer=buffer)}
+    whole = StorageOptions("streamed", buffer=buffer)
+    places = {
+        "partitioned": StorageOptions(),
+        "streamed": whole,
+        "streamed from disk": whole,
+        "streamed from disk, an eighth cached": replace(whole, buffer=buffer // 2, cache=index.nbytes // 8),
+    }
     feeds = {name: PackedFeed(FeedOptions(folder, place), world, 0) for name, place in places.items()}
-    contenders = [("partitioned", False), ("streamed", False), ("streamed", True)]
     found: dict[str, list[tuple[float, float]]] = {}
-    for turn in range(ROUNDS + 1):
+    numbers = {name: count() for name in places}  # epochs of each follow one another, as in training
+    for _ in range(ROUNDS + 1):
         for computing in (0.0, COMPUTING_SECONDS):
-            for name, cold in contenders:
-                if cold and world.rank == 0:
+            for name, feed in feeds.items():
+                if "disk" in name and world.rank == 0:
                     forget(folder)
-                times = epoch(feeds[name], world, turn, computing)
-                key = f"{name}{' from disk' if cold else ''}, {'steps of 30 ms' if computing else 'loading alone'}"
+                times = epoch(feed, world, next(numbers[name]), computing)
+                key = f"{name}, {'steps of 30 ms' if computing else 'loading alone'}"
                 found.setdefault(key, []).append(times)
     held = {name: max(world.all_gather_object(feed._train.nbytes)) for name, feed in feeds.items()}
     if world.rank == 0:
