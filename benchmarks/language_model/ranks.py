@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,11 +29,28 @@ from unisono.world import World
 BATCH = 32
 """Windows of a step, over all ranks together."""
 
-STEPS, ROUNDS, STEPS_OF_ROUND = 60, 9, 10
-"""Steps whose loss is compared; rounds that are timed, after one to get ready; steps of each contender in a round."""
+STEPS, ROUNDS, STEPS_OF_ROUND = 60, 24, 5
+"""Steps whose loss is compared; rounds that are timed; steps of each contender in a round."""
 
 Step = Callable[[Tensor, Tensor], float]
 """Step on this rank's inputs and labels. Returns the sum of the loss over its windows."""
+
+
+class Contender(NamedTuple):
+    """Loop that is timed."""
+
+    step: Step
+    wait: Callable[[], None] = lambda: None
+    """Function that waits until the last step's updates are over."""
+
+
+class Round(NamedTuple):
+    """Round of one contender, in seconds of a step."""
+
+    wall: float
+    """Seconds from the barrier before the round to that after it, mean over ranks."""
+    processor: float
+    """Seconds of all threads of a rank, mean over ranks."""
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -84,29 +101,49 @@ def batches_of(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def compare_speed(pack: str, model: nn.Module, world: World) -> dict[str, object]:
-    """Return the tokens/s of each contender, the median over rounds in which they take turns."""
+    """Return the rounds of all contenders, which take turns, after as many rounds as the Trainer's search takes."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     gloo = dist.new_group(backend="gloo")
     copies = [copy.deepcopy(model) for _ in range(3)]
-    contenders: dict[str, Step] = {
-        "unisono.Trainer": unisono.Trainer(copies[0], world, unisono.BSP(), optimizer_of(copies[0])).step,
-        "DDP on gloo": plain(copies[1], DistributedDataParallel(copies[1], process_group=gloo)),
-        "without exchange": plain(copies[2], copies[2]),
+    trainer = unisono.Trainer(copies[0], world, unisono.BSP(), optimizer_of(copies[0]))
+    contenders = {
+        "unisono.Trainer": Contender(trainer.step, trainer.wait),
+        "DDP on gloo": Contender(plain(copies[1], DistributedDataParallel(copies[1], process_group=gloo))),
+        "without exchange": Contender(plain(copies[2], copies[2])),
     }
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    rounds: dict[str, list[Round]] = {name: [] for name in contenders}
     with Loader(pack, world, BATCH) as loader:
-        source, window = batches_of(loader), loader.channels
-        for number in range(ROUNDS + 1):
-            for name, step in contenders.items():
-                given = [(inputs.clone(), labels.clone()) for inputs, labels in islice(source, STEPS_OF_ROUND)]
-                world.barrier()
-                began = time.perf_counter()
-                for inputs, labels in given:
-                    step(inputs, labels)
-                world.barrier()
-                if number:
-                    rates[name].append(STEPS_OF_ROUND * BATCH * window / (time.perf_counter() - began))
-    return {"median tokens/s": {name: statistics.median(each) for name, each in rates.items()}, "rounds": rates}
+        source, names, warmup = batches_of(loader), list(contenders), 0
+        while warmup < 2 or trainer.reducer.state() is None:
+            for one in contenders.values():
+                time_round(one, source, world)
+            warmup += 1
+        for number in range(ROUNDS):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                rounds[name].append(time_round(contenders[name], source, world))
+        window = loader.channels
+    setting = trainer.reducer.setting
+    return {
+        "tokens of a step": BATCH * window,
+        "steps before": warmup * STEPS_OF_ROUND,
+        "setting": {"overlap": setting.overlap, "bucket_bytes": setting.bucket_bytes},
+        "rounds": {name: [one._asdict() for one in each] for name, each in rounds.items()},
+    }
+
+
+def time_round(contender: Contender, source: Iterator[tuple[Tensor, Tensor]], world: World) -> Round:
+    """Return the times of a round of a contender, on batches that are there before it begins."""
+    given = [(inputs.clone(), labels.clone()) for inputs, labels in islice(source, STEPS_OF_ROUND)]
+    world.barrier()
+    began, processor = time.perf_counter(), time.process_time()
+    for inputs, labels in given:
+        contender.step(inputs, labels)
+    contender.wait()
+    world.barrier()
+    wall, processor = time.perf_counter() - began, time.process_time() - processor
+    mean = world.allreduce(torch.tensor([wall, processor], dtype=torch.float64)) / (world.size * STEPS_OF_ROUND)
+    return Round(*mean.tolist())
 
 
 def main(pack: str, output: str) -> None:

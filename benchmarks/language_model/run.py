@@ -9,10 +9,12 @@ import asyncio
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,15 +50,46 @@ def summary() -> str:
         loss = one["loss"]
         apart, own = loss["largest relative difference"], loss["unisono"]
         lines.append(f"| {one['ranks']} | {loss['steps']} | {own[0]:.4f} | {own[-1]:.4f} | {apart:.1e} |")
-    names = list(found[0]["speed"]["median tokens/s"])
-    lines += ["", "Tokens/s in float32, medians of rounds in which the contenders take turns:", ""]
-    lines += ["| ranks | " + " | ".join(names) + " | unisono / DDP |", "| ---: |" + " ---: |" * (len(names) + 1)]
+    lines += [
+        "",
+        "Steps in float32: median (quartiles) over rounds in which the contenders take turns, of tokens/s, of each round's",
+        "tokens/s divided by DDP's of the same round, and of the processor time of a rank:",
+        "",
+        "| ranks | contender | tokens/s | beside DDP | processor ms a step |",
+        "| ---: | --- | ---: | ---: | ---: |",
+    ]
     for one in found:
-        rates = one["speed"]["median tokens/s"]
-        ratio = rates["unisono.Trainer"] / rates["DDP on gloo"]
-        lines.append(f"| {one['ranks']} | " + " | ".join(f"{rates[name]:,.0f}" for name in names) + f" | {ratio:.2f} |")
+        lines += speed_rows(one["ranks"], one["speed"])
+    lines += [""]
+    lines += [
+        f"On {one['ranks']} ranks each contender had made {one['speed']['steps before']} steps before; the Trainer's overlap "
+        f"was then {one['speed']['setting']['overlap']}, in buckets of at most "
+        f"{one['speed']['setting']['bucket_bytes'] / 2**20:g} MiB."
+        for one in found
+    ]
     lines += ["", f"PyTorch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores.", ""]
     return "\n".join(lines)
+
+
+def speed_rows(ranks: int, speed: dict[str, Any]) -> list[str]:
+    """Return a row for each contender on so many ranks."""
+    rows, peer = [], speed["rounds"]["DDP on gloo"]
+    for name, rounds in speed["rounds"].items():
+        rates = spread([speed["tokens of a step"] / one["wall"] for one in rounds], ",.0f")
+        ratios = spread([other["wall"] / one["wall"] for one, other in zip(rounds, peer, strict=True)], ".2f")
+        processor = spread([1e3 * one["processor"] for one in rounds], ".1f")
+        rows.append(f"| {ranks} | {name} | {rates} | {ratios} | {processor} |")
+    return rows
+
+
+def spread(values: list[float], form: str) -> str:
+    """Return the median and the quartiles in words.
+
+    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0], ".1f")
+    '3.0 (2.0 to 4.0)'
+    """
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
 
 def main() -> None:
