@@ -52,8 +52,8 @@ def summary() -> str:
         lines.append(f"| {one['ranks']} | {loss['steps']} | {own[0]:.4f} | {own[-1]:.4f} | {apart:.1e} |")
     lines += [
         "",
-        "Steps in float32: median (quartiles) over rounds in which the contenders take turns, of tokens/s, of each round's",
-        "tokens/s divided by DDP's of the same round, and of the processor time of a rank:",
+        "Steps in float32: median (quartiles) over rounds in which the contenders take turns, of tokens/s, of each",
+        "round's tokens/s divided by DDP's of the same round, and of the processor time of a rank:",
         "",
         "| ranks | contender | tokens/s | beside DDP | processor ms a step |",
         "| ---: | --- | ---: | ---: | ---: |",
@@ -62,8 +62,8 @@ def summary() -> str:
         lines += speed_rows(one["ranks"], one["speed"])
     lines += [""]
     lines += [
-        f"On {one['ranks']} ranks each contender had made {one['speed']['steps before']} steps before; the Trainer's overlap "
-        f"was then {one['speed']['setting']['overlap']}, in buckets of at most "
+        f"With ranks = {one['ranks']}, each contender had made {one['speed']['steps before']} steps before; "
+        f"the Trainer's overlap was then {one['speed']['setting']['overlap']}, in buckets of at most "
         f"{one['speed']['setting']['bucket_bytes'] / 2**20:g} MiB."
         for one in found
     ]
