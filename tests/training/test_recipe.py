@@ -25,6 +25,7 @@ from unisono.training.recipe import (
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"
+DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def test_the_digits() -> None:
@@ -301,3 +302,23 @@ def test_layers_that_are_left_to_a_prediction(tmp_path: Path) -> None:
         check_run(read_recipe(tmp_path / "auto.toml", [f"rule.name={rule}"]), 3)
     with pytest.raises(RecipeError, match=r'parallel.layers is a table of keys or "auto", not the value \'hybrid\''):
         read_recipe(tmp_path / "auto.toml", ["parallel.layers=hybrid"])
+
+
+def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
+    rows = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines() if line.startswith("| `imagenet_")]
+    found = {}
+    for name, network, ranks, batch, epochs, rate, _ in ([cell.strip() for cell in row] for row in rows):
+        found[name.strip("`")] = network.strip("`"), *(int(cell.replace(",", "")) for cell in (ranks, batch, epochs))
+        recipe = read_recipe(RECIPES / f"{name.strip('`')}.toml")
+        optimizer, training = recipe.optimizer, recipe.training
+        scale = training.batch / optimizer.for_batch if optimizer.for_batch else 1
+        course = f"a tenth every {optimizer.every:g} epochs"
+        if optimizer.policy == "polynomial":
+            course = f"polynomial, exponent {optimizer.power:g}"
+        peak, words = rate.split(", ", 1)
+        assert float(peak) == pytest.approx(optimizer.learning_rate * scale, rel=1e-3)
+        assert words == course
+    recipes = {path.stem: read_recipe(path) for path in RECIPES.glob("imagenet_*.toml")}
+    assert found == {
+        name: (one.model.name, one.ranks, one.training.batch, one.training.epochs) for name, one in recipes.items()
+    }
