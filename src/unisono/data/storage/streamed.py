@@ -119,13 +119,14 @@ class StreamedStorage:
 
         Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
         """
-        self._read_on()
         blocks = self._planned.find(numbers)
         inside = len(blocks) == 0 or bool((blocks >= 0).all() and (numbers < self._planned.stops[blocks]).all())
         if not inside:  # of other ranks' own blocks, or after the last epoch
             self._begin(self._blocks)
             blocks = self._planned.find(numbers)
-        return self._reader.take(blocks, numbers - self._planned.firsts[blocks])
+        found = self._reader.take(blocks, numbers - self._planned.firsts[blocks])
+        self._read_on()
+        return found
 
     @property
     def numbers(self) -> NDArray[np.int64]:
@@ -150,11 +151,11 @@ class StreamedStorage:
 
     def _read_on(self) -> None:
         """Begin to read the next epoch in half of the memory, as soon as this one needs no more than the other half."""
-        if self._position is None or self._ahead is not None or not self._reader.all_begun:
+        if self._position is None or self._ahead is not None:
             return
         if self._next is None:
             self._next = self._prepare(*self._position)
-        if self._next.done() and 2 * self._reader.nbytes <= self._limit:
+        if self._next.done() and self._reader.all_begun and 2 * self._reader.nbytes <= self._limit:
             self._ahead = self._read_ahead(self._blocks, self._next.result().plan, self._limit // 2)
 
     def _prepare(self, seed: int, epoch: int, batch: int) -> Future[PreparedEpoch]:
