@@ -43,7 +43,7 @@ def seen(home: Path, name: str, ranks: int, steps: range) -> list[int]:
 
 
 def test_each_sample_once_an_epoch(mpiexec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed on 4 ranks in the first epoch and on 2 in the second; each time, steps since the last state are repeated."""
+    """Killed on 4 ranks in the first epoch, on 2 in the second; each time, steps since the last state are repeated."""
     folder, home = numbered(tmp_path / "pack", monkeypatch), tmp_path / "home"
     home.mkdir()
     script = str(Path(__file__).parent / "load_until_killed.py")
@@ -55,8 +55,8 @@ def test_each_sample_once_an_epoch(mpiexec: Run, tmp_path: Path, monkeypatch: py
         assert (done.returncode == 0) == (killed < 0), done.stderr
         stop = last if killed < 0 else json.loads((home / "state.json").read_text())["step"]
         assert killed < 0 or 0 <= killed - stop < EVERY, done.stderr
-        for name, numbers in found.items():
-            numbers += seen(home, name, ranks, range(first, stop))
+        for name in STORAGES:
+            found[name] += seen(home, name, ranks, range(first, stop))
         first = stop
     for numbers in found.values():
         assert sorted(numbers[:SAMPLES]) == sorted(numbers[SAMPLES:]) == list(range(SAMPLES))
