@@ -18,6 +18,7 @@ def test_the_ten_lines(mpiexec: Callable[..., subprocess.CompletedProcess[str]],
     (tmp_path / "program.py").write_text(program)
     done = mpiexec(2, str(tmp_path / "program.py"))
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     said = dict(re.findall(r"(rank \d of 2): (\d\.\d{6})", done.stdout))  # lines of ranks may run into each other
     assert sorted(said) == ["rank 0 of 2", "rank 1 of 2"]
     assert len(set(said.values())) == 1
