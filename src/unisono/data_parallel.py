@@ -42,25 +42,26 @@ def parallel(
     plan: PlanLike | str | None = None,
     example: Example | None = None,
 ) -> torch.nn.Module:
-    """Make `model` train in parallel, and return it: the same module, its state_dict unchanged.
+    """Make `model` train in parallel, and return it: the same module, with an unchanged state_dict.
 
-    All ranks get rank 0's weights and buffers. From then on, when `backward()` ends, every `.grad` holds the average
-    over all ranks. All ranks have the same weight, unless `add_samples` has set the number of samples over which each
-    rank's loss is a mean. A parameter that no rank's backward pass has reached has no gradient. A rank without a batch
-    calls `synchronize(model)` instead of `backward()`.
+    All ranks get rank 0's weights and buffers. From then on, when `backward()` ends, every `.grad` is the average over
+    all ranks. Ranks have equal weight, unless `add_samples` declares the number of samples of each rank's mean loss. A
+    parameter that no rank has used has no gradient. A rank without a batch calls `synchronize(model)` instead of
+    `backward()`.
 
-    A rule on weights (`LocalSGD`) leaves `.grad` this rank's own and averages the weights at the end of
-    `optimizer.step()`, whenever it is due; it needs that optimizer. So does `Sharded`: gradients are in shards, one on
-    each rank, and `optimizer.step()` updates and gathers the weights. Raises UsageError without it, for an asynchronous
-    rule (`EASGD`), and for a model that is parallel already or gives sparse gradients.
+    `rule` is `BSP()` by default. A rule on weights (`LocalSGD`, `DiLoCo`) needs the `optimizer`: `.grad` is then this
+    rank's own, and `optimizer.step()` averages the weights when that is due. So does `Sharded`: each rank then has its
+    shards of the gradients, and `optimizer.step()` updates and gathers the weights. Raises UsageError if the optimizer
+    is missing, for an asynchronous rule (`EASGD`), and for a model that is already parallel or has sparse gradients.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
-    (`tensor_parallel/plan.py`). Ranks of a group then take the same samples, and each holds a part of those weights:
-    make the optimizer's state after this call. Raises UsageError for a plan that does not fit the model or the ranks.
-    `plan="auto"` chooses it by prediction, from a few forward passes of a copy of the model on `example`: inputs as
-    this rank would get them in data parallelism. Where no split is predicted to be faster, it is as if no plan were
-    given. Rank 0 logs the reasons, and where layers are split a warning that names what the loop has to do. Raises
-    UsageError for a model that cannot be copied.
+    (`tensor_parallel/plan.py`). Ranks of a group then use the same samples, and each holds a part of those weights:
+    create the optimizer's state after this call. Raises UsageError for a plan that does not fit the model or the ranks.
+
+    `plan="auto"` chooses the plan by prediction, from a few forward passes of a copy of the model on `example`: inputs
+    of this rank as in data parallelism. If no split is predicted to be faster, nothing is split. Rank 0 logs the
+    reasons; if layers are split, a warning lists what the loop has to do. Raises UsageError for a model that cannot be
+    copied.
     """
     chosen = rule or BSP()
     if (chosen.differs or chosen.sharded) and optimizer is None:
@@ -93,7 +94,7 @@ def parallel(
 
 
 def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which backward passes accumulate on this rank alone; the next one after it averages.
+    """Return a context in which backward passes accumulate gradients on this rank only. The next pass averages them.
 
     Raises UsageError for a model that is not parallel.
     """
@@ -101,18 +102,18 @@ def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 
 def add_samples(model: torch.nn.Module, samples: float) -> None:
-    """Add to the samples of this rank's mean loss; its weight in the next average is its share of all samples.
+    """Declare the number of samples of this rank's mean loss: the next average weights ranks by their samples.
 
-    Call it before `backward()`, on every rank or on none; calls add up until the next average. 0 is an empty batch of a
-    rank. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
+    Call it before `backward()`, on every rank or on none. Calls add up until the next average. 0 declares an empty
+    batch. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
     """
     _reducer_of(model).add_samples(samples)
 
 
 def synchronize(model: torch.nn.Module) -> None:
-    """Average the gradients of a parallel model; a rank without a batch calls this in place of `backward()`.
+    """Average the gradients of a parallel model. A rank without a batch calls this in place of `backward()`.
 
-    The rank contributes what it has accumulated under `no_sync`. If there is nothing, and it has added no samples, its
+    The rank contributes the gradients accumulated under `no_sync`. If there are none, and it has added no samples, its
     weight is 0. Raises UsageError for a model that is not parallel.
     """
     _reducer_of(model).synchronize()

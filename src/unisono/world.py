@@ -59,7 +59,7 @@ ERROR_AGREEMENT_SECONDS = 3.0
 class World:
     """Group of ranks: their numbers, their placement, and the collectives among them.
 
-    A world is passed to the code that needs it. All ranks of the group call its collectives, in the same order.
+    `unisono.init()` returns the world of all ranks. All ranks of a world call its collectives in the same order.
     """
 
     def __init__(
@@ -327,15 +327,16 @@ class _Freed:
 def init(table: Path | None = None, timeout: float | None = None) -> World:
     """Return the world of all ranks that `mpiexec` or `srun` started; without them, a world of one rank.
 
-    `table` is a file that says which schedule serves which size, as `unisono tune` writes it (the format is in
-    `choosing/default.toml`); without it, the environment's UNISONO_TABLE names one.
-    `timeout` is the number of seconds after which a rank that waits for others raises StallError; without it, the
-    environment's UNISONO_TIMEOUT, else 600.
+    `table` is a file written by `unisono tune`, by which "auto" chooses schedules (`choosing/default.toml` has the
+    format); the default is the file that UNISONO_TABLE names. `timeout` is the number of seconds after which a rank
+    that waits for others raises StallError; the default is UNISONO_TIMEOUT, else 600.
+
     From here on, an uncaught exception in the main thread of any rank prints its traceback with the rank and ends all
-    ranks (`uncaught.py`). PyTorch has one thread for each core of the rank's fair share (`binding.py`), unless
-    OMP_NUM_THREADS says otherwise.
-    Raises LaunchError when the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
-    UsageError for a timeout that is no number of seconds above 0.
+    ranks (`uncaught.py`). PyTorch gets one thread for each core of the rank's fair share (`binding.py`), unless
+    OMP_NUM_THREADS sets another number.
+
+    Raises LaunchError if the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
+    UsageError for a timeout that is not a number of seconds above 0.
     """
     world = MPI.COMM_WORLD
     started = ranks_started(os.environ)

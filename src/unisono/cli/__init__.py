@@ -32,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Data-parallel training of PyTorch models over MPI.",
+    help="Parallel training of PyTorch models over MPI, on CPUs.",
 )
 app.command()(train)
 app.command()(sweep)

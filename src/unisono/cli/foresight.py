@@ -20,7 +20,7 @@ def foresight(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
-    """Compare sealed predictions with the steps that runs measured: errors, cover of the intervals, worst runs."""
+    """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
     from unisono.foresight.calibration import check_label
     from unisono.foresight.chart import draw_calibration
     from unisono.foresight.ended_runs import changed_seals

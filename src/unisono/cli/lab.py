@@ -21,7 +21,9 @@ def lab(
     ranks_per_host: Annotated[int, typer.Option(help="Number of ranks per host.")] = 1,
     slow_hosts: Annotated[
         list[str] | None,
-        typer.Option("--slow-host", help="NUMBER:FACTOR, the link of that host is so much slower. May be repeated."),
+        typer.Option(
+            "--slow-host", help="NUMBER:FACTOR, the link of that host is that many times slower. May be repeated."
+        ),
     ] = None,
     mpiexec: Annotated[
         Path | None, typer.Option(help="MPI launcher; default: the one of this Python environment.")

@@ -28,7 +28,7 @@ def pack(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Argument(help="Output folder; a data set in parts gets one subfolder per part.")
+        Path | None, typer.Argument(help="Output folder; a data set with splits gets a subfolder for each.")
     ] = None,
     short_side: Annotated[
         int, typer.Option(min=0, help="Short side in pixels to which larger images are reduced; 0: keep all sizes.")
@@ -46,7 +46,7 @@ def pack(
     ] = "bytes",
     describe: Annotated[Path | None, typer.Option(help="Folder of a pack to describe, instead of packing.")] = None,
 ) -> None:
-    """Pack a data set into few big files that train from memory; they open in pyarrow, pandas, polars and datasets.
+    """Pack a data set into a few large Arrow files, from which training loads it into memory.
 
     Run it again to resume after a stop. Broken and empty samples are skipped and listed; the exit code is then 1.
     """

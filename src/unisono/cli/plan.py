@@ -61,14 +61,15 @@ def plan(
         list[str] | None, typer.Option(help="NODE:FACTOR, its link is that many times slower. May be repeated.")
     ] = None,
     slow_node: Annotated[
-        list[str] | None, typer.Option(help="NODE:FACTOR, it computes that many times as long. May be repeated.")
+        list[str] | None,
+        typer.Option(help="NODE:FACTOR, its computing takes that many times as long. May be repeated."),
     ] = None,
     simulated: Annotated[
         bool,
         typer.Option("--simulate", help="Simulate the collectives of each bucket size instead of estimating them."),
     ] = False,
     worthwhile: Annotated[
-        float, typer.Option(help="Least speedup that each further node adds, where more nodes pay.")
+        float, typer.Option(help="Speedup that each further node must add for more nodes to pay.")
     ] = 0.5,
     layers: Annotated[
         bool, typer.Option("--layers", help="Print a table of the layers for each number of nodes.")

@@ -29,7 +29,7 @@ def predict(
         int, typer.Option("--continue", min=0, help="Texts: continue each by N tokens, the most probable each time.")
     ] = 0,
     tokenizer: Annotated[
-        str, typer.Option(help="Texts whose tokens are no bytes: the tokenizer.json that they were packed with.")
+        str, typer.Option(help="Texts whose tokens are not bytes: the tokenizer.json that they were packed with.")
     ] = "",
 ) -> None:
     """Print the most probable classes of files, by the newest checkpoint of a run.

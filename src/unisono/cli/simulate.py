@@ -61,7 +61,8 @@ def simulate(
     wire: WireOption = None,
     algorithms: AlgorithmsOption = None,
     slow_links: Annotated[
-        list[str] | None, typer.Option("--slow-link", help="RANK:FACTOR, the link of its node is that much slower.")
+        list[str] | None,
+        typer.Option("--slow-link", help="RANK:FACTOR, the link of its node is that many times slower."),
     ] = None,
     late: Annotated[
         list[str] | None, typer.Option("--late", help="RANK:SECONDS, it enters that much later: 3:5ms.")

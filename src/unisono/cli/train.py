@@ -50,7 +50,8 @@ def train(
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: that of the recipe.")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change to the recipe: training.epochs=3. May be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Value of a key of the recipe: training.epochs=3. May be repeated."),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.")] = None,
     replay: Annotated[
@@ -67,14 +68,14 @@ def train(
         str | None,
         typer.Option(
             envvar="UNISONO_MACHINE",
-            help="Machine, or its TOML file, that predicts the run before its first step; default: UNISONO_MACHINE.",
+            help="Machine, or its TOML file, for a prediction of the run before its first step.",
         ),
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger of predictions and measurements; default: beside the run's folder.")
     ] = None,
 ) -> None:
-    """Train as a recipe describes. Starts the ranks; inside mpiexec or srun, this process is one of them.
+    """Train a network from a recipe. Starts the ranks; inside mpiexec or srun, this process is one of them.
 
     SIGUSR1, to this command or to any rank, saves a checkpoint at the end of the step. SIGTERM saves one and ends the
     run with exit code 143; --resume continues it. A second SIGTERM ends the run at once.

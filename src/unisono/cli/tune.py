@@ -21,7 +21,7 @@ def tune(
     ] = None,
     largest: Annotated[int, typer.Option(help="Largest payload to time, in bytes.")] = 256 << 20,
 ) -> None:
-    """Measure the links between the ranks, time the candidates, and write the table of choices.
+    """Measure the links between the ranks, time the schedules, and write a table by which "auto" chooses.
 
     Start it as you will start your program: mpiexec -n 8 -ppn 1 -hosts a,b,... unisono tune. Then name the table in
     UNISONO_TABLE, or in unisono.init(table=...).

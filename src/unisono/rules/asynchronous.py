@@ -30,13 +30,12 @@ class BaseAsynchronousRule(BaseRule):
     period: int = 1
     """Steps between two exchanges of a worker."""
     server: str = "rank"
-    """Place of the servers: "rank", the last ranks, which train nothing; "thread", beside the workers of ranks 0, 1,
-    ...."""
+    """Place of the servers: "rank" for the last ranks, which only serve; "thread" for threads of ranks 0, 1, ...."""
     servers: int = 1
     """Number of servers; each keeps a part of the model."""
     staleness: int = 0
-    """Largest number of exchanges of others between two of one worker: servers let the others wait for a slower one.
-    0: nobody waits."""
+    """Largest number of exchanges of others between two of one worker: faster workers wait for slower ones. 0 is no
+    bound."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__

@@ -60,12 +60,12 @@ class BaseRule(ABC):
         return False
 
     def smallest_period(self, computing: float, exchange: float) -> int:  # noqa: ARG002  the base has none to choose
-        """Return the smallest period, in steps, of which the exchange hides, from seconds of a step and of the exchange
-        of all weights."""
+        """Return the smallest period, in steps, whose exchange hides, from the seconds of a step and of the exchange of
+        all weights."""
         return self.period
 
     def with_period(self, steps: int) -> Self:  # noqa: ARG002  the base has none to choose
-        """Return the rule with a period of so many steps."""
+        """Return the rule with a period of this many steps."""
         return self
 
     @property

@@ -26,13 +26,18 @@ SCALES = {"mean": PACK, "sum": PACK_SUM}
 
 @dataclass(frozen=True)
 class BSP(BaseRule):
-    """Rule by which every rank has the same weights before each step, and applies the same combined gradients in it."""
+    """Bulk synchronous parallel: every rank applies the average of all ranks' gradients in each step, as in DDP.
+
+    Before each step all ranks have the same weights. Options: `exchange` (algorithm, wire, bucket size), `overlap`
+    ("auto", "chain", "concurrent", "funnel" or "none"), `outstanding` (largest number of collectives at once; None
+    chooses it), and `scale` ("mean", or "sum" over the ranks).
+    """
 
     scale: str = "mean"
     """Combination of the gradients: "mean" over all samples; "sum" over ranks, each the mean over its own samples.
 
-    With p equal shares of a batch the sum is p times the mean, so that a learning rate tuned for one rank's share is
-    not raised with p. Weight decay is not part of either: it counts once."""
+    With p equal shares of a batch the sum is p times the mean, so a learning rate tuned for one rank's share need not
+    be raised with p. Weight decay is not part of either: it counts once."""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:

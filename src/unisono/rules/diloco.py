@@ -41,18 +41,23 @@ from unisono.step.rule import GradientSource, Guarantee
 
 @dataclass(frozen=True)
 class DiLoCo(LocalSGD):
-    """Rule by which ranks update alone, and an outer optimizer applies their mean change once in `every` steps."""
+    """DiLoCo: every rank updates alone, and an outer optimizer applies the mean of their changes every `every` steps.
+
+    The outer optimizer is SGD with `outer_rate`, `outer_momentum` and `nesterov`. The weights are exchanged in
+    `fragments`, one after another; each exchange runs during `delay` inner steps. `exchange`, `overlap` and
+    `outstanding` are those of `BSP`; `Exchange(wire="int4")` sends 4 bits per number.
+    """
 
     outer_rate: float = 0.7
     """Learning rate of the outer optimizer."""
     outer_momentum: float = 0.9
     """Momentum of the outer optimizer; 0 for none."""
     nesterov: bool = True
-    """True for Nesterov's momentum; with False, the plain one."""
+    """True for Nesterov momentum, False for plain momentum."""
     fragments: int = 4
     """Number of parts of the weights that are exchanged one after another; at most the number of buckets."""
     delay: int = 1
-    """Number of inner steps beside which a fragment is exchanged; 0 waits for it."""
+    """Number of inner steps during which a fragment is exchanged; 0 waits for the exchange."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +109,7 @@ class DiLoCo(LocalSGD):
         return Guarantee(source, equal=ends and self.fragments == 1 and not self.delay, outer=ends)
 
     def smallest_period(self, computing: float, exchange: float) -> int:
-        """Return the smallest period, in steps, of which the exchange hides."""
+        """Return the smallest period, in steps, whose exchange hides."""
         return smallest_period(computing, exchange, self.fragments, self.delay)
 
     @property

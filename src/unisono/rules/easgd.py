@@ -55,10 +55,16 @@ from unisono.step.program import (
 
 @dataclass(frozen=True)
 class EASGD(BaseAsynchronousRule):
-    """Rule by which workers and the centre attract each other by the share `alpha` of their difference."""
+    """EASGD, asynchronous: workers train alone, and exchange with a centre every `period` steps, for `unisono train`.
+
+    In an exchange, the weights of the worker and of the centre move towards each other, each by `alpha` times their
+    difference. `servers` keep the centre: the last ranks (`server="rank"`), or threads (`server="thread"`).
+    `staleness` bounds the exchanges of others between two of one worker; 0 is no bound. No worker waits for another
+    without a bound.
+    """
 
     alpha: float = 0.5
-    """Moving rate: share of the difference that each end moves by in an exchange; above 0, at most 1."""
+    """Moving rate: share of the difference by which each side moves in an exchange; above 0, at most 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,11 +30,15 @@ from unisono.step.rule import GradientSource, Guarantee
 
 @dataclass(frozen=True)
 class LocalSGD(BaseRule):
-    """Rule by which every rank applies its own gradients, and weights are averaged every `every` steps."""
+    """Local SGD: every rank applies its own gradients, and all ranks average their weights every `every` steps.
+
+    `every` is the period in steps, or "auto": the smallest period whose exchange hides. `exchange`, `overlap` and
+    `outstanding` are those of `BSP`. With a wire, changes since the last average are exchanged.
+    """
 
     every: int | str = 16
-    """Steps of a period; "auto" is the smallest number of which the exchange hides, as measured in the first steps.
-    Until then, ranks exchange nothing."""
+    """Steps of a period; "auto" is the smallest period whose exchange hides, as measured in the first steps. Until
+    then, ranks exchange nothing."""
 
     def __post_init__(self) -> None:
         name, wire, algorithm = type(self).__name__, self.exchange.wire, self.exchange.algorithm
@@ -98,11 +102,11 @@ class LocalSGD(BaseRule):
         return isinstance(self.every, str)
 
     def smallest_period(self, computing: float, exchange: float) -> int:
-        """Return the smallest period, in steps, of which the exchange hides."""
+        """Return the smallest period, in steps, whose exchange hides."""
         return smallest_period(computing, exchange)
 
     def with_period(self, steps: int) -> Self:
-        """Return the rule with a period of so many steps."""
+        """Return the rule with a period of this many steps."""
         return replace(self, every=steps)
 
     @property

@@ -41,12 +41,14 @@ STEPPED = Value("stepped", 0)
 
 @dataclass(frozen=True)
 class Sharded(BaseRule):
-    """Rule by which each rank updates the shard of the weights whose gradients it has summed.
+    """Sharded updates: each rank sums the gradients of its p-th of the weights, updates it, and all ranks gather them.
 
-    All ranks have the same weights before each step, those of BSP. A wire of `exchange` rounds the gradients."""
+    The optimizer's state takes a p-th of the memory on each rank. The weights are those of `BSP`. `clip` is the largest
+    norm of all gradients. `exchange`, `overlap` and `outstanding` are those of `BSP`; a wire rounds the gradients.
+    """
 
     clip: float | None = None
-    """Largest norm of all gradients together, in a loop of your own; a `Trainer` and recipes have their own."""
+    """Largest norm of all gradients, in a loop of your own; a `Trainer` and recipes have their own option."""
 
     def __post_init__(self) -> None:
         if self.clip is not None and not self.clip > 0:

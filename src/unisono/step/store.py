@@ -191,7 +191,7 @@ class KVStore(Closing):
                 self._play(state, Task(UPDATE_VALUE, key, UPDATE, (bucket(key),), (stored(key),)))
 
     def pull(self, keys: Keys, tensors: Tensors) -> None:
-        """Copy the values of the keys into `tensors`, which are there after `wait`. Raises UsageError as `push`."""
+        """Copy the values of the keys into `tensors`, complete after `wait`. Raises UsageError like `push`."""
         for key, state in self._states(keys, tensors):
             source = bucket(key) if state.updater is None else stored(key)
             self._play(state, Task(UNPACK, key, UPDATE, (source,), (value(key),)))

@@ -32,13 +32,13 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Trainer:
     """Trains `model` with `optimizer` under `rule` on the ranks of `world`.
 
-    `loss` takes the model's output in training, and the labels, and returns the mean over the samples. `clip` is the
-    largest norm of all averaged gradients together. `within` gives the context in which the model computes (autocast).
-    A model that `unisono.parallel` has prepared already stays as it is.
+    `loss` takes the model's output in training and the labels, and returns the mean over the samples; the default is
+    cross entropy. `clip` is the largest norm of all averaged gradients. `within` returns the context in which the model
+    computes (autocast). The model may be plain, or already parallel by `unisono.parallel`.
 
-    A step returns when its backward pass has ended. Exchanges and updates continue, and the next forward pass waits for
-    each parameter when a module reads it; so does code that reads parameters from the model. Call `wait` before you
-    read tensors that you hold yourself, or the optimizer.
+    A step returns when its backward pass has ended. Exchanges and updates continue in the background. The next forward
+    pass waits for each parameter when a module reads it, and so does code that reads parameters from the model. Call
+    `wait` before you read tensors that you kept, or the optimizer.
     """
 
     def __init__(
