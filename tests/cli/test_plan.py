@@ -151,7 +151,7 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         ((*SMALL, "--ranks-per-node=0"), "--ranks-per-node 0"),
         ((*SMALL, "--optimizer=adagrad"), "there is no optimizer 'adagrad'"),
         ((*SMALL, "--time"), "--time is that of one rule"),
-        (("--model=small_convnet", "--minibatch=64"), "--machine is missing"),
+        (("--model=small_convnet", "--minibatch=64"), "--machine is missing: there are aws_c4_8xlarge, "),
         (("--check=none",), "there is no run in none"),
         (("--check=.",), ". has no sealed prediction"),
         ((*SMALL, "--check=."), "--check . takes the plan of that run: omit taihulight"),

@@ -10,7 +10,7 @@ import pytest
 from tests.foresight.entries import PREDICTION, RUN
 
 from unisono.rules import BSP, LocalSGD
-from unisono.training.foresight import holds, reason_without_seal
+from unisono.training.foresight import holds, reason_without_measurement, reason_without_seal
 from unisono.training.trainer import Trainer
 
 
@@ -33,3 +33,8 @@ def test_reasons_for_which_there_is_no_seal() -> None:
     assert reason_without_seal(trainer_of(1, BSP())) == "one rank measures no exchange"
     assert reason_without_seal(trainer_of(2, LocalSGD(every=2))).startswith("the steps of LocalSGD are not alike")
     assert reason_without_seal(trainer_of(2, BSP())) == "overlap and buckets were not searched"
+
+
+def test_reasons_for_which_there_is_no_measurement() -> None:
+    assert reason_without_measurement(1, 25) == "the run has no step after the first 25 steps"
+    assert reason_without_measurement(4, 25) == "the run has no 4 steps after the first 25 steps"

@@ -86,7 +86,10 @@ def plan(
         _check(check, as_json, machine or model or recipe)
         return
     if machine is None:
-        raise UsageError("--machine is missing: give the name of a machine, or its TOML file")
+        from unisono.plan.machines import machine_names
+
+        known = ", ".join(machine_names())
+        raise UsageError(f"--machine is missing: there are {known}, or give a TOML file, such as ./mine.toml")
     if (model is None) == (recipe is None):
         raise UsageError("give --model NAME or --recipe FILE, one of them")
     for option, number in (

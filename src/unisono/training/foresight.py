@@ -166,7 +166,7 @@ class RunForesight:
         if self._kept:
             found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
         if found is None:
-            self.log(f"no measurement: the run has no {rule.period} steps after the first {skip}")
+            self.log(f"no measurement: {reason_without_measurement(rule.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest)
@@ -191,6 +191,11 @@ def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:
     """Return True where a prediction is that of the same steps: model, rule, batch, ranks and nodes are equal."""
     before = sealed.run
     return all(getattr(before, key) == getattr(facts, key) for key in ("model", "rule", "batch", "ranks", "nodes"))
+
+
+def reason_without_measurement(period: int, skip: int) -> str:
+    """Return the reason for which a run has no measurement: no whole period is left after the skipped steps."""
+    return f"the run has no {'step' if period == 1 else f'{period} steps'} after the first {skip} steps"
 
 
 def reason_without_seal(trainer: Trainer) -> str:
