@@ -145,14 +145,14 @@ class World:
     def all_to_all(self, tensor: torch.Tensor, algorithm: str = "auto") -> torch.Tensor:
         """Send chunk d of `tensor`, one of p equal parts, to rank d; return the received chunks, chunk s from rank s.
 
-        Any dtype and stride. Raises TensorError where p does not divide the number of elements.
+        Any dtype and stride. Raises TensorError if p does not divide the number of elements.
         """
         return all_to_all(self._group, tensor, algorithm)
 
     def all_to_all_v(self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
-        """Send sends[d] to rank d, and fill receives[s] with what rank s sends: any sizes on which both ends agree.
+        """Send sends[d] to rank d, and receive rank s's tensor in receives[s]: any sizes, equal on both ends.
 
-        All tensors have one dtype. Raises TensorError for other arguments, MismatchError where both ends disagree.
+        All tensors have one dtype. Raises TensorError for other arguments, MismatchError if both ends disagree.
         """
         all_to_all_v(self._group, sends, receives)
 
@@ -183,9 +183,9 @@ class World:
             return World(comm, placement, self.table, watch=self.watch, name=self._next_name(f"split {color}"))
 
     def dup(self) -> World:
-        """Return a world of the same ranks, whose calls are separate from this one's: for a thread of its own.
+        """Return a world of the same ranks whose calls are separate from this one's, for another thread.
 
-        It knows the memory that `empty` of this world has returned. Created by all ranks together; freed with this
+        It can use the memory that `empty` of this world has returned. Created by all ranks together; freed with this
         world.
         """
         with self._group.enter_library_call(_DUP):
@@ -244,9 +244,9 @@ class World:
 
     @contextmanager
     def agree_on_errors(self) -> Iterator[None]:
-        """Let a UsageError that all ranks raise leave the block on all; rank 0 alone reports it.
+        """Return a context for code that raises UsageError on all ranks: rank 0 alone reports it.
 
-        Where only some ranks raise one, the others may wait for them for ever. Then the error is printed with its rank,
+        If only some ranks raise one, the others might wait for them forever. Then the error is printed with its rank,
         and all ranks end with exit code 2.
         """
         with self._group.enter_library_call(_AGREE_ON_ERRORS):
@@ -284,14 +284,14 @@ class World:
         return self._resources[make]  # type: ignore[return-value]  # it is what `make` has made
 
     def label(self, words: str) -> None:
-        """Add `words` to each call from here on, as a part of it that ranks compare: "" for none."""
+        """Add `words` to each later call, as a part that ranks compare; "" adds none."""
         self._group.label_calls(words)
 
     def free(self) -> None:
         """Free communicators and memory, all ranks together; a second call does nothing.
 
-        Not needed at the end of a program. Tensors of `empty` stay valid; no other call of the world is. Worlds that
-        were split from this one are no longer watched then, unless it has been split from another itself.
+        Not needed at the end of a program. Tensors of `empty` stay valid; all other calls of the world raise
+        UsageError. Worlds that were split from this one are no longer watched, unless it was split from another itself.
         """
         if self._freed:
             return

@@ -1,7 +1,7 @@
-"""Batches of a loader for loops that others wrote: an IterableDataset, and an iterable with a length and a state.
+"""Batches of a loader for the loops of other libraries: an IterableDataset with a length and a state.
 
-    Loader          0 1 2 3 │ 4 5 6 7 │ 8 9     memory of a batch is used again; the last step may be short
-    BatchDataset    0 1 2 3 │ 4 5 6 7           each batch has memory of its own; whole steps alone
+    Loader          0 1 2 3 │ 4 5 6 7 │ 8 9     memory of a batch is reused; the last step may be short
+    BatchDataset    0 1 2 3 │ 4 5 6 7           each batch has its own memory; only full batches
 
 Such loops read batches ahead, collect several before a step (accumulation), and average ranks with equal weight: so
 batches are copied, and all ranks have equally many samples in each. Bytes copied: those of each batch, once.
@@ -25,8 +25,8 @@ class BatchDataset(IterableDataset[Any]):
     """This rank's batches of a loader, which other libraries iterate; made by `Loader.dataset`."""
 
     def __init__(self, loader: Loader, ranks: int, names: tuple[str, str] | None = None) -> None:
-        """Take the batches of `loader`, as (inputs, labels) or with `names` as a dict. Raises UsageError where the
-        shares of `ranks` ranks would differ, or no step is whole."""
+        """Take the batches of `loader`, as (inputs, labels) or with `names` as a dict. Raises UsageError if the shares
+        of `ranks` ranks would differ, or no batch is full."""
         if loader.batch % ranks:
             raise UsageError(
                 f"{ranks} ranks share batches of {loader.batch} samples unevenly, but a dataset's batches are averaged "
@@ -39,7 +39,7 @@ class BatchDataset(IterableDataset[Any]):
         self._loader, self._names = loader, names
 
     def __len__(self) -> int:
-        """Return the number of whole steps of an epoch."""
+        """Return the number of full batches of an epoch."""
         return self._loader.samples // self._loader.batch
 
     def __iter__(self) -> Iterator[Any]:

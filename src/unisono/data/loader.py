@@ -93,8 +93,8 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's inputs and labels of the epoch's steps, from `step` on. Collective.
 
-        A batch's memory is used again after the next batch. After the last step, the next epoch begins. Raises
-        UsageError if the loader was iterated anew, or moved to another step, meanwhile.
+        A batch's memory is reused after the next batch. After the last step, the next epoch begins. Raises UsageError
+        if the loader was meanwhile iterated again, or moved to another step.
         """
         self._stop()
         running = self._running = self._feed.epoch(self.epoch, self.batch, self.step)
@@ -106,10 +106,10 @@ class Loader:
         self.epoch, self.step, self._running = self.epoch + 1, 0, None
 
     def dataset(self, names: tuple[str, str] | None = None) -> BatchDataset:
-        """Return the batches for loops that others wrote, as an IterableDataset: copied, of whole steps alone.
+        """Return an IterableDataset of copied, full batches, for the loops of other libraries.
 
-        With `names`, a batch is a dict of inputs and labels under these names. Raises UsageError where the ranks do not
-        divide the batch.
+        With `names`, a batch is a dict of inputs and labels under these names. Raises UsageError if the number of ranks
+        does not divide the batch.
         """
         return BatchDataset(self, self._ranks, names)
 
@@ -118,18 +118,18 @@ class Loader:
         return self._feed.test_batches(self.batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch; the current one continues at its step, as after `load_state_dict`."""
+        """Start an epoch at its first step. If it is the current epoch, continue at its step, as after a resume."""
         if epoch != self.epoch:
             self._move(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, alike on all ranks: the batch that was handed out last counts as used."""
+        """Return the position, equal on all ranks. The batch that was handed out last counts as used."""
         return {"epoch": self.epoch, "step": self.step, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the position of `state`, perhaps of another number of ranks.
+        """Continue after the position of `state`, which may be that of another number of ranks.
 
-        Raises UsageError if it is of other data, another batch, seed or shuffle: samples would be left out.
+        Raises UsageError for a state of other data, another batch, seed or shuffle: samples would be skipped.
         """
         for name, own in self._settings().items():
             if state.get(name, DEFAULTS.get(name)) != own:
