@@ -67,6 +67,12 @@ def test_the_streamed_order_beside_the_full_permutation(command: Run, tmp_path: 
     )
 
 
+def test_one_rank_is_named_in_the_singular(in_process: Run, tmp_path: Path) -> None:
+    a_pack(tmp_path / "pack")
+    done = in_process("data", "quality", "pack", "--batch=20")
+    assert done.stdout.splitlines()[-1].endswith("for steps of 20 samples on 1 rank")
+
+
 def test_a_folder_that_is_not_a_pack_gets_one_line(in_process: Run) -> None:
     done = in_process("data", "quality", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")

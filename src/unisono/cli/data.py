@@ -73,4 +73,5 @@ def quality(
             beside.add_row(row, *(f"{value:.5f}" for value in values))
         Console().print(beside)
     print(f"at most {found.max_z_score:.1f} standard deviations from a true permutation")
-    print(f"streamed: at most {streamed.max_z_score:.1f}, for steps of {batch} samples on {placement.ranks} ranks")
+    on = "1 rank" if placement.ranks == 1 else f"{placement.ranks} ranks"
+    print(f"streamed: at most {streamed.max_z_score:.1f}, for steps of {batch} samples on {on}")

@@ -203,5 +203,5 @@ def reason_without_seal(trainer: Trainer) -> str:
     if trainer.world.size == 1:
         return "one rank measures no exchange"
     if not is_searched(trainer.reducer.rule):
-        return f"the steps of {type(trainer.reducer.rule).__name__} are not alike, so that none is measured"
+        return f"the steps of {type(trainer.reducer.rule).__name__} are not alike, so they are not measured"
     return "overlap and buckets were not searched"
