@@ -118,7 +118,7 @@ class Loader:
         return self._feed.test_batches(self.batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch at its first step. If it is the current epoch, continue at its step, as after a resume."""
+        """Begin this epoch; the current one continues at its step, as after `load_state_dict`."""
         if epoch != self.epoch:
             self._move(epoch, 0)
 
@@ -129,7 +129,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the position of `state`, which may be that of another number of ranks.
 
-        Raises UsageError for a state of other data, another batch, seed or shuffle: samples would be skipped.
+        Raises UsageError if it is of other data, another batch, seed or shuffle: samples would be left out.
         """
         for name, own in self._settings().items():
             if state.get(name, DEFAULTS.get(name)) != own:
