@@ -154,7 +154,7 @@ def _train_together(
     with ProgressDisplay(world.rank == 0, recipe.training.epochs) as display:
         for note in notes:
             display.log(note)
-        trainer.reducer.log_with(display.log)
+        trainer.reducer.choice.log_with(display.log)
         foresight = RunForesight(recipe, world, feed, trainer, home, display.log, ledger)
         foresight.begin(machine, point.step)
         run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds, foresight)
