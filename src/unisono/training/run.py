@@ -31,7 +31,8 @@ from unisono.training.epochs import TrainingLoop
 from unisono.training.foresight import RunForesight
 from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import Recipe, check_run, own_rule, plan_of
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import check_run, own_rule, plan_of
 from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
 from unisono.training.run_lock import RunLock
 from unisono.training.signals import SignalHandlers
