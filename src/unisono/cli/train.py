@@ -222,8 +222,8 @@ def _run_as_rank(
     machine: str | None,
     ledger: Path | None,
 ) -> None:
+    from unisono.initialize import init
     from unisono.training.run import train as train_on_rank
-    from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():
