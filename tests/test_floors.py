@@ -20,6 +20,7 @@ FLOORS = [
     ("choosing",),
     ("collectives",),
     ("world",),
+    ("initialize",),
     ("torch_backend",),
     ("tuning",),
     ("engine",),

@@ -143,7 +143,7 @@ PHRASES = (
 
 CONVERTERS = {
     "choosing/schedule_table.py": {"part_reduce", "part_broadcast"},
-    "training/recipe.py": {"embedding", "tried"},
+    "training/recipe_file.py": {"embedding", "tried"},
     "data/kinds/image.py": {"picture"},
     "data/kinds/audio.py": {"sound"},
     "data/pack/index.py": {"deviation"},

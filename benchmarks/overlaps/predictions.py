@@ -29,9 +29,9 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
     group = world.split(0)
     trainer = ours(Network(NETWORKS[name], seconds), group, "auto", None, None)
     said: list[str] = []
-    trainer.reducer.log_with(said.append)
+    trainer.reducer.choice.log_with(said.append)
     search(trainer)
-    predicted = trainer.reducer.predicted
+    predicted = trainer.reducer.choice.predicted
     assert predicted is not None, "the search has ended"
     step, took = trainer_step(trainer), list[float]()
     step()
@@ -40,7 +40,7 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
         step()
         took.append(max(world.all_gather_object(time.perf_counter() - start)))
     trainer.wait()
-    found = {"network": name, "ratio": ratio, "ranks": world.size, "setting": list(trainer.reducer.setting[:2])}
+    found = {"network": name, "ratio": ratio, "ranks": world.size, "setting": list(trainer.reducer.choice.setting[:2])}
     found |= {"predicted_s": predicted.step, "seconds": took, "step_s": statistics.median(took), "said": said}
     group.free()
     return found

@@ -104,10 +104,10 @@ class ElasticRun:
         assert links is not None, "the reducer of an asynchronous rule has links"
         self._links, self._steps = links, 0
         self.workers = links.seats.workers
-        self.layout = self.trainer.reducer.layout()
+        self.layout = self.trainer.reducer.programs.layout()
         self._serves = world.rank >= self.workers
         if self._serves:
-            self._centre = Centre(self.trainer.reducer.flats())
+            self._centre = Centre(self.trainer.reducer.weights.flats())
             self._port = MpiPort(links.comm, self.workers, links.timeout, {})
         else:
             self._exchange = self.trainer.reducer.exchange = WorkerExchange(self.workers)
@@ -133,7 +133,7 @@ class ElasticRun:
             self._exchange.prepare(WorkerHeader(Kind.EXCHANGE, self._steps))
         self.trainer.step(*batch())
         if exchanges:
-            self.trainer.reducer.wait_for_replies()
+            self.trainer.reducer.pending.wait_for_replies()
         self._steps += 1
 
     def _end(self) -> None:

@@ -58,7 +58,7 @@ def measure(world: World, name: str, ratio: float, rate: float) -> dict[str, Any
             step()
             took[key].append(max(world.all_gather_object(time.perf_counter() - began)))
             trainer.wait()
-    settings = {key: list(trainer.reducer.setting[:2]) for key, trainer in trainers.items()}
+    settings = {key: list(trainer.reducer.choice.setting[:2]) for key, trainer in trainers.items()}
     medians = {key: statistics.median(each) for key, each in took.items()}
     group.free()
     return {

@@ -148,7 +148,7 @@ def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | 
     trainer = unisono.Trainer(model, world, rule, sgd(model), nn.functional.cross_entropy)
     inputs, labels = Data(problem).share(data.rank, data.size)
     contender = Contender(lambda: trainer.step(inputs, labels) / len(inputs), trainer.wait)
-    while trainer.reducer.state() is None:
+    while trainer.reducer.choice.state() is None:
         contender.step()
     return contender
 

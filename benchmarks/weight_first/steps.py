@@ -49,7 +49,7 @@ class Times:
 def first_buckets(trainer: unisono.Trainer) -> dict[str, int]:
     """Return the key of the bucket that is sent first of those that hold a weight, by the weight's name."""
     names, found = [one for one, _ in trainer.model.named_parameters()], dict[str, int]()
-    for key, bucket in enumerate(trainer.reducer.layout().buckets, 1):
+    for key, bucket in enumerate(trainer.reducer.programs.layout().buckets, 1):
         for number in bucket.parameters:
             if names[number].endswith("weight"):
                 found.setdefault(names[number], key)
@@ -86,7 +86,7 @@ def main(output: str, name: str, samples: str, rounds: str) -> None:
     trainer = unisono.Trainer(model, world, rule, optimizer, loss=times.loss)
     trainer.reducer.observe = times
     images, labels = torch.randn(int(samples), 3, SIDE, SIDE), torch.randint(0, CLASSES, (int(samples),))
-    while trainer.reducer.state() is None:
+    while trainer.reducer.choice.state() is None:
         trainer.step(images, labels)
     layers, measured = first_buckets(trainer), {order: Measured() for order in ORDERS}
     for turn in range(int(rounds)):

@@ -18,10 +18,11 @@ from unisono.torch_backend.register import register_with_torch
 if TYPE_CHECKING:
     from unisono.data_parallel import add_samples, no_sync, parallel, synchronize
     from unisono.errors import UnisonoError
+    from unisono.initialize import init
     from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
     from unisono.step.store import KVStore
     from unisono.training.trainer import Trainer
-    from unisono.world import World, init
+    from unisono.world import World
 
 __all__ = [
     "BSP",
@@ -53,7 +54,7 @@ _HOMES = {
     "UnisonoError": "unisono.errors",
     "World": "unisono.world",
     "add_samples": "unisono.data_parallel",
-    "init": "unisono.world",
+    "init": "unisono.initialize",
     "no_sync": "unisono.data_parallel",
     "parallel": "unisono.data_parallel",
     "synchronize": "unisono.data_parallel",

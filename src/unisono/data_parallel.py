@@ -86,9 +86,9 @@ def parallel(
     if optimizer is not None:
         check_split_optimizer(model, optimizer)
     if chosen.sharded and optimizer is not None:
-        reducer.shard(optimizer, own_loop=True)
+        reducer.optimizer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
-        finish = weakly(reducer.finish_step)
+        finish = weakly(reducer.optimizer.finish_step)
         optimizer.register_step_post_hook(lambda *_: finish())
     return model
 
@@ -98,7 +98,7 @@ def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
 
     Raises UsageError for a model that is not parallel.
     """
-    return _reducer_of(model).no_sync()
+    return _reducer_of(model).accumulation.no_sync()
 
 
 def add_samples(model: torch.nn.Module, samples: float) -> None:
@@ -107,7 +107,7 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
     Call it before `backward()`, on every rank or on none. Calls add up until the next average. 0 declares an empty
     batch. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
     """
-    _reducer_of(model).add_samples(samples)
+    _reducer_of(model).control.add_samples(samples)
 
 
 def synchronize(model: torch.nn.Module) -> None:
@@ -168,7 +168,7 @@ def prepare(model: torch.nn.Module) -> None:
     """
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
-    if any(part is not None for part in parts) or (reducer is not None and not reducer.parameters_changed(model)):
+    if any(part is not None for part in parts) or (reducer is not None and not reducer.structure.differs(model)):
         raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
     for name, module in model.named_modules():
         sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse

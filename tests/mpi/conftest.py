@@ -15,8 +15,9 @@ from unisono.data.kinds import RAW
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
 from unisono.data.sources.source import Source
+from unisono.initialize import init
 from unisono.placement import place
-from unisono.world import World, init
+from unisono.world import World
 
 _WORLD = pytest.StashKey[World]()
 

@@ -101,7 +101,7 @@ class Pair:
         self.plain, self.optimizer = make(_groups(plain)), make(_groups(mine))
         self.parameters, self.clip = plain, clip
         self.engine, self.parts = Engine(mine, parts, clip, at_once), parts
-        self.optimizing = BucketedOptimizer(self.optimizer, self.engine)  # type: ignore[arg-type]
+        self.optimizing = BucketedOptimizer(self.optimizer, mine, self.engine.wait)
 
     def step(self, gradients: Given) -> None:
         step = self.optimizing.begin()
@@ -283,7 +283,7 @@ def test_lbfgs_is_refused_with_a_remedy() -> None:
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
     engine = Engine(parameters, ((4, 3), (2, 1, 0)), None, at_once=False)
     with pytest.raises(UsageError, match=r"unisono.parallel and its step\(closure\)"):
-        BucketedOptimizer(torch.optim.LBFGS(parameters), engine)  # type: ignore[arg-type]
+        BucketedOptimizer(torch.optim.LBFGS(parameters), parameters, engine.wait)
 
 
 def test_entries_that_a_custom_optimizer_adds_to_its_groups_stay() -> None:
@@ -327,7 +327,7 @@ def test_hooks_see_one_step_of_all(register: str) -> None:
 def test_a_parameter_outside_the_model_is_refused() -> None:
     known, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
     engine = Engine([known], [[0]], None, at_once=True)
-    optimizing = BucketedOptimizer(torch.optim.SGD([known, other], lr=1.0), engine)  # type: ignore[arg-type]
+    optimizing = BucketedOptimizer(torch.optim.SGD([known, other], lr=1.0), [known], engine.wait)
     with pytest.raises(UsageError, match=r"a parameter of shape \(3,\) that is not the model's"):
         optimizing.begin()
     other.requires_grad_(requires_grad=False)

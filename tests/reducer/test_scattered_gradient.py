@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
-from unisono.reducer.scattered_gradient import ScatteredGradient
+from unisono.reducer.scattered_gradient import ScatteredGradient, clear, scatter
 
 
 def test_whatever_reads_it_is_refused() -> None:
@@ -26,3 +26,13 @@ def test_it_is_cleared_and_printed() -> None:
     assert model.weight.grad.data_ptr() == 0
     model.zero_grad()
     assert model.weight.grad is None
+
+
+def test_placeholders_mark_the_gradients_that_there_are() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (3, 2, 1)]
+    parameters[1].grad = torch.ones(2)
+    scatter(parameters, lambda number: number != 1)
+    assert [type(one.grad) for one in parameters] == [ScatteredGradient, type(None), ScatteredGradient]
+    parameters[2].grad = torch.ones(1)
+    clear(parameters)
+    assert [type(one.grad) for one in parameters] == [type(None), type(None), torch.Tensor]

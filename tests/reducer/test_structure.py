@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from unisono.errors import UsageError
 from unisono.reducer.structure import Structure
 
 
@@ -63,3 +64,25 @@ def test_it_holds_no_reference_to_the_model(make_module: type[nn.Module]) -> Non
     del model
     assert reference() is None
     assert structure.parameters
+
+
+def test_a_model_is_checked_once_for_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    structure, looks = Structure(model), list[nn.Module]()
+    monkeypatch.setattr(structure, "added", looks.append)
+    structure.check(model)  # forward
+    structure.check_pass(model)
+    assert len(looks) == 1
+    structure.check_pass(model)  # of a pass without a forward pass
+    structure.check_pass(None)
+    assert len(looks) == 2
+
+
+def test_a_pass_of_a_model_that_has_grown_is_refused() -> None:
+    model = make()
+    structure = Structure(model)
+    model.append(nn.Linear(2, 2))
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"parameter 3\.weight was added, replaced or unfrozen"):
+            structure.check_pass(model)
+        structure.check_pass(None)

@@ -9,7 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from unisono.world import init
+from unisono.initialize import init
 
 if __name__ == "__main__":
     rank, programs = init().rank, sys.argv[1:]

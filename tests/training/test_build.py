@@ -16,7 +16,8 @@ from unisono.errors import RecipeError, UsageError
 from unisono.models.registry import make_network
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.training.build import check_fit, load_plan, make_rule, save_plan
-from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe, parse_recipe
+from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe
+from unisono.training.recipe_file import parse_recipe
 
 HERE = machine(processor().name)
 

@@ -7,7 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from unisono.training.learning_rate import POLICIES, rate_at, rate_of_step
-from unisono.training.recipe import OptimizerRecipe, parse_recipe
+from unisono.training.recipe import OptimizerRecipe
+from unisono.training.recipe_file import parse_recipe
 
 
 def options(**keys: Any) -> OptimizerRecipe:

@@ -8,7 +8,7 @@ import pytest
 
 from unisono.errors import RecipeError
 from unisono.training.packaged_recipes import FOLDER, find_recipe, names
-from unisono.training.recipe import read_recipe
+from unisono.training.recipe_file import read_recipe
 
 
 def test_every_recipe_of_the_package_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import torch
 from unisono.errors import CheckpointError, RecipeError
 from unisono.rules import BSP
 from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
-from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_file import parse_recipe
 from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
 from unisono.training.run_directory import METRICS, add_metrics
 

@@ -14,13 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-import torch
 
 from unisono.asynchronous.centre import Centre
 from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
+from unisono.asynchronous.replay import Replay
+from unisono.asynchronous.server_port import Port
 from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
@@ -37,38 +36,6 @@ MAX_POLL_SECONDS = 2e-3
 
 IDLE_SECONDS = 2.0
 """Seconds without any worker after which a server that waits for some looks whether they are stopped."""
-
-
-class WorkerLink(Protocol):
-    """Link of a server to a worker."""
-
-    def send(self, mine: torch.Tensor) -> None:
-        """Send a tensor."""
-
-    def receive(self, came: torch.Tensor) -> None:
-        """Receive a tensor."""
-
-    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
-        """Send one tensor and receive another, at the same time."""
-
-
-class Port(Protocol):
-    """Arrivals of workers at a server, and links to them."""
-
-    def poll(self) -> tuple[int, WorkerHeader] | None:
-        """Return a worker that has announced itself, and its header; None where there is none."""
-
-    def link(self, worker: int) -> WorkerLink:
-        """Return the link to a worker."""
-
-    def dead(self) -> frozenset[int]:
-        """Return the workers that are known to have died."""
-
-    def stopped(self, worker: int) -> bool:
-        """Return True for a worker whose process is known to be stopped (SIGSTOP)."""
-
-    def lost(self, error: Exception) -> bool:
-        """Return True for an error of a message that only means that its other end has died."""
 
 
 @dataclass
@@ -104,7 +71,7 @@ class Server:
     _done: bool = False
 
     def __post_init__(self) -> None:
-        self._left = None if self.recorded is None else deque(self.recorded)
+        self._replay = None if self.recorded is None else Replay(self.number, self.recorded)
 
     def run(self) -> None:
         """Serve until the run is over."""
@@ -127,7 +94,7 @@ class Server:
     def stopped(self) -> bool:
         """True where a signal has ended the run before its last epoch."""
         unfinished = self.state.samples < self.budget.samples * self.budget.epochs
-        return unfinished and self._left is None and self.state.stopping
+        return unfinished and self._replay is None and self.state.stopping
 
     @property
     def living(self) -> list[int]:
@@ -168,14 +135,11 @@ class Server:
 
     def _choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
         """Return the worker to serve next, and False where a replay has no such exchange: it is not applied."""
-        if self._left is None:
-            last = [one.exchange for one in self.state.workers]
-            living = [one for one in self.living if one not in self._ended]
-            return next_worker(waiting, last, self.state.number, self.staleness, living), True
-        surplus = next((worker for worker in waiting if worker not in self._left), None)
-        if surplus is not None:
-            return surplus, False
-        return (self._left[0], True) if self._left and self._left[0] in waiting else (None, True)
+        if self._replay is not None:
+            return self._replay.choose(waiting)
+        last = [one.exchange for one in self.state.workers]
+        living = [one for one in self.living if one not in self._ended]
+        return next_worker(waiting, last, self.state.number, self.staleness, living), True
 
     def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
         """Reply to a worker and carry out the program of its exchange."""
@@ -202,8 +166,8 @@ class Server:
         self.observe(span)
 
     def _record(self, worker: int, header: WorkerHeader, reply: Reply) -> None:
-        if self._left is not None:
-            self._left.popleft()
+        if self._replay is not None:
+            self._replay.advance()
         if self.log is not None:
             stale = missed(reply.number, self.state.workers[worker].exchange)
             self.log.add(number=reply.number, worker=worker, sent=header.step, applied=header.step, stale=stale)
@@ -259,28 +223,19 @@ class Server:
 
     def _check_replay(self, seconds: float) -> None:
         """Raise StallError where the worker of the next recorded exchange will not come."""
-        if not self._left:
+        if self._replay is None or (worker := self._replay.next) is None:
             return
-        worker = self._left[0]
         if worker in self._ended:
-            raise self._cannot_replay(worker, "has ended")
+            raise self._replay.error(worker, "has ended", self.state.number)
         if self.port.stopped(worker) and seconds > IDLE_SECONDS:
-            raise self._cannot_replay(worker, "is stopped")
+            raise self._replay.error(worker, "is stopped", self.state.number)
         if seconds > self.timeout:
-            raise self._cannot_replay(worker, f"has not come for {seconds:.0f} s")
-
-    def _cannot_replay(self, worker: int, why: str) -> StallError:
-        assert self._left is not None, "a replay has recorded exchanges"
-        number = self.state.number + self._left.index(worker)
-        return StallError(
-            f"server {self.number}: the log that is replayed has worker {worker} in exchange {number}, but it {why}: "
-            "replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
-        )
+            raise self._replay.error(worker, f"has not come for {seconds:.0f} s", self.state.number)
 
     def _mark_absent(self, seconds: float) -> None:
         """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
         or have not come for long."""
-        awaited = self._left is None and (bool(self._arrived) or (self.number == 0 and self.state.stopping))
+        awaited = self._replay is None and (bool(self._arrived) or (self.number == 0 and self.state.stopping))
         if not awaited or seconds < IDLE_SECONDS:
             return
         here = {worker for worker, _ in self._arrived} | self._ended
@@ -291,8 +246,8 @@ class Server:
     def _mark_gone(self, worker: int, why: str) -> None:
         if worker in self.gone:
             return
-        if self._left and worker in self._left:
-            raise self._cannot_replay(worker, why)
+        if self._replay is not None and self._replay.needs(worker):
+            raise self._replay.error(worker, why, self.state.number)
         self.gone.add(worker)
         self._ended.discard(worker)
         self.state = replace(self.state, saving=self.state.saving - {worker})

@@ -51,9 +51,9 @@ def evaluate(
         raise typer.Exit(launch(count, ["evaluate", str(run), *options], recipe.training.timeout or None))
     if started is None:
         keep_memory()
+    from unisono.initialize import init
     from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
     from unisono.training.scoring.evaluate import write_files
-    from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
 

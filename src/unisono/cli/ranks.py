@@ -17,8 +17,8 @@ def join(what: str, alone: bool = False) -> World:
 
     Raises UsageError for a single rank, unless the command can do with it `alone`.
     """
+    from unisono.initialize import init
     from unisono.mpi import MPI
-    from unisono.world import init
 
     try:
         world = init()

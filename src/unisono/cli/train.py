@@ -32,7 +32,9 @@ from unisono.timeouts import timeout_of
 from unisono.training import run_directory
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import find_recipe
-from unisono.training.recipe import Recipe, check_run, differences, read_recipe
+from unisono.training.recipe import Recipe, differences
+from unisono.training.recipe_check import check_run
+from unisono.training.recipe_file import read_recipe
 from unisono.training.survival import survives_deaths
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE, Listener
@@ -221,8 +223,8 @@ def _run_as_rank(
     machine: str | None,
     ledger: Path | None,
 ) -> None:
+    from unisono.initialize import init
     from unisono.training.run import train as train_on_rank
-    from unisono.world import init
 
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():

@@ -82,7 +82,7 @@ class GradientExchange:
         self._complete = False
         self._alone.close()
         if self._passes > 1:
-            self._alone.enter_context(self.reducer.no_sync())
+            self._alone.enter_context(self.reducer.accumulation.no_sync())
 
     def synchronize(self) -> None:
         """Average the gradients, unless the last backward pass has done so. Called by all ranks together."""
@@ -107,9 +107,9 @@ class GradientExchange:
         reducer = self.reducer
         reducer.zero_grad()
         self._alone.close()
-        reducer.request("join")
+        reducer.control.request("join")
         reducer.synchronize()
-        return reducer.requested_by_all("join")
+        return reducer.control.requested_by_all("join")
 
     def close(self) -> None:
         """Detach from the parameters."""

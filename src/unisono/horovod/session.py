@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from unisono.errors import UnisonoError, UsageError
+from unisono.initialize import init as make_world
 from unisono.world import World
-from unisono.world import init as make_world
 
 if TYPE_CHECKING:
     from unisono.horovod.gradients import GradientExchange

@@ -31,7 +31,7 @@ class Attachment:
         if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() == -1:
-            self.reducer.check_parameters(model)
+            self.reducer.structure.check(model)
             self.reducer.on_forward(_first_tensor((*inputs, *named.values())))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:

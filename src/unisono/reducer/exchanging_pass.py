@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
-
-import torch
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.reducer.backward_pass import BackwardPass, OptimizerStep
@@ -59,40 +55,3 @@ class ExchangingPass(BackwardPass):
         """Move the weights of a bucket by the share `alpha` towards the centre."""
         self._exchange.pull(key, self.bucket(key), alpha)
         self.memory.unpack_weights(self.memory.bucket_slice(key))
-
-
-def flats_of(memory: BucketMemory, keys: Mapping[int, int] | range) -> dict[int, torch.Tensor]:
-    """Return copies of the weights, as the buckets of these keys hold them. No pass may be running."""
-    found = {}
-    for key in keys:
-        bucket = memory.bucket_slice(key)
-        memory.pack_weights(bucket, 1)
-        found[key] = memory.elements(bucket).clone()
-    return found
-
-
-@contextmanager
-def centre_in(
-    memory: BucketMemory, buffers: Buffers, centre: Mapping[int, torch.Tensor], its_buffers: torch.Tensor | None
-) -> Iterator[None]:
-    """Give the model the weights and buffers of a centre within the block. No pass may be running."""
-    own = flats_of(memory, range(1, len(centre) + 1))
-    own_buffers = [None if (one := slot.current()) is None else one.clone() for slot in buffers.slots]
-    _put(memory, centre)
-    if its_buffers is not None:
-        buffers.flat.copy_(its_buffers)
-        buffers.unpack()
-    try:
-        yield
-    finally:
-        _put(memory, own)
-        for slot, before in zip(buffers.slots, own_buffers, strict=True):
-            if before is not None and (now := slot.current()) is not None:
-                now.data.copy_(before)
-
-
-def _put(memory: BucketMemory, flats: Mapping[int, torch.Tensor]) -> None:
-    for key, flat in flats.items():
-        bucket = memory.bucket_slice(key)
-        memory.elements(bucket).copy_(flat)
-        memory.unpack_weights(bucket)

@@ -18,7 +18,6 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from unisono.errors import UsageError
-from unisono.reducer.reducer import Reducer
 from unisono.step.layout import Updates
 
 PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
@@ -51,18 +50,23 @@ class SplitStep:
 
 
 class BucketedOptimizer:
-    """Application of `optimizer` to the gradients of `reducer`, which waits for it."""
+    """Application of `optimizer` to the gradients of a model's parameters, part by part."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-        """Make the optimizer's methods wait for pending updates. Raises UsageError for LBFGS."""
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        wait: Callable[[], object],
+    ) -> None:
+        """Make the optimizer's methods call `wait`, which waits for pending updates. Raises UsageError for LBFGS."""
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)"
             )
-        self._optimizer, self._parameters = optimizer, reducer.parameters
-        self._known = {id(parameter) for parameter in reducer.parameters}
+        self._optimizer, self._parameters = optimizer, parameters
+        self._known = {id(parameter) for parameter in parameters}
         for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
-            setattr(optimizer, name, _WaitingMethod(optimizer, name, reducer))
+            setattr(optimizer, name, _WaitingMethod(optimizer, name, wait))
 
     def begin(self) -> SplitStep:
         """Return the step that begins.
@@ -90,17 +94,16 @@ def _can_be_split(optimizer: torch.optim.Optimizer) -> bool:
 class _WaitingMethod:
     """Method of an optimizer that first waits until all updates are finished: it needs final gradients and state.
 
-    It keeps neither optimizer nor reducer alive, since the optimizer holds it.
+    It does not keep the optimizer alive, which holds it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, name: str, reducer: Reducer) -> None:
-        self._optimizer, self._reducer = weakref.ref(optimizer), weakref.ref(reducer)
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, wait: Callable[[], object]) -> None:
+        self._optimizer, self._wait = weakref.ref(optimizer), wait
         self._function, patched = getattr(type(optimizer), name), vars(optimizer).get(name)
         self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _WaitingMethod) else patched
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if (reducer := self._reducer()) is not None:
-            reducer.wait()
+        self._wait()
         if self._patched is not None:
             return self._patched(*arguments, **named)
         return self._function(self._optimizer(), *arguments, **named)

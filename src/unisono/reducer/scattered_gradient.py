@@ -6,6 +6,7 @@ optimizer.step(), zero_grad()    .grad is None
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,3 +40,16 @@ class ScatteredGradient(torch.Tensor):
             "unisono.Sharded(clip=...), accumulate under unisono.no_sync(model), call optimizer.step() after each "
             "backward(), or use unisono.BSP()"
         )
+
+
+def scatter(parameters: Sequence[torch.Tensor], has_gradient: Callable[[int], bool]) -> None:
+    """Give each parameter a placeholder, or None where no rank has a gradient of the parameter with its number."""
+    for number, parameter in enumerate(parameters):
+        parameter.grad = ScatteredGradient(parameter) if has_gradient(number) else None
+
+
+def clear(parameters: Sequence[torch.Tensor]) -> None:
+    """Remove the placeholders. Other gradients stay."""
+    for parameter in parameters:
+        if isinstance(parameter.grad, ScatteredGradient):
+            parameter.grad = None

@@ -14,6 +14,8 @@ from operator import attrgetter, is_
 
 import torch
 
+from unisono.errors import UsageError
+
 _children, _parameters, _trains = attrgetter("_modules"), attrgetter("_parameters"), attrgetter("requires_grad")
 
 _NONE = object()
@@ -26,7 +28,24 @@ class Structure:
         self.names, self.parameters = trainable(model)
         """Names and tensors of the trainable parameters, each under its first name."""
         self._known = {id(parameter) for parameter in self.parameters}
+        self._checked = False  # whether `check` was called since the last pass
         self._remember(model)
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Raise UsageError when a parameter is trained that was not when the model was made parallel."""
+        self._checked = True
+        if (name := self.added(model)) is not None:
+            raise UsageError(
+                f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so its gradient "
+                "would not be averaged: call unisono.parallel(model, world) again, on all ranks, and make a new "
+                "Trainer if one trains the model"
+            )
+
+    def check_pass(self, model: torch.nn.Module | None) -> None:
+        """Check the model of a backward pass that begins, unless its forward pass has done so, or the model is gone."""
+        if not self._checked and model is not None:
+            self.check(model)
+        self._checked = False
 
     def added(self, model: torch.nn.Module) -> str | None:
         """Return the name of a parameter that is trained now and was not known; None when there is none."""

@@ -9,7 +9,8 @@ import torch
 from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
 from unisono.optimizers.sharded import ShardedStep
 from unisono.step import operations as op
-from unisono.step.in_process import Batch, InProcessReplica, InProcessWorld, Loss
+from unisono.step.in_process import Batch, InProcessReplica, Loss
+from unisono.step.in_process_world import InProcessWorld
 from unisono.step.layout import Layout, Updates
 from unisono.step.program import Task
 from unisono.step.shard_work import ShardWork

@@ -8,6 +8,7 @@ Names, modules and parameters stay the same objects, so optimizers and tied weig
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
@@ -34,7 +35,7 @@ class GroupLink:
         raise UsageError("a model with split layers cannot be pickled: save its whole_state_dict instead")
 
 
-class ParallelLayer(nn.Module):
+class ParallelLayer(nn.Module, ABC):
     """Base of the layers that are split."""
 
     split: Split
@@ -49,14 +50,14 @@ class ParallelLayer(nn.Module):
     """Split that the class carries out: "column" or "row"."""
 
     @classmethod
+    @abstractmethod
     def dims(cls, split: Split) -> Mapping[str, int]:
         """Return the dimension along which each split parameter is cut, by name."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
         """Return why a layer cannot be split so, with the remedy; None where it can."""
-        raise NotImplementedError
 
     @property
     def group(self) -> World:

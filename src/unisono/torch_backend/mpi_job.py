@@ -9,6 +9,7 @@ from typing import Any
 
 from unisono.collectives.group import Group
 from unisono.errors import LaunchError
+from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.placement import place
 from unisono.torch_backend.completions import Completions
@@ -16,7 +17,6 @@ from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.pytorch import PrefixStore
 from unisono.torch_backend.retirement import Retirement
 from unisono.torch_backend.watchdog import Watchdog
-from unisono.world import init
 
 
 class MpiJob:

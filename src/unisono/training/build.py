@@ -34,7 +34,8 @@ from unisono.tensor_parallel.model import data_world, data_world_of, split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.loss import blank_labels, classification_loss
 from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, DataRecipe, Recipe, own_rule
+from unisono.training.recipe import OWN, DataRecipe, Recipe
+from unisono.training.recipe_check import own_rule
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.warmup import warm_up

@@ -97,13 +97,13 @@ class RunForesight:
 
     def _seal_search(self, done: int) -> None:
         reducer = self.trainer.reducer
-        if not self._pending or reducer.state() is None:
+        if not self._pending or reducer.choice.state() is None:
             return
         self._pending = False
         self._searched = max(0, self._made - 1)
         if self._seal is not None:
             return
-        chosen = reducer.chosen
+        chosen = reducer.choice.chosen
         if chosen is None:
             self.log(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
             return

@@ -23,7 +23,8 @@ from unisono.rules import BSP, BaseRule, Exchange
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import find_recipe
 from unisono.training.planned_data import PlannedData, data_of
-from unisono.training.recipe import OWN, ParallelRecipe, Recipe, RuleRecipe, read_recipe
+from unisono.training.recipe import OWN, ParallelRecipe, Recipe, RuleRecipe
+from unisono.training.recipe_file import read_recipe
 
 TRACED_SAMPLES = 2
 """Samples of a trace: batch norm needs more than one."""

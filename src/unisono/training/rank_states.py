@@ -25,7 +25,7 @@ RANKS = "ranks"
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
-    sharded = trainer.reducer.sharded_optimizer
+    sharded = trainer.reducer.optimizer.sharded
     if sharded is not None:  # rank 0 alone needs memory for the whole state
         return trainer.model.state_dict(), sharded.state_dict(root=0)
     if split_of(trainer.model) is not None:
@@ -33,10 +33,10 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.rule.differs:
         return mine
-    rule_state = trainer.reducer.rule_state()
+    rule_state = trainer.reducer.choice.rule_state()
     everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state})
     if trainer.reducer.rule.evaluates_anchor:
-        with trainer.reducer.averaged():
+        with trainer.reducer.weights.averaged():
             return {name: _copy(one) for name, one in mine[0].items()}, {RANKS: everyone}
     weights = [one["weights"] for one in everyone]
     return {name: _mean([one[name] for one in weights]) for name in mine[0]}, {RANKS: everyone}
@@ -51,9 +51,9 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     if ranks is not None and len(ranks) == world.size and trainer.reducer.rule.differs:
         trainer.model.load_state_dict(ranks[world.rank]["weights"])
         load_optimizer(trainer.optimizer, ranks[world.rank]["optimizer"])
-        trainer.reducer.resume(checkpoint.step, ranks[world.rank].get("rule"))
+        trainer.reducer.choice.resume(checkpoint.step, ranks[world.rank].get("rule"))
         return []
-    trainer.reducer.resume(checkpoint.step)
+    trainer.reducer.choice.resume(checkpoint.step)
     if ranks is None:
         trainer.model.load_state_dict(checkpoint.weights)
         own = cut_optimizer_state(trainer.model, trainer.optimizer, checkpoint.optimizer)

@@ -1,47 +1,21 @@
-"""Recipes: the settings of a run as small frozen dataclasses, read from TOML. Needs neither PyTorch nor MPI."""
+"""Recipes: the settings of a run as small frozen dataclasses, one for each table. Needs neither PyTorch nor MPI."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.compute.formats import AUTO, PRECISIONS
 from unisono.data.kinds import all_augments
-from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
-from unisono.data.splits import TRAIN_SAMPLES, train_samples
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
-from unisono.errors import RecipeError
-from unisono.models.user_network import check_name
 from unisono.optimizers import OPTIMIZERS
-from unisono.rules import RULES, Exchange
-from unisono.rules.asynchronous import BaseAsynchronousRule
-from unisono.schedules import check
-from unisono.tensor_parallel import ParallelPlan, make_plan
-from unisono.training.keys import change, choice, flat, number, number_or, numbers, parse, texts_or
-from unisono.training.named_rule import named_rule
-from unisono.training.packaged_recipes import FOLDER
-from unisono.user_function import UserFunction, is_user_function
-from unisono.wires import WIRES
+from unisono.training.keys import choice, flat, number, number_or, numbers, texts_or
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
-
-RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("exchange", "embedding"): ("rule", "overlap"),
-    ("data", "hold"): ("data", "storage"),
-}
-"""Tables and keys of older recipes, and their current names."""
-
-RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("data", "storage"): {"even": "partitioned", "whole": "replicated"},
-    ("compute", "convolutions"): {"tried": "autotune"},
-}
-"""Values of older recipes, and their current names."""
 
 
 @dataclass(frozen=True)
@@ -230,143 +204,6 @@ class Recipe:
     rule: RuleRecipe = field(default_factory=RuleRecipe)
     exchange: ExchangeRecipe = field(default_factory=ExchangeRecipe)
     parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
-
-
-def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """Return the recipe in a file, with `changes` of the form key=value (`training.epochs=3`) applied.
-
-    The folder of a network or rule of your own becomes an absolute path, so that a resumed run finds it again.
-    Raises RecipeError naming the file or the change, the key, and for an unknown key the nearest one.
-    """
-    try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path} is not TOML: {error}") from error
-    recipe = parse_recipe(content, str(path))
-    for wanted in changes:
-        change(content, renamed_change(wanted))
-        recipe = parse_recipe(content, f"--set {wanted}")
-    for table in ("model", "rule"):
-        if is_user_function((found := getattr(recipe, table)).name):
-            beside = (
-                Path.cwd() if path.resolve().parent == FOLDER else path.parent
-            )  # nobody's code is beside packaged recipes
-            folder = (beside / found.folder).resolve()
-            recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
-    return recipe
-
-
-def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
-    """Return the recipe in a parsed TOML file; `source` names the file in errors."""
-    return parse(Recipe, renamed(content), source)
-
-
-def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tables with keys and values of older recipes replaced by their current names."""
-    found = dict(content)
-    for (table, key), (new_table, new_key) in RENAMED.items():
-        old = found.get(table)
-        if isinstance(old, dict) and key in old and isinstance(found.get(new_table, {}), dict):
-            found[table] = {name: value for name, value in old.items() if name != key}
-            found[new_table] = {new_key: old[key], **found.get(new_table, {})}
-    for (table, key), values in RENAMED_VALUES.items():
-        value = found[table].get(key) if isinstance(found.get(table), dict) else None
-        if isinstance(value, str) and value in values:
-            found[table] = {**found[table], key: values[value]}
-    return found
-
-
-def renamed_change(wanted: str) -> str:
-    """Return a change of the form key=value under the key's current name."""
-    key, equals, value = wanted.partition("=")
-    table, _, name = key.strip().partition(".")
-    return f"{'.'.join(RENAMED.get((table, name), (table, name)))}{equals}{value}" if name else wanted
-
-
-def check_run(recipe: Recipe, ranks: int) -> None:
-    """Raise UsageError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
-    data, batch, algorithm = recipe.data.name, recipe.training.batch, recipe.exchange.algorithm
-    if data not in TRAIN_SAMPLES and not recipe.data.pack:
-        raise RecipeError(f"data.name = {data!r}; there are {', '.join(TRAIN_SAMPLES)}")
-    check_name(recipe.model.name, recipe.model.folder)
-    check_rule(recipe.rule)
-    optimizer = recipe.optimizer
-    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
-        raise RecipeError(
-            f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
-            f"{optimizer.momentum}: it needs sgd with a momentum above 0"
-        )
-    if recipe.data.storage != "partitioned" and recipe.data.groups > 1:
-        raise RecipeError(
-            f'data.groups = {recipe.data.groups}, but data.storage = "{recipe.data.storage}": only "partitioned" takes '
-            "groups; leave groups away"
-        )
-    shuffle = parse_shuffle(recipe.data.shuffle)
-    if shuffle.parts > batch:
-        raise RecipeError(f"data.shuffle has {shuffle.parts} parts, but training.batch = {batch} samples to divide")
-    samples = train_samples(data, recipe.data.pack)
-    if batch > samples:
-        raise RecipeError(f"training.batch = {batch}, but {recipe.data.pack or data} has {samples} samples to train on")
-    sharing = check_parallel(recipe, ranks)
-    if ranks > batch * sharing:
-        raise RecipeError(
-            f"{ranks} ranks share batches of {batch} samples, so some would have none; "
-            f"start at most {batch * sharing} ranks, or raise training.batch"
-        )
-    if recipe.exchange.wire not in (OWN, *WIRES):
-        raise RecipeError(f"exchange.wire = {recipe.exchange.wire!r}; there are {', '.join((OWN, *WIRES))}")
-    if algorithm not in ("auto", "library"):
-        check(algorithm)
-    if not is_user_function(recipe.rule.name):
-        wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
-        rule = named_rule(recipe.rule, Exchange(algorithm, wire))
-        if isinstance(rule, BaseAsynchronousRule):
-            rule.seats(ranks)
-            if shuffle != ShuffleOptions():
-                raise RecipeError(
-                    f'data.shuffle = "{shuffle}", but workers of rule.name = "{recipe.rule.name}" have samples of '
-                    "their own and no shuffle; leave it away"
-                )
-
-
-def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:
-    """Return the plan of the layers that are split; None where the recipe names none, or leaves them to a prediction.
-
-    Raises UsageError for words that are no split.
-    """
-    layers = recipe.parallel.layers
-    return make_plan(layers, recipe.parallel.ranks or ranks) if layers and not isinstance(layers, str) else None
-
-
-def check_parallel(recipe: Recipe, ranks: int) -> int:
-    """Return the number of ranks that train on the same samples. Raises RecipeError where groups do not divide the
-    ranks, or the rule does not take split layers."""
-    plan = plan_of(recipe, ranks)
-    if plan is None:
-        return 1
-    if recipe.rule.name in RULES and recipe.rule.name != "bsp":
-        raise RecipeError(f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp")
-    if ranks % plan.sharing:
-        raise RecipeError(
-            f"parallel.layers share samples in groups of {plan.sharing} ranks, which do not divide {ranks} ranks: "
-            f"start a multiple of {plan.sharing}, or change parallel.ranks"
-        )
-    return plan.sharing
-
-
-def check_rule(rule: RuleRecipe) -> None:
-    """Raise RecipeError for a name that is no rule, or whose module does not exist."""
-    if is_user_function(rule.name):
-        own_rule(rule).check()
-    elif rule.name not in RULES:
-        raise RecipeError(f"rule.name = {rule.name!r}; there are {', '.join(RULES)}, or module:function of your own")
-
-
-def own_rule(rule: RuleRecipe) -> UserFunction:
-    """Return the user's function that makes the rule, as the recipe names it."""
-    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest")
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

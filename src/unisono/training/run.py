@@ -31,7 +31,8 @@ from unisono.training.epochs import TrainingLoop
 from unisono.training.foresight import RunForesight
 from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import Recipe, check_run, own_rule, plan_of
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import check_run, own_rule, plan_of
 from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
 from unisono.training.run_lock import RunLock
 from unisono.training.signals import SignalHandlers
@@ -154,7 +155,7 @@ def _train_together(
     with ProgressDisplay(world.rank == 0, recipe.training.epochs) as display:
         for note in notes:
             display.log(note)
-        trainer.reducer.log_with(display.log)
+        trainer.reducer.choice.log_with(display.log)
         foresight = RunForesight(recipe, world, feed, trainer, home, display.log, ledger)
         foresight.begin(machine, point.step)
         run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds, foresight)

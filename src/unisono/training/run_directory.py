@@ -28,7 +28,8 @@ import numpy.typing as npt
 import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
-from unisono.training.recipe import Recipe, read_recipe, to_dict
+from unisono.training.recipe import Recipe, to_dict
+from unisono.training.recipe_file import read_recipe
 from unisono.training.run_lock import RunLock
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"

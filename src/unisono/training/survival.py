@@ -11,7 +11,8 @@ import sys
 
 from unisono.rules import Exchange
 from unisono.training.named_rule import named_rule
-from unisono.training.recipe import RuleRecipe, own_rule
+from unisono.training.recipe import RuleRecipe
+from unisono.training.recipe_check import own_rule
 from unisono.user_function import is_user_function
 
 LIMIT_SECONDS = 60.0

@@ -24,6 +24,7 @@ from unisono.training.accuracy import Accuracy, accuracy_of, count
 from unisono.training.loss import classification_loss
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
+from unisono.weak import weakly
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -55,17 +56,17 @@ class Trainer:
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
-        self.reducer.check_parameters(model)
+        self.reducer.structure.check(model)
         check_split_optimizer(model, optimizer)
         self.data_world = data_world(model, world)
         """World of ranks that have every sample once: `world`, or where layers are split one rank of each group."""
         self.reducer.clip = clip
         if self.reducer.rule.sharded:
-            self.reducer.shard(optimizer, own_loop=False)
+            self.reducer.optimizer.shard(optimizer, own_loop=False)
         elif self.reducer.rule.alternatives:
-            self.reducer.offer(optimizer)
-        self._optimizing = BucketedOptimizer(optimizer, self.reducer)
-        self._awaits = wait_on_access(model, self.reducer.wait_for, self.reducer.wait_for_buffers)
+            self.reducer.optimizer.offered = optimizer
+        self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.pending.wait))
+        self._awaits = wait_on_access(model, self.reducer.pending.wait_for, self.reducer.pending.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline = timeline
         self.within = within
@@ -78,19 +79,19 @@ class Trainer:
 
         Raises UsageError within `no_sync`, and after it: accumulate gradients in a loop of your own.
         """
-        if self.reducer.accumulates:
+        if self.reducer.accumulation.accumulates:
             raise UsageError(
                 "a Trainer's step does not accumulate: call backward() under no_sync in a loop of your own"
             )
         if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
-        if self._timeline is not None and reducer.chosen is not None:
-            self._timeline.begin_step(began, reducer.chosen)
+        if self._timeline is not None and reducer.choice.chosen is not None:
+            self._timeline.begin_step(began, reducer.choice.chosen)
         waited, total = reducer.times.waiting, 0.0
         if not self._awaits:
-            reducer.wait()
-        reducer.samples = float(samples)
+            reducer.pending.wait()
+        reducer.control.samples = float(samples)
         if samples:
             self.model.train()
             with self.span("forward", "computing"), self.within():
@@ -111,22 +112,22 @@ class Trainer:
 
     def _begin_update(self) -> tuple[SplitStep | ShardedStep, Updates]:
         """Return the optimizer's step that begins, and how it is made."""
-        if self.reducer.sharded_optimizer is not None:
-            return self.reducer.sharded_optimizer.begin(), Updates.PARTS
+        if self.reducer.optimizer.sharded is not None:
+            return self.reducer.optimizer.sharded.begin(), Updates.PARTS
         step = self._optimizing.begin()
         return step, step.updates
 
     def request(self, kind: str) -> None:
         """Request "save" or "stop" from all ranks, with the next control message. Signal handlers may call this."""
-        self.reducer.request(kind)
+        self.reducer.control.request(kind)
 
     def requests(self) -> Mapping[str, str]:
         """Return the requests made before the last step and their origin ("rank 2", "3 ranks"): equal on all ranks."""
-        return self.reducer.requests()
+        return self.reducer.control.requests()
 
     def wait(self) -> None:
         """Wait until the last step's exchanges and updates are over."""
-        self.reducer.wait()
+        self.reducer.pending.wait()
         self._account()
 
     def evaluate(self, batches: Iterable[Batch], labels: int) -> Accuracy:
@@ -137,7 +138,7 @@ class Trainer:
         """
         with self.span("evaluation", "evaluation"):
             self.wait()
-            with self.reducer.averaged():
+            with self.reducer.weights.averaged():
                 counts = self.count_correct(batches)
             with self.recorder.record("waiting"):
                 self.data_world.allreduce(counts)

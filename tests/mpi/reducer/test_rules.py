@@ -97,7 +97,7 @@ def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
         trainer.step(inputs.double(), labels)
     trainer.wait()
     own = [one.detach().clone() for one in model.parameters()]
-    with trainer.reducer.averaged():
+    with trainer.reducer.weights.averaged():
         mean = [torch.stack(each).mean(0) for each in zip(*group.all_gather_object(own), strict=True)]
         close([one.detach() for one in model.parameters()], mean)
     assert all(torch.equal(one, before) for one, before in zip(model.parameters(), own, strict=True))

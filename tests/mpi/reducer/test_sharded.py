@@ -340,7 +340,7 @@ def test_a_rule_that_is_chosen_after_the_first_steps(group: World, name: str, mo
     model, said = network(), list[str]()
     optimizer = OPTIMIZERS[name](model)
     trainer = unisono.Trainer(model, group, Auto(), optimizer, clip=0.5)
-    trainer.reducer.log_with(said.append)
+    trainer.reducer.choice.log_with(said.append)
     for step, (inputs, labels) in enumerate(batches(group, 50, 13)):
         trainer.step(inputs.double(), labels)
         if step == 2:
@@ -351,7 +351,7 @@ def test_a_rule_that_is_chosen_after_the_first_steps(group: World, name: str, mo
     assert (group.rank != 0) or any(line.startswith("rule Sharded: a step is predicted to take") for line in said)
     plain, _, _ = trained(group, unisono.BSP(SMALL, "none"), name, clip=0.5)
     close(model, plain)
-    state, setting = optimizer.state_dict(), trainer.reducer.state()
+    state, setting = optimizer.state_dict(), trainer.reducer.choice.state()
     assert setting is not None
     other = copy.deepcopy(model)
     resumed = OPTIMIZERS[name](other)

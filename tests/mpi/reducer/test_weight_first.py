@@ -255,7 +255,7 @@ def test_an_update_waits_for_the_grad_input(group: World, monkeypatch: pytest.Mo
         model, group, chain_rule(), torch.optim.SGD(model.parameters(), 0.5), loss=lambda outputs, _: outputs.sum()
     )
     trainer.reducer.observe = watch
-    engine = trainer.reducer._programs.player.engine
+    engine = trainer.reducer.programs.player.engine
 
     def wait(number: int) -> None:
         assert watch.of(f"set_grads {number}").wait(60)

@@ -109,7 +109,7 @@ def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance:
 
 
 def anchors(trainer: Trainer) -> torch.Tensor:
-    found = trainer.reducer.rule_state()["kept"][ANCHOR]
+    found = trainer.reducer.choice.rule_state()["kept"][ANCHOR]
     return torch.cat([tensor for _, _, tensor in sorted(found, key=lambda one: one[:2])])
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
     exact = trained(spread, LocalSGD(exchange(None), every=STEPS), STEPS)
     reducer = trainer.reducer
     for key, bucket in enumerate(reducer.memory.layout.buckets, 1):
-        kept = reducer._rule_state.kept
+        kept = reducer.choice.rule_memory.kept
         residual = kept.get(RESIDUAL, key).clone()
         residual[slice(*bounds(len(residual), spread.size, spread.rank))] += kept.get(SUM_RESIDUAL, key)
         left = torch.stack(spread.all_gather_object(residual)).sum(0)
@@ -204,7 +204,7 @@ def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
     rule = DiLoCo(exchange("int4"), every=8, fragments=2, delay=2)
     trainer = trained(group, rule, 6)  # with a fragment in flight
     weights_of_all, optimizer = states_of(trainer, group)
-    with trainer.reducer.averaged():
+    with trainer.reducer.weights.averaged():
         close([one.detach() for one in trainer.model.parameters()], list(weights_of_all.values()), 0.0)
     optimizer["ranks"] = [*optimizer["ranks"], optimizer["ranks"][0]]
     model = network()
@@ -221,14 +221,14 @@ def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
 def test_an_evaluation_uses_the_anchor(group: World) -> None:
     trainer = trained(group, DiLoCo(exchange(None), every=8, fragments=1, delay=0), 10)
     own = weights(trainer.model)
-    with trainer.reducer.averaged():
+    with trainer.reducer.weights.averaged():
         common = weights(trainer.model)
     close(weights(trainer.model), own, 0.0)
     at_the_end = weights(trained(group, DiLoCo(exchange(None), every=8, fragments=1, delay=0), 8).model)
     close(common, at_the_end, 0.0)
     assert not torch.equal(common[0], own[0])
     fresh = Trainer(network(), group, DiLoCo(exchange(None)), optimizer_of(network()))
-    with fresh.reducer.averaged():
+    with fresh.reducer.weights.averaged():
         close(weights(fresh.model), weights(network()))
 
 
@@ -288,7 +288,7 @@ def test_the_smallest_period_is_measured_and_kept(group: World) -> None:
     rule = DiLoCo(exchange("int4"), every="auto", fragments=2, delay=1)
     model = network()
     trainer = Trainer(model, group, rule, optimizer_of(model))
-    trainer.reducer.log_with(lines.append)
+    trainer.reducer.choice.log_with(lines.append)
     for inputs, labels in batches(group, 7, BATCH):
         trainer.step(inputs.double(), labels)
     trainer.wait()
@@ -310,7 +310,7 @@ def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
     small = Trainer(network(), group, DiLoCo(fragments=4), optimizer_of(network()))
     assert len(small.reducer.memory.layout.buckets) >= 4
     given = Trainer(network(), group, DiLoCo(Exchange(bucket_bytes=1 << 20), fragments=4), optimizer_of(network()))
-    given.reducer.log_with(lines.append)
+    given.reducer.choice.log_with(lines.append)
     expected = ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"] if group.rank == 0 else []
     assert lines == expected
 

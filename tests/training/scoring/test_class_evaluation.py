@@ -43,4 +43,4 @@ def test_the_table_names_the_weakest_class_and_the_mistakes() -> None:
 
 
 def test_the_picture_has_the_run_and_its_accuracy_in_its_title() -> None:
-    assert "pets, step 7: top-1 62.50%" in FOUND.pictures("pets, step 7")[CONFUSION]
+    assert "pets, step 7: top-1 62.50%" in FOUND.images("pets, step 7")[CONFUSION]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unisono.training.scoring.class_prediction import predict_class
-from unisono.training.scoring.prediction import PredictOptions
+from unisono.training.scoring.network_prediction import PredictOptions
 
 
 def test_a_sample_has_its_most_probable_classes() -> None:

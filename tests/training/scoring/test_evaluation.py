@@ -29,7 +29,7 @@ def test_data_has_what_all_evaluations_have_around_their_own() -> None:
     data = FOUND.as_data()
     assert data == {"samples": 8, "loss": 0.61234, "top1": 0.625, "top5": None, "own": 1, "throughput": []}
     assert list(data) == ["samples", "loss", "top1", "top5", "own", "throughput"]
-    assert FOUND.pictures("title") == {}
+    assert FOUND.images("title") == {}
 
 
 def test_a_loss_that_is_not_finite_is_still_json() -> None:

@@ -11,8 +11,8 @@ from PIL import Image
 from unisono.training.recipe import DataRecipe
 from unisono.training.scoring.class_prediction import ClassPrediction
 from unisono.training.scoring.file_inputs import open_inputs
+from unisono.training.scoring.network_prediction import PredictOptions
 from unisono.training.scoring.predict import FilePrediction, predict
-from unisono.training.scoring.prediction import PredictOptions
 
 
 class Brightness(torch.nn.Module):

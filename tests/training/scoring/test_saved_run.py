@@ -13,7 +13,8 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.training import run_directory
 from unisono.training.build import make_model
 from unisono.training.checkpoint import Checkpoint, save
-from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_file import parse_recipe
 from unisono.training.scoring.saved_run import load_network, read_run
 
 WORLD: Any = SimpleNamespace(rank=0, size=1)

@@ -21,7 +21,8 @@ from unisono.data.packed_feed import FeedOptions, PackedFeed
 from unisono.data.sources.source import Source
 from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import PackError, UsageError
-from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_file import parse_recipe
 from unisono.training.scoring.test_set import check_alike, open_test_set, read_both
 
 SHARE = CoreShare((0,), 1, False)

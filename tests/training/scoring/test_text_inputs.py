@@ -12,7 +12,7 @@ from unisono.data.kinds import TEXT
 from unisono.data.pack.index import About, Index
 from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import DecodeError, PackError, UsageError
-from unisono.training.scoring.prediction import PredictOptions
+from unisono.training.scoring.network_prediction import PredictOptions
 from unisono.training.scoring.text_inputs import TextInputs, tokenizer_of
 
 OPTIONS = PredictOptions(1, 1, torch.float64, nullcontext)

@@ -9,7 +9,7 @@ import torch
 
 from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.training.accuracy import Accuracy
-from unisono.training.scoring.prediction import PredictOptions, Probability
+from unisono.training.scoring.network_prediction import PredictOptions, Probability
 from unisono.training.scoring.text_prediction import TextPrediction, predict_text, quoted, token_text
 
 WINDOW = 4

@@ -38,7 +38,7 @@ def test_data_has_tokens_and_no_confusion() -> None:
     data = json.loads(json.dumps(FOUND.as_data(), allow_nan=False))
     assert (data["tokens"], data["perplexity"], data["bits_per_byte"]) == (2000, pytest.approx(4), pytest.approx(2))
     assert "confusion" not in data
-    assert FOUND.pictures("title") == {}
+    assert FOUND.images("title") == {}
     assert FOUND.remark
 
 

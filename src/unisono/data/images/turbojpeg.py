@@ -37,7 +37,7 @@ class _Region(ctypes.Structure):
     _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("w", ctypes.c_int), ("h", ctypes.c_int))
 
 
-class _Scale(ctypes.Structure):
+class _ScalingFactor(ctypes.Structure):
     _fields_ = (("num", ctypes.c_int), ("denom", ctypes.c_int))
 
 
@@ -70,7 +70,7 @@ def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
         "tj3Destroy": (None, [handle]),
         "tj3Get": (number, [handle, number]),
         "tj3DecompressHeader": (number, [handle, ctypes.c_char_p, ctypes.c_size_t]),
-        "tj3SetScalingFactor": (number, [handle, _Scale]),
+        "tj3SetScalingFactor": (number, [handle, _ScalingFactor]),
         "tj3SetCroppingRegion": (number, [handle, _Region]),
         "tj3Decompress8": (number, [handle, ctypes.c_char_p, ctypes.c_size_t, memory, number, number]),
         "tj3GetErrorStr": (ctypes.c_char_p, [handle]),
@@ -123,7 +123,7 @@ class JpegDecoder:
         region = _Region(part.x, part.y, part.width, part.height)
         if (
             turbo.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))
-            or turbo.tj3SetScalingFactor(handle, _Scale(1, part.shrink))
+            or turbo.tj3SetScalingFactor(handle, _ScalingFactor(1, part.shrink))
             or turbo.tj3SetCroppingRegion(handle, region)
         ):
             self._fail()

@@ -50,6 +50,6 @@ class ClassEvaluation(Evaluation):
         for mistake in most_frequent_mistakes(self.confusion, MISTAKES_SHOWN):
             yield "mistake", f"{self.classes[mistake.label]} as {self.classes[mistake.guess]}: {mistake.samples:,}"
 
-    def pictures(self, title: str) -> Mapping[str, str]:
+    def images(self, title: str) -> Mapping[str, str]:
         """Return the picture of the confusion."""
         return {CONFUSION: draw_confusion(self.confusion, self.classes, f"{title}: top-1 {self.accuracy.top1:.2%}")}

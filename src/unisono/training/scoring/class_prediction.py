@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from unisono.training.scoring.prediction import Prediction, PredictOptions, Probability, most_probable
+from unisono.training.scoring.network_prediction import NetworkPrediction, PredictOptions, Probability, most_probable
 
 
 @dataclass(frozen=True)
-class ClassPrediction(Prediction):
+class ClassPrediction(NetworkPrediction):
     """Most probable classes of a sample."""
 
     classes: tuple[Probability, ...]

@@ -124,9 +124,9 @@ def facts_of(run: SavedRun, title: str, ranks: int) -> dict[str, Any]:
 
 
 def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:
-    """Write the evaluation and its pictures into the folder `out`. Return the files. Raises UsageError."""
+    """Write the evaluation and its images into the folder `out`. Return the files. Raises UsageError."""
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
-    files = {EVALUATION: json.dumps({**facts, **found.as_data()}, indent=1) + "\n", **found.pictures(title)}
+    files = {EVALUATION: json.dumps({**facts, **found.as_data()}, indent=1) + "\n", **found.images(title)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

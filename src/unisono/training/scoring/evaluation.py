@@ -40,7 +40,7 @@ class Evaluation(ABC):
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield the rows of the table: a name, and its value in words."""
 
-    def pictures(self, title: str) -> Mapping[str, str]:  # noqa: ARG002  a default
+    def images(self, title: str) -> Mapping[str, str]:  # noqa: ARG002  a default
         """Return SVG documents by file name; `title` has the run and its data."""
         return {}
 

@@ -23,7 +23,7 @@ from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.build import transform_options
 from unisono.training.recipe import DataRecipe
 from unisono.training.scoring.class_prediction import ClassPrediction, predict_class
-from unisono.training.scoring.prediction import PredictOptions
+from unisono.training.scoring.network_prediction import PredictOptions
 from unisono.training.scoring.text_inputs import TextInputs
 
 IMAGE_CHANNELS = (1, 3)

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 import torch
 
 from unisono.errors import DecodeError
-from unisono.training.scoring.prediction import Prediction, PredictOptions
+from unisono.training.scoring.network_prediction import NetworkPrediction, PredictOptions
 
 
 class Inputs(Protocol):
     """Files of the kind that a run was trained on."""
 
-    def predict(self, network: torch.nn.Module, path: Path, options: PredictOptions) -> Prediction:
+    def predict(self, network: torch.nn.Module, path: Path, options: PredictOptions) -> NetworkPrediction:
         """Return the prediction of a file. Raises OSError where it cannot be read, DecodeError where it is broken."""
         ...
 
@@ -24,7 +24,7 @@ class FilePrediction(NamedTuple):
     """Prediction of a file, or the reason why it has none."""
 
     file: Path
-    prediction: Prediction | None
+    prediction: NetworkPrediction | None
     """None where the file cannot be read."""
     error: str = ""
 

@@ -11,7 +11,7 @@ from unisono.data.pack.index import Index
 from unisono.data.text.options import BYTES
 from unisono.data.text.tokenizers import Tokenizer, make_tokenizer
 from unisono.errors import DecodeError, PackError, UsageError
-from unisono.training.scoring.prediction import PredictOptions
+from unisono.training.scoring.network_prediction import PredictOptions
 from unisono.training.scoring.text_prediction import TextPrediction, predict_text
 
 

@@ -18,7 +18,7 @@ from unisono.data.text.tokenizers import Tokenizer
 from unisono.training.accuracy import Accuracy, accuracy_of
 from unisono.training.scoring.evaluate import sum_scores
 from unisono.training.scoring.evaluation import finite
-from unisono.training.scoring.prediction import Prediction, PredictOptions, Probability, most_probable
+from unisono.training.scoring.network_prediction import NetworkPrediction, PredictOptions, Probability, most_probable
 from unisono.training.scoring.text_windows import context_after, cut_windows
 
 REPLACED = "\N{REPLACEMENT CHARACTER}"
@@ -26,7 +26,7 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
-class TextPrediction(Prediction):
+class TextPrediction(NetworkPrediction):
     """Score of a text, and the tokens that follow it."""
 
     tokens: int

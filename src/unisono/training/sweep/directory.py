@@ -24,7 +24,8 @@ import tomli_w
 
 from unisono.errors import UsageError
 from unisono.training.keys import flat
-from unisono.training.recipe import Recipe, read_recipe, to_dict
+from unisono.training.recipe import Recipe, to_dict
+from unisono.training.recipe_file import read_recipe
 from unisono.training.run_directory import METRICS, RECIPE, replace_file
 from unisono.training.sweep.plan import Grid, GridAxis, GridPoint
 

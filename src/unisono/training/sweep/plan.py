@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unisono.errors import RecipeError
-from unisono.training.recipe import Recipe, check_run, read_recipe, renamed_change
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import check_run
+from unisono.training.recipe_file import read_recipe, renamed_change
 
 MAX_NAME_CHARACTERS = 120
 """Most characters of a point's name, which is the name of its folder."""

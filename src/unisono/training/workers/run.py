@@ -155,7 +155,7 @@ class AsynchronousRun:
     def _train(self, server: Server | None, beginning: Beginning, snapshot: WorkerSnapshot | None) -> int:
         reducer, links = self.trainer.reducer, self.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
-        coding = make_coding(self.rule, True, reducer.flats() if self.rule.exchange.wire else {})
+        coding = make_coding(self.rule, True, reducer.weights.flats() if self.rule.exchange.wire else {})
         exchange = reducer.exchange = WorkerExchange(self._seats.workers, coding)
         worker = Worker(
             *(self.recipe, self.rule, self.world.rank, links, exchange, self.feed, self.trainer, self.home),

@@ -52,10 +52,10 @@ def make_server(
     """Return the server. Its centre has the weights and buffers of the reducer's model."""
     rule, links = serving.rule, reducer.links
     assert links is not None, "the reducer of an asynchronous rule has links"
-    layout, flats = reducer.layout(), reducer.flats()
+    layout, flats = reducer.programs.layout(), reducer.weights.flats()
     server_of = rule.server_of(layout)
     mine = {key: flat for key, flat in flats.items() if server_of[key] == serving.number}
-    buffers = reducer.buffers()
+    buffers = reducer.buffers
     buffers.pack()
     codings: dict[int, Coding] = {}
 

@@ -77,12 +77,12 @@ class Worker:
             snapshot.loss,
             snapshot.known,
         )
-        self.trainer.reducer.resume(snapshot.step)
+        self.trainer.reducer.choice.resume(snapshot.step)
 
     def begin_at(self, state: RunState) -> None:
         """Begin at the centre, with the number of steps and the samples of all workers that a server knows."""
         self.steps, self.known = state.workers[self.number].step, state.samples
-        self.trainer.reducer.resume(self.steps)
+        self.trainer.reducer.choice.resume(self.steps)
 
     def run(self) -> int:
         """Train until the servers order to stop, then end the run with them. Return the exit code."""
@@ -118,7 +118,7 @@ class Worker:
         loss = self.trainer.step(inputs, labels)
         if exchanges:
             with self.trainer.span("wait for replies", "waiting"):
-                self.trainer.reducer.wait_for_replies()
+                self.trainer.reducer.pending.wait_for_replies()
             self.samples, self.loss = 0, 0.0
             self._obey(self.exchange.reply, header)
         self.steps += 1
@@ -158,7 +158,7 @@ class Worker:
     def _store(self, replies: Sequence[Reply], header: WorkerHeader) -> Accuracy | None:
         """Store the centre that has come with the servers' replies. Return its accuracy where an epoch has ended."""
         reply, centre, buffers = replies[0], self.exchange.centre, self.exchange.centre_buffers
-        with self.trainer.reducer.centre(centre, buffers):
+        with self.trainer.reducer.weights.centre(centre, buffers):
             with self.trainer.span("gather", "checkpoint"):
                 weights = {name: value.clone() for name, value in self.trainer.model.state_dict().items()}
             accuracy = self._evaluate() if reply.ended else None
@@ -180,7 +180,7 @@ class Worker:
         if last is None:
             return
         replies = [one._replace(orders=Order.NONE) for one in last.replies]  # no worker leaves a snapshot for it
-        with self.trainer.reducer.centre(last.centre, self.exchange.centre_buffers, wait=False):
+        with self.trainer.reducer.weights.centre(last.centre, self.exchange.centre_buffers, wait=False):
             weights = {name: value.clone() for name, value in self._state.items()}
         save_centre(self.home, sum(one.step for one in replies[0].workers), weights, replies, self.feed.fingerprint)
 
@@ -241,7 +241,7 @@ class Worker:
         """Store and evaluate the final centre."""
         began = time.perf_counter()
         reducer, header = self.trainer.reducer, self._header(Kind.FETCH)
-        server_of = self.rule.server_of(reducer.layout())
+        server_of = self.rule.server_of(reducer.programs.layout())
         replies = []
         for server, link in enumerate(self.links.links):
             link.announce(header.encode())

@@ -14,7 +14,7 @@ from unisono.data.sources import find
 from unisono.data.text.options import TextOptions
 from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
-from unisono.training.recipe import parse_recipe
+from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import train
 from unisono.training.scoring.class_evaluation import ClassEvaluation
 from unisono.training.scoring.evaluate import evaluate

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.training.timeline.trace_format import check_trace, nanoseconds
 
-from unisono.training.recipe import parse_recipe
+from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import train
 from unisono.training.timeline.lanes import PREDICTED, lane_order
 from unisono.world import World

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
-from unisono.training.scoring.prediction import most_probable
+from unisono.training.scoring.network_prediction import most_probable
 
 NAMES = ("a", "b", "c")
 SCORES = torch.tensor([1.0, 3.0, 2.0])

@@ -1,4 +1,4 @@
-"""Prediction of a file: what commands print and write, and the most probable classes or tokens of scores.
+"""Prediction of a network for a file: what commands print and write, and the most probable classes or tokens of scores.
 
 scores (1, 3, 2) of a b c ─ softmax ─▶ b 66.5%, c 24.5%, a 9.0%
 """
@@ -37,8 +37,8 @@ class PredictOptions:
     """Context in which the network computes."""
 
 
-class Prediction(ABC):
-    """Prediction of a file."""
+class NetworkPrediction(ABC):
+    """Prediction of a network for the contents of a file."""
 
     @abstractmethod
     def words(self) -> str:

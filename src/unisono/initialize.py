@@ -1,0 +1,129 @@
+"""Start of the world of all ranks: checks of the launch, placement, threads, the witness, and MPI's start-up files."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from unisono import uncaught, witness
+from unisono.binding import shares_of
+from unisono.choosing.schedule_table import ScheduleTable, read_table
+from unisono.errors import LaunchError, TableError
+from unisono.launch import available_cores, ranks_started
+from unisono.mpi import MPI
+from unisono.placement import place
+from unisono.timeouts import timeout_of
+from unisono.world import World
+
+
+def init(table: Path | None = None, timeout: float | None = None) -> World:
+    """Return the world of all ranks that `mpiexec` or `srun` started; without them, a world of one rank.
+
+    `table` is a file written by `unisono tune`, by which "auto" chooses schedules (`choosing/default.toml` has the
+    format); the default is the file that UNISONO_TABLE names. `timeout` is the number of seconds after which a rank
+    that waits for others raises StallError; the default is UNISONO_TIMEOUT, else 600.
+
+    From here on, an uncaught exception in the main thread of any rank prints its traceback with the rank and ends all
+    ranks (`uncaught.py`). PyTorch gets one thread for each core of the rank's fair share (`binding.py`), unless
+    OMP_NUM_THREADS sets another number.
+
+    Raises LaunchError if the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
+    UsageError for a timeout that is not a number of seconds above 0.
+    """
+    world = MPI.COMM_WORLD
+    started = ranks_started(os.environ)
+    if started is not None and started != world.size:
+        raise LaunchError(
+            f"{started} ranks were started, but this MPI library sees {world.size}: the launcher and "
+            f"{MPI.Get_library_version().splitlines()[0].strip()} are incompatible; use that library's mpiexec"
+        )
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
+    seconds = timeout_of(timeout)
+    if world.size > 1:
+        uncaught.install(world.rank, world.size, world.Abort)
+    comm = world.Dup()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    leader, on_node = node.bcast(comm.rank, 0), node.rank
+    shares = shares_of(node.allgather(available_cores()), alone=comm.size == 1)
+    _unlink_startup_memory(node)
+    _call_witness(node, comm)  # after it, `startup.py` cleans up no more
+    node.Free()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(shares[on_node].threads)
+    named = os.environ.get("UNISONO_TABLE")
+    choices = _read_on_root(comm, table or (Path(named) if named else None))
+    sites = comm.allgather((leader, choices.supernodes.get(socket.gethostname())))
+    supernodes = [supernode for _, supernode in sites]
+    known = supernodes if None not in supernodes else []
+    placement = place([node for node, _ in sites], known)
+    return World(comm, placement, choices, timeout=seconds)
+
+
+def _read_on_root(comm: MPI.Intracomm, path: Path | None) -> ScheduleTable:
+    """Return the table as rank 0 reads it: all ranks must make the same choices."""
+    outcome: ScheduleTable | TableError | None = None
+    if comm.rank == 0:
+        try:
+            outcome = read_table(path)
+        except TableError as error:
+            outcome = error
+    outcome = comm.bcast(outcome, 0)
+    if isinstance(outcome, TableError):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
+    """Start a witness for this node, which names the rank that dies without an error message."""
+    if comm.size == 1 or witness.has_witness():
+        return
+    seats = node.gather((comm.rank, os.getpid()), 0)
+    address = ""
+    if seats:
+        ranks, processes = zip(*seats, strict=True)
+        address = witness.start(ranks, processes, comm.size)
+    witness.set_address(node.bcast(address, 0))
+    atexit.register(witness.notify, comm.rank)
+
+
+def _unlink_startup_memory(node: MPI.Comm) -> None:
+    """Unlink MPI's own start-up memory from /dev/shm: all ranks of the node have mapped it.
+
+    MPICH does so only at a regular end, so every killed or aborted job would leave a file behind.
+    """
+    maps = Path("/proc/self/maps")
+    node.Barrier()
+    if node.rank == 0 and maps.exists():
+        mapped = {line.split()[-1] for line in maps.read_text().splitlines() if "/dev/shm/mpich_shm_" in line}
+        for name in mapped:
+            if not name.endswith("(deleted)"):
+                Path(name).unlink(missing_ok=True)
+    if node.rank == 0:
+        _unlink_launcher_files()
+
+
+def _unlink_launcher_files() -> None:
+    """Remove hydra's description of the node's hardware from /tmp: the ranks have read it when they started.
+
+    Hydra removes it at its end, unless it is killed. It is known by its name, its owner and its age: no older than
+    hydra.
+    """
+    launcher = Path(f"/proc/{os.getppid()}")
+    if not launcher.exists() or (launcher / "comm").read_text().strip() != "hydra_pmi_proxy":
+        return
+    ticks = int((launcher / "stat").read_text().rpartition(")")[2].split()[19])
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    born = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+    for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_uid == os.geteuid() and found.st_mtime >= born - 1:
+                path.unlink()

@@ -1,0 +1,100 @@
+"""Weights of a model outside of steps: flat copies, a centre's in their place, or those that all ranks have in common.
+
+flats       own weights ──▶ copies, as buckets hold them
+centre      the model has the weights and buffers of a centre within a block (asynchronous rules)
+averaged    the model has the rule's anchor within a block, or the mean of all ranks' weights
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.buffers import Buffers
+from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.pending_work import PendingWork
+from unisono.reducer.rule_choice import RuleChoice
+from unisono.world import World
+
+
+class ModelWeights:
+    """Weights and buffers of one rank's model, which is not kept alive."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        memory: BucketMemory,
+        buffers: Buffers,
+        collectives: ModelCollectives | World,
+        choice: RuleChoice,
+        pending: PendingWork,
+    ) -> None:
+        self._model, self._memory, self._buffers = weakref.ref(model), memory, buffers
+        self._collectives, self._choice, self._pending = collectives, choice, pending
+
+    def flats(self) -> dict[int, torch.Tensor]:
+        """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
+        self._pending.wait()
+        return self._flats(len(self._memory.layout.buckets))
+
+    @contextmanager
+    def centre(
+        self, centre: Mapping[int, torch.Tensor], buffers: torch.Tensor | None, wait: bool = True
+    ) -> Iterator[None]:
+        """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
+        if wait:
+            self._pending.wait()
+        with torch.no_grad():
+            own = self._flats(len(centre))
+            own_buffers = [None if (one := slot.current()) is None else one.clone() for slot in self._buffers.slots]
+            self._put(centre)
+            if buffers is not None:
+                self._buffers.flat.copy_(buffers)
+                self._buffers.unpack()
+            try:
+                yield
+            finally:
+                self._put(own)
+                for slot, before in zip(self._buffers.slots, own_buffers, strict=True):
+                    if before is not None and (now := slot.current()) is not None:
+                        now.data.copy_(before)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the model, for an evaluation, the weights that all ranks have in common within the block, where theirs
+        differ: the rule's anchor, or else their mean. Buffers are the mean of all ranks'."""
+        self._pending.wait()
+        if not self._choice.rule.differs:
+            yield
+            return
+        model, parameters = self._model(), self._memory.parameters
+        buffers = () if model is None else model.buffers()
+        averaged = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
+        own = [one.clone() for one in averaged]
+        has_anchor = self._choice.rule.evaluates_anchor and self._choice.rule_memory.write_anchor()
+        for one in averaged[len(parameters) if has_anchor else 0 :]:
+            one.copy_(self._collectives.allreduce(one.div(self._collectives.size)))
+        try:
+            yield
+        finally:
+            for one, before in zip(averaged, own, strict=True):
+                one.copy_(before)
+
+    def _flats(self, buckets: int) -> dict[int, torch.Tensor]:
+        """Return copies of the weights in the first buckets. No pass may be running."""
+        found = {}
+        for key in range(1, buckets + 1):
+            bucket = self._memory.bucket_slice(key)
+            self._memory.pack_weights(bucket, 1)
+            found[key] = self._memory.elements(bucket).clone()
+        return found
+
+    def _put(self, flats: Mapping[int, torch.Tensor]) -> None:
+        for key, flat in flats.items():
+            bucket = self._memory.bucket_slice(key)
+            self._memory.elements(bucket).copy_(flat)
+            self._memory.unpack_weights(bucket)

@@ -1,0 +1,176 @@
+"""Runner of a model's backward passes: gradients that become ready end the outside tasks of the step program.
+
+mark_ready 3, 2   │ mark_ready 1 │ ... │ end_backward        in the thread of the backward pass
+advance           │ advance      │     │ advance             there too, or in the main thread
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import torch
+
+from unisono.engine.spans import Observe
+from unisono.reducer.backward_pass import BackwardPass
+from unisono.reducer.programs import Programs
+from unisono.reducer.scattered_gradient import ScatteredGradient
+from unisono.reducer.step_times import StepTimes
+from unisono.reducer.weight_first import Readings
+from unisono.step import operations as op
+from unisono.step.layout import Updates
+from unisono.step.play import Cursor, Prepared
+from unisono.step.program import Task
+from unisono.step.shards import STEP
+
+
+class PassRunner:
+    """Runner of one backward pass after another."""
+
+    readings: Readings
+    """Weights that the pass still reads, which calls `on_reading_ended`."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], programs: Programs, times: StepTimes, observe: Observe
+    ) -> None:
+        self._parameters, self._programs, self._times, self._observe = parameters, programs, times, observe
+        self.current: BackwardPass | None = None
+        """Pass that has begun, until its last event has advanced the program."""
+        self.last: BackwardPass | None = None
+        """Pass that began last, also when it has ended; None before the first one, and after one that has failed."""
+        self._cursor: Cursor | None = None  # of the last pass
+        self._takes = self._releases = self._by_main = False  # of the last pass
+        self._postponed: list[int] = []  # ready, but added only after the program's own hooks have run
+        self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
+
+    def begin(self, begun: BackwardPass, program: Prepared, differs: bool) -> None:
+        """Begin a pass of a rule under which the ranks' weights differ, or not."""
+        self.current = self.last = begun
+        self._cursor = Cursor(program, self._programs.player, begun)
+        self._by_main = self._programs.by_main
+        self._takes = begun.control_message.contributes or differs
+        self._releases = not (differs and begun.layout.updates is Updates.OUTSIDE)
+
+    def mark_ready(self, number: int, complete: bool) -> None:
+        """Add a parameter's gradient, after those that have waited. It waits too unless it is `complete`: hooks of the
+        program may still change it."""
+        self._add_postponed()
+        if complete:
+            self._add(number)
+        else:
+            self._postponed.append(number)
+
+    def end_backward(self) -> BackwardPass:
+        """End the backward pass, and return it: parameters without a gradient get none."""
+        begun = self.current
+        assert begun is not None, "a pass has begun"
+        self._add_postponed()
+        for number in range(len(self._parameters)):
+            if number not in begun.gradients:
+                self._add(number, there=False)
+        begun.ended = True
+        self.readings.clear()
+        self._on_progress()
+        if self._arrivals is None:
+            self.current = None
+        return begun
+
+    def on_reading_ended(self) -> None:
+        """Advance the program: an update may wait for the input gradient, which has read the weights."""
+        if self.current is not None and not self.current.ended:
+            self._on_progress()
+
+    def run_beside_main(self, backward: Callable[[], None]) -> None:
+        """Run `backward`, which begins and ends a pass, in another thread, while this one runs its own tasks."""
+        arrivals = self._arrivals = SimpleQueue()
+        ended: list[float] = []
+
+        def carry_out() -> None:
+            try:
+                backward()
+            finally:
+                ended.append(time.perf_counter())
+                arrivals.put(False)
+
+        try:
+            handle = self._programs.player.engine.push(
+                carry_out, (), (), "computing", "backward", observe=self._observe
+            )
+            while arrivals.get():
+                self._advance()
+            handle.wait()
+            self._times.add_waiting(ended[0])
+            self.current = None
+        finally:
+            self._arrivals = None
+
+    @property
+    def awaits_step(self) -> bool:
+        """True where the program waits for the step of the user's optimizer."""
+        task = None if self._cursor is None else self._cursor.outside
+        return task is not None and task.operation in (op.STEP_LOCAL, STEP)
+
+    def end_step(self) -> None:
+        """Run the tasks that follow the step of the user's optimizer."""
+        assert self._cursor is not None, "a pass has begun"
+        self._cursor.end(lambda _: None)
+
+    def discard(self, begun: BackwardPass | None) -> bool:
+        """Discard a pass that has failed: nothing of it that is still running may set a gradient. Without a pass, none
+        had begun. Return True where no later pass has begun."""
+        newest = begun is None or begun is self.current
+        if newest:
+            self.current = self.last = self._cursor = None
+            self._postponed.clear()
+            self.readings.clear()
+        if begun is not None:
+            begun.discard()
+        return newest
+
+    def _add_postponed(self) -> None:
+        """Add the gradients that waited for the program's own hooks, which have run by now."""
+        for number in self._postponed:
+            self._add(number)
+        self._postponed.clear()
+
+    def _add(self, number: int, there: bool = True) -> None:
+        begun, parameter = self.current, self._parameters[number]
+        assert begun is not None, "a pass has begun"
+        if there:
+            self._times.record_ready(number)
+        gradient = parameter.grad
+        if isinstance(gradient, ScatteredGradient):  # the program has neither made a step nor cleared it
+            gradient = gradient.clone() if there else None
+        if self._releases:
+            parameter.grad = None  # before it is added: an update may set another at once
+        begun.add(number, gradient if self._takes else None)
+        self._on_progress()
+
+    def _on_progress(self) -> None:
+        """Advance the program. The main thread does so where it has to run collectives itself."""
+        if self._arrivals is not None:
+            self._arrivals.put(True)
+        else:
+            began = time.perf_counter()
+            self._advance()
+            if self._by_main:
+                self._times.add_waiting(began)
+
+    def _advance(self) -> None:
+        """End each finished task of the outside program, which starts the tasks that follow it."""
+        begun, cursor = self.current, self._cursor
+        assert begun is not None and cursor is not None, "a pass has begun"
+        while (task := cursor.outside) is not None and _has_ended(task, begun, self.readings):
+            cursor.end(begun.mark_submitted)
+
+
+def _has_ended(task: Task, begun: BackwardPass, readings: Readings) -> bool:
+    """Return True where a task of the outside program has ended in a pass that has begun."""
+    if task.operation is op.BACKWARD:
+        return begun.is_full(task.key)  # key 0: a pass begins with its first gradient
+    if task.operation is op.GRAD_INPUT:
+        return readings.are_over(task.parameters)
+    if task.operation is op.END:
+        return begun.ended
+    return task.operation in (op.BEGIN, op.FORWARD)

@@ -1,0 +1,122 @@
+"""Check of a recipe against a number of ranks, before any rank is started. Needs neither PyTorch nor MPI."""
+
+from __future__ import annotations
+
+from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
+from unisono.data.splits import TRAIN_SAMPLES, train_samples
+from unisono.errors import RecipeError
+from unisono.models.user_network import check_name
+from unisono.rules import RULES, Exchange
+from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.schedules import check
+from unisono.tensor_parallel import ParallelPlan, make_plan
+from unisono.training.named_rule import named_rule
+from unisono.training.recipe import OWN, OptimizerRecipe, Recipe, RuleRecipe
+from unisono.user_function import UserFunction, is_user_function
+from unisono.wires import WIRES
+
+
+def check_run(recipe: Recipe, ranks: int) -> None:
+    """Raise UsageError when `ranks` ranks cannot run the recipe. Called before any rank is started."""
+    check_data(recipe)
+    check_name(recipe.model.name, recipe.model.folder)
+    check_rule(recipe.rule)
+    check_optimizer(recipe.optimizer)
+    check_batch(recipe, ranks)
+    check_exchange(recipe, ranks)
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise RecipeError for an unknown data set, for groups without partitions, and for a shuffle of too many parts."""
+    data, batch = recipe.data, recipe.training.batch
+    if data.name not in TRAIN_SAMPLES and not data.pack:
+        raise RecipeError(f"data.name = {data.name!r}; there are {', '.join(TRAIN_SAMPLES)}")
+    if data.storage != "partitioned" and data.groups > 1:
+        raise RecipeError(
+            f'data.groups = {data.groups}, but data.storage = "{data.storage}": only "partitioned" takes groups; leave '
+            "groups away"
+        )
+    shuffle = parse_shuffle(data.shuffle)
+    if shuffle.parts > batch:
+        raise RecipeError(f"data.shuffle has {shuffle.parts} parts, but training.batch = {batch} samples to divide")
+
+
+def check_optimizer(optimizer: OptimizerRecipe) -> None:
+    """Raise RecipeError for Nesterov momentum of an optimizer without momentum."""
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        raise RecipeError(
+            f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
+            f"{optimizer.momentum}: it needs sgd with a momentum above 0"
+        )
+
+
+def check_batch(recipe: Recipe, ranks: int) -> None:
+    """Raise RecipeError for a batch that is larger than the data, or smaller than the number of ranks that share it."""
+    batch, data = recipe.training.batch, recipe.data
+    samples = train_samples(data.name, data.pack)
+    if batch > samples:
+        raise RecipeError(f"training.batch = {batch}, but {data.pack or data.name} has {samples} samples to train on")
+    sharing = check_parallel(recipe, ranks)
+    if ranks > batch * sharing:
+        raise RecipeError(
+            f"{ranks} ranks share batches of {batch} samples, so some would have none; "
+            f"start at most {batch * sharing} ranks, or raise training.batch"
+        )
+
+
+def check_exchange(recipe: Recipe, ranks: int) -> None:
+    """Raise UsageError for an unknown wire or algorithm, and for an asynchronous rule that `ranks` ranks cannot run."""
+    wire, algorithm = recipe.exchange.wire, recipe.exchange.algorithm
+    if wire not in (OWN, *WIRES):
+        raise RecipeError(f"exchange.wire = {wire!r}; there are {', '.join((OWN, *WIRES))}")
+    if algorithm not in ("auto", "library"):
+        check(algorithm)
+    if is_user_function(recipe.rule.name):
+        return
+    rule = named_rule(recipe.rule, Exchange(algorithm, None if wire == OWN else wire))
+    if isinstance(rule, BaseAsynchronousRule):
+        rule.seats(ranks)
+        shuffle = parse_shuffle(recipe.data.shuffle)
+        if shuffle != ShuffleOptions():
+            raise RecipeError(
+                f'data.shuffle = "{shuffle}", but workers of rule.name = "{recipe.rule.name}" have samples of their '
+                "own and no shuffle; leave it away"
+            )
+
+
+def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:
+    """Return the plan of the layers that are split; None where the recipe names none, or leaves them to a prediction.
+
+    Raises UsageError for words that are no split.
+    """
+    layers = recipe.parallel.layers
+    return make_plan(layers, recipe.parallel.ranks or ranks) if layers and not isinstance(layers, str) else None
+
+
+def check_parallel(recipe: Recipe, ranks: int) -> int:
+    """Return the number of ranks that train on the same samples. Raises RecipeError where groups do not divide the
+    ranks, or the rule does not take split layers."""
+    plan = plan_of(recipe, ranks)
+    if plan is None:
+        return 1
+    if recipe.rule.name in RULES and recipe.rule.name != "bsp":
+        raise RecipeError(f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp")
+    if ranks % plan.sharing:
+        raise RecipeError(
+            f"parallel.layers share samples in groups of {plan.sharing} ranks, which do not divide {ranks} ranks: "
+            f"start a multiple of {plan.sharing}, or change parallel.ranks"
+        )
+    return plan.sharing
+
+
+def check_rule(rule: RuleRecipe) -> None:
+    """Raise RecipeError for a name that is no rule, or whose module does not exist."""
+    if is_user_function(rule.name):
+        own_rule(rule).check()
+    elif rule.name not in RULES:
+        raise RecipeError(f"rule.name = {rule.name!r}; there are {', '.join(RULES)}, or module:function of your own")
+
+
+def own_rule(rule: RuleRecipe) -> UserFunction:
+    """Return the user's function that makes the rule, as the recipe names it."""
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest")

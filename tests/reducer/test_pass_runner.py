@@ -1,0 +1,206 @@
+"""Runner of backward passes, with programs whose tasks are recorded instead of carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread, current_thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.reducer.backward_pass import BackwardPass
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.buffers import Buffers
+from unisono.reducer.control import ControlMessage
+from unisono.reducer.pass_runner import PassRunner
+from unisono.reducer.scattered_gradient import ScatteredGradient
+from unisono.reducer.step_times import StepTimes
+from unisono.reducer.weight_first import Readings
+from unisono.rules import BSP, BaseRule, LocalSGD
+from unisono.step.layout import Bucket, Layout, Updates
+from unisono.step.play import PreparedTask
+from unisono.step.program import Step
+
+FIRST = ["agree 0", "pack 1", "allreduce 1", "set_grads 1"]
+SECOND = ["pack 2", "allreduce 2", "set_grads 2"]
+
+
+class Allocator:
+    """World that only allocates."""
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(length, dtype=dtype)
+
+
+class Threads:
+    """Engine with a thread for each action."""
+
+    def push(self, action: Callable[[], None], *_: Any, **__: Any) -> Any:
+        thread = Thread(target=action, name="computing")
+        thread.start()
+        return SimpleNamespace(wait=thread.join)
+
+
+class Recorder:
+    """Player that records the tasks, and the threads that play them."""
+
+    engine = Threads()
+
+    def __init__(self) -> None:
+        self.played: list[str] = []
+        self.threads: set[str] = set()
+
+    def play(self, ready: PreparedTask, _: object) -> None:
+        self.played.append(str(ready.task))
+        self.threads.add(current_thread().name)
+
+
+class Passes:
+    """Runner of passes over four parameters in two buckets, of 3 and 2, and of 1 and 0."""
+
+    def __init__(self, rule: BaseRule | None = None, by_main: bool = False) -> None:
+        self.rule = BSP(overlap="chain") if rule is None else rule
+        self.parameters = [torch.nn.Parameter(torch.zeros(16)) for _ in range(4)]
+        self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
+        buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out((3, 2, 1, 0), 160).buckets]
+        self.layout = Layout(2, 4, tuple(buckets), updates=Updates.OUTSIDE)
+        self.player = Recorder()
+        programs = SimpleNamespace(player=self.player, by_main=by_main)
+        self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None)  # type: ignore[arg-type]
+        self.runner.readings = Readings(self.parameters, 2, self.runner.on_reading_ended)
+
+    def begin(self, message: ControlMessage | None = None) -> BackwardPass:
+        begun = BackwardPass(self.memory, Buffers(torch.nn.Identity()), self.layout, message or ControlMessage(1.0))
+        tasks = self.rule(Step(0), 0, self.layout)
+        program = tuple(PreparedTask(task, task.operation.act or (lambda *_: None), (), (), None, "") for task in tasks)
+        self.runner.begin(begun, program, self.rule.differs)
+        return begun
+
+    def ready(self, *numbers: int, last: bool = True) -> list[str]:
+        """Mark gradients as ready; return what is played meanwhile."""
+        before = len(self.player.played)
+        for number in numbers:
+            self.parameters[number].grad = torch.full((16,), float(number))
+            self.runner.mark_ready(number, last)
+        return self.player.played[before:]
+
+    def end(self) -> list[str]:
+        before = len(self.player.played)
+        self.runner.end_backward()
+        return self.player.played[before:]
+
+
+def test_the_tasks_of_a_bucket_follow_its_last_gradient() -> None:
+    passes = Passes()
+    begun = passes.begin()
+    assert passes.ready(2) == FIRST[:1]
+    assert passes.ready(3) == FIRST[1:]
+    assert passes.ready(0) == []
+    assert passes.ready(1) == SECOND
+    assert passes.end() == []
+    assert begun.ended
+    assert begun.order == [2, 3, 0, 1]
+    assert (passes.runner.current, passes.runner.last) == (None, begun)
+
+
+def test_parameters_without_a_gradient_are_added_at_the_end() -> None:
+    passes = Passes()
+    begun = passes.begin()
+    passes.ready(3)
+    assert passes.end() == [*FIRST[1:], *SECOND]
+    assert {number for number, gradient in begun.gradients.items() if gradient is None} == {0, 1, 2}
+
+
+def test_a_gradient_that_hooks_may_change_waits_for_the_next_one() -> None:
+    passes = Passes()
+    begun = passes.begin()
+    passes.ready(3)
+    assert passes.ready(2, last=False) == []
+    assert 2 not in begun.gradients
+    assert passes.ready(1) == FIRST[1:]
+    passes.ready(0, last=False)
+    assert passes.end() == SECOND
+
+
+def test_gradients_are_taken_from_the_parameters() -> None:
+    passes = Passes()
+    begun = passes.begin()
+    passes.ready(3)
+    assert passes.parameters[3].grad is None
+    assert torch.equal(begun.gradients[3], torch.full((16,), 3.0))  # type: ignore[arg-type]
+
+
+def test_ranks_with_weights_of_their_own_keep_their_gradients() -> None:
+    passes = Passes(LocalSGD(overlap="chain", every=2))
+    begun = passes.begin()
+    passes.ready(3)
+    assert passes.parameters[3].grad is begun.gradients[3]
+
+
+def test_a_rank_without_samples_contributes_nothing() -> None:
+    passes = Passes()
+    begun = passes.begin(ControlMessage(0.0))
+    passes.ready(3)
+    assert begun.gradients == {3: None}
+
+
+def test_a_placeholder_that_was_not_cleared_is_no_gradient() -> None:
+    passes = Passes()
+    begun = passes.begin()
+    passes.ready(3)
+    passes.parameters[2].grad = ScatteredGradient(passes.parameters[2])
+    passes.end()
+    assert begun.gradients[2] is None
+    assert passes.parameters[2].grad is None
+
+
+def test_a_failed_pass_is_discarded() -> None:
+    passes = Passes()
+    begun = passes.begin()
+    passes.ready(3, 2)
+    passes.ready(1, last=False)
+    assert passes.runner.discard(begun)
+    assert begun.discarded
+    assert (passes.runner.current, passes.runner.last) == (None, None)
+    again = passes.begin()
+    assert not passes.runner.discard(begun)
+    assert passes.runner.current is again
+    passes.ready(3)
+    assert 1 not in again.gradients
+
+
+def test_the_tasks_behind_the_users_step_wait_for_it() -> None:
+    passes = Passes(LocalSGD(overlap="chain", every=1))
+    assert not passes.runner.awaits_step
+    passes.begin()
+    passes.ready(3, 2, 1, 0)
+    passes.end()
+    assert passes.runner.awaits_step
+    before = len(passes.player.played)
+    passes.runner.end_step()
+    assert not passes.runner.awaits_step
+    assert any(one.startswith("allreduce") for one in passes.player.played[before:])
+
+
+def test_the_main_thread_plays_what_another_thread_makes_ready() -> None:
+    passes = Passes(by_main=True)
+
+    def backward() -> None:
+        passes.begin()
+        passes.ready(3, 2, 1, 0)
+        passes.runner.end_backward()
+
+    passes.runner.run_beside_main(backward)
+    assert passes.player.played == [*FIRST, *SECOND]
+    assert passes.player.threads == {"MainThread"}
+    assert passes.runner.current is None
+
+
+def test_the_main_thread_does_not_wait_for_a_pass_that_never_begins() -> None:
+    passes = Passes(by_main=True)
+    passes.runner.run_beside_main(lambda: None)
+    assert passes.player.played == []
+    with pytest.raises(AssertionError, match="a pass has begun"):
+        passes.runner.end_backward()

@@ -1,0 +1,156 @@
+"""The user's optimizer of one rank, alone in its world."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from unisono.errors import UsageError
+from unisono.optimizers.segments import Segment
+from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.buffers import Buffers
+from unisono.reducer.control import ControlMessage
+from unisono.reducer.scattered_gradient import ScatteredGradient
+from unisono.reducer.sharded_pass import ShardedPass
+from unisono.reducer.user_optimizer import UserOptimizer
+from unisono.step.layout import Bucket, Layout
+
+
+class Allocator:
+    """World that only allocates."""
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(length, dtype=dtype)
+
+
+class Runner:
+    """Runner whose program may wait for the optimizer's step."""
+
+    def __init__(self) -> None:
+        self.last: ShardedPass | None = None
+        self.awaits_step, self.steps = False, 0
+
+    def end_step(self) -> None:
+        self.awaits_step = False
+        self.steps += 1
+
+
+class Rank:
+    """Rank alone, with two parameters of 4 elements in a bucket each."""
+
+    def __init__(self) -> None:
+        self.parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+        self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
+        self.lay_out((1, 0))
+        self.runner, self.waits = Runner(), list[None]()
+        self.programs = SimpleNamespace(layout=lambda: self.layout, layer_norms=True)
+        collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
+        rooms: tuple[Any, ...] = (self.memory, collectives, self.programs, self.runner)
+        self.optimizer = UserOptimizer(*rooms, lambda: self.waits.append(None))
+
+    def lay_out(self, order: tuple[int, ...], largest: int = 16) -> None:
+        buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out(order, largest).buckets]
+        self.layout = Layout(1, 2, tuple(buckets))
+
+    def sgd(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters, lr=1.0, momentum=0.9)
+
+    def begin(self) -> ShardedPass:
+        """Begin a pass in which the first parameter has a gradient, up to the optimizer's step."""
+        begun = ShardedPass(self.memory, Buffers(torch.nn.Identity()), self.layout, ControlMessage(), 0)
+        for number, gradient in enumerate((torch.full((4,), 0.5), None)):
+            begun.add(number, gradient)
+        for key in self.layout.keys:
+            begun.pack(key)
+        self.runner.last, self.runner.awaits_step = begun, True
+        return begun
+
+
+def test_state_is_kept_for_the_segments_of_the_buckets() -> None:
+    rank = Rank()
+    optimizer = rank.sgd()
+    rank.optimizer.shard(optimizer, own_loop=False)
+    assert rank.programs.layer_norms is False
+    assert rank.optimizer.sharded is not None
+    sharded = rank.optimizer.sharded
+    assert sorted(one.number for one in sharded._segments) == [0, 1]
+    rank.optimizer.shard(optimizer, own_loop=False)
+    assert rank.optimizer.sharded is sharded
+
+
+def test_another_optimizer_takes_the_place_of_the_first() -> None:
+    rank = Rank()
+    first, second = rank.sgd(), rank.sgd()
+    rank.optimizer.shard(first, own_loop=False)
+    rank.optimizer.shard(second, own_loop=False)
+    assert rank.waits == [None]
+    assert rank.optimizer.sharded is not None
+    assert rank.optimizer.sharded.optimizer is second
+    with pytest.raises(UsageError, match="shards of its state alone"):
+        first.step()
+    rank.optimizer.release()
+    with pytest.raises(UsageError, match="shards of its state alone"):
+        second.step()
+
+
+def test_shards_follow_the_buckets() -> None:
+    rank = Rank()
+    rank.optimizer.follow_layout(sharded=True)  # nothing was offered
+    assert rank.optimizer.sharded is None
+    rank.optimizer.offered = rank.sgd()
+    rank.optimizer.follow_layout(sharded=False)
+    assert rank.optimizer.sharded is None
+    rank.optimizer.follow_layout(sharded=True)
+    assert rank.optimizer.sharded is not None
+    before = [one.number for one in rank.optimizer.sharded._segments]
+    rank.lay_out((0, 1))
+    rank.optimizer.follow_layout(sharded=True)
+    assert [one.number for one in rank.optimizer.sharded._segments] == before[::-1]
+
+
+def test_the_program_continues_with_a_step_of_the_users_loop() -> None:
+    rank = Rank()
+    optimizer = rank.sgd()
+    rank.optimizer.shard(optimizer, own_loop=True)
+    begun = rank.begin()
+    rank.optimizer.hide_gradients(begun)
+    assert isinstance(rank.parameters[0].grad, ScatteredGradient)
+    assert rank.parameters[1].grad is None
+    optimizer.step()
+    assert rank.parameters[0].grad is None
+    assert (rank.runner.steps, rank.waits) == (1, [None])
+    for key in rank.layout.keys:
+        begun.update_shard(key)
+        begun.unpack_shards(key)
+    assert rank.parameters[0].tolist() == [0.5] * 4
+    assert any(isinstance(key, Segment) for key in optimizer.state)
+
+
+def test_a_step_that_was_left_out_updates_nothing() -> None:
+    rank = Rank()
+    rank.optimizer.shard(rank.sgd(), own_loop=True)
+    begun = rank.begin()
+    rank.optimizer.finish_step()
+    assert rank.runner.steps == 1
+    for key in rank.layout.keys:
+        begun.update_shard(key)
+        begun.unpack_shards(key)
+    assert rank.parameters[0].tolist() == [1.0] * 4
+    rank.optimizer.finish_step()
+    assert rank.runner.steps == 1
+
+
+def test_gradients_stay_readable_within_a_step_and_after_a_failure() -> None:
+    rank = Rank()
+    begun = rank.begin()
+    rank.optimizer.begin_step()
+    rank.optimizer.hide_gradients(begun)  # the closure of a step that evaluates the loss again
+    assert rank.parameters[0].grad is None
+    other = Rank()
+    failed = other.begin()
+    failed.discard()
+    other.optimizer.hide_gradients(failed)
+    assert other.parameters[0].grad is None

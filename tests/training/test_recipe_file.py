@@ -1,0 +1,166 @@
+"""Recipes as they are read from files."""
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from unisono.errors import RecipeError
+from unisono.models.names import NETWORKS
+from unisono.training.packaged_recipes import find_recipe
+from unisono.training.recipe import Recipe, to_dict
+from unisono.training.recipe_check import check_run
+from unisono.training.recipe_file import parse_recipe, read_recipe
+
+RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
+DIGITS = RECIPES / "digits.toml"
+DOCS = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def test_the_digits() -> None:
+    recipe = read_recipe(DIGITS, ["training.epochs=3", "model.dtype=float64", "name = 'three words here'"])
+    assert (recipe.ranks, recipe.training.epochs, recipe.model.dtype) == (2, 3, "float64")
+    assert recipe.name == "three words here"
+    assert recipe.training.batch == 64
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.name)
+def test_every_recipe_is_understood(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe.model.name in NETWORKS
+    assert recipe.training.batch >= recipe.ranks
+    made = "unisono pack" in path.read_text()
+    assert made == bool(recipe.data.pack), "it says how its pack is made"
+    assert f"unisono train {path.stem}" in path.read_text()
+
+
+def test_a_recipe_survives_toml(tmp_path: Path) -> None:
+    recipe = read_recipe(DIGITS)
+    (tmp_path / "copy.toml").write_text(tomli_w.dumps(to_dict(recipe)))
+    assert read_recipe(tmp_path / "copy.toml") == recipe
+    assert parse_recipe({}, "nothing") == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.epoch=3", "unknown key training.epoch; did you mean training.epochs?"),
+        ("rank=3", "unknown key rank; did you mean ranks?"),
+        ("zzz=3", "unknown key zzz; there are name, ranks, data"),
+        ("training.epochs=0", "training.epochs = 0, but it has to be at least 1"),
+        ("training.epochs=1.5", "training.epochs = 1.5 is not a whole number"),
+        ("training.epochs=true", "training.epochs = True is not a whole number"),
+        ("training.batch=-1", "training.batch = -1, but it has to be at least 1"),
+        ("optimizer.learning_rate=0", "learning_rate = 0.0, but it has to be above 0"),
+        ("optimizer.learning_rate=nan", "learning_rate = nan is out of range"),
+        ("optimizer.clip=-1", "optimizer.clip = -1.0, but it has to be at least 0"),
+        ("optimizer.name=adam", "optimizer.name = 'adam'; it is one of sgd, adamw, lars, lamb"),
+        ("optimizer.policy=cosin", "optimizer.policy = 'cosin'; it is one of constant, steps, polynomial, cosine"),
+        ("optimizer.warm_epochs=-1", "optimizer.warm_epochs = -1.0, but it has to be at least 0"),
+        ("optimizer.decay=0", "optimizer.decay = 0.0, but it has to be above 0"),
+        ("optimizer.for_batch=0.5", "optimizer.for_batch = 0.5 is not a whole number"),
+        ("exchange.bucket_megabytes=-0.5", "bucket_megabytes = -0.5, but it has to be at least 0"),
+        (
+            "rule.overlap=tunnel",
+            "rule.overlap = 'tunnel'; it is one of auto, chain, concurrent, funnel, none",
+        ),
+        ("rule.overlp=chain", "unknown key rule.overlp; did you mean rule.overlap?"),
+        ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
+        ("training=3", "training is a table of keys, not the value 3"),
+        ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated, streamed, auto"),
+        ("data.groups=0", "data.groups = 0, but it has to be at least 1"),
+        ("data.size=-1", "data.size = -1, but it has to be at least 0"),
+        ("data.size=32.5", "data.size = 32.5 is not a whole number"),
+        ("data.windows=0", "data.windows = 0, but it has to be at least 1"),
+        ("data.context=-1", "data.context = -1, but it has to be at least 0"),
+        ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale, mask"),
+        ("data.threads=-2", "data.threads = -2, but it has to be at least 0"),
+        ("data.pack=7", "data.pack = 7 is not a string"),
+        ("data.packs=here", "unknown key data.packs; did you mean data.pack?"),
+        ("name.first=3", "'name' is a value, not a table"),
+        ("epochs", "not of the form key=value"),
+    ],
+)
+def test_a_bad_change_names_itself_and_the_nearest(change: str, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(DIGITS, [change])
+    assert words in str(caught.value)
+    assert f"--set {change}" in str(caught.value)
+
+
+def test_a_file_that_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("name = ")
+    with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
+        read_recipe(path)
+    with pytest.raises(RecipeError, match="No such file"):
+        read_recipe(tmp_path / "none.toml")
+
+
+def test_a_network_of_ones_own_is_found_again_from_the_runs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is the recipe's, or beside it, and is kept whole."""
+    (tmp_path / "recipes" / "nets").mkdir(parents=True)
+    (tmp_path / "recipes" / "mine.toml").write_text('[model]\nname = "recipe_nets:wide"\n')
+    monkeypatch.chdir(tmp_path)
+    recipe = read_recipe(Path("recipes/mine.toml"))
+    assert recipe.model.folder == str(tmp_path / "recipes")
+    with pytest.raises(RecipeError, match="there is no module recipe_nets in"):
+        check_run(recipe, 1)
+    below = read_recipe(Path("recipes/mine.toml"), ["model.folder=nets"])
+    assert below.model.folder == str(tmp_path / "recipes" / "nets")
+    (tmp_path / "recipes" / "nets" / "recipe_nets.py").write_text("")
+    check_run(below, 1)
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(to_dict(below)))
+    assert read_recipe(tmp_path / "recipe.toml") == below
+    assert read_recipe(DIGITS).model.folder == ""
+
+
+def test_a_rule_for_a_packaged_recipe_is_found_again_in_the_folder_where_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe_rules.py").write_text("")
+    recipe = read_recipe(find_recipe(Path("digits")), ["rule.name=recipe_rules:largest"])
+    assert recipe.rule.folder == str(tmp_path)
+    monkeypatch.chdir("/")
+    check_run(recipe, 1)
+
+
+def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text('[exchange]\nembedding = "funnel"\nwire = "float16"\n')
+    recipe = read_recipe(tmp_path / "old.toml")
+    assert (recipe.rule.overlap, recipe.exchange.wire) == ("funnel", "float16")
+    (tmp_path / "old.toml").write_text('[data]\nhold = "whole"\nsize = 32\n')
+    recipe = read_recipe(tmp_path / "old.toml")
+    assert (recipe.data.storage, recipe.data.size) == ("replicated", 32)
+    (tmp_path / "new.toml").write_text('[data]\nstorage = "partitioned"\n')
+    assert read_recipe(tmp_path / "new.toml", ["data.hold=whole"]).data.storage == "replicated"
+    (tmp_path / "old.toml").write_text('[compute]\nconvolutions = "tried"\n')
+    assert read_recipe(tmp_path / "old.toml").compute.convolutions == "autotune"
+    assert read_recipe(tmp_path / "new.toml", ["compute.convolutions=tried"]).compute.convolutions == "autotune"
+    (tmp_path / "odd.toml").write_text('[data]\nstorage = ["even"]\n')
+    with pytest.raises(RecipeError, match=r"data\.storage"):
+        read_recipe(tmp_path / "odd.toml")
+
+
+def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
+    rows = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines() if line.startswith("| `imagenet_")]
+    found = {}
+    for name, network, ranks, batch, epochs, rate, _ in ([cell.strip() for cell in row] for row in rows):
+        found[name.strip("`")] = network.strip("`"), *(int(cell.replace(",", "")) for cell in (ranks, batch, epochs))
+        recipe = read_recipe(RECIPES / f"{name.strip('`')}.toml")
+        optimizer, training = recipe.optimizer, recipe.training
+        scale = training.batch / optimizer.for_batch if optimizer.for_batch else 1
+        course = f"a tenth every {optimizer.every:g} epochs"
+        if optimizer.policy == "polynomial":
+            course = f"polynomial, exponent {optimizer.power:g}"
+        peak, words = rate.split(", ", 1)
+        assert float(peak) == pytest.approx(optimizer.learning_rate * scale, rel=1e-3)
+        assert words == course
+    recipes = {path.stem: read_recipe(path) for path in RECIPES.glob("imagenet_*.toml")}
+    assert found == {
+        name: (one.model.name, one.ranks, one.training.batch, one.training.epochs) for name, one in recipes.items()
+    }
