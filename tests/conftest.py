@@ -82,9 +82,9 @@ def command(tmp_path: Path) -> Run:
     return start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def persistent_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PersistentRanks]:
-    """Two ranks that keep running during the tests of a file."""
+    """Two ranks that keep running during all tests: they import PyTorch once."""
     with PersistentRanks(2, tmp_path_factory.mktemp("ranks")) as ranks:
         yield ranks
 
@@ -113,13 +113,13 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
     """Carries out `unisono ARGUMENTS` in this process, in an empty folder; it must start no other process."""
     from unisono.cli import main
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)
         capfd.readouterr()
         with handlers_restored(), monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
             patch.setattr(sys, "argv", ["unisono", *arguments])
-            for name, value in MALLOC_ENVIRONMENT.items():
-                patch.setenv(name, value)  # else some commands start this program anew
+            for name, value in {**MALLOC_ENVIRONMENT, **environment}.items():
+                patch.setenv(name, value)  # the first: else some commands start this program anew
             patch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process is started"))
             main()
         return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())

@@ -1,9 +1,8 @@
 """Lower floors never import upper ones."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
@@ -46,17 +45,19 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_down(path: Path) -> None:
-    room = room_of(path)
+def imported_rooms(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
         modules = [f"unisono.{name.name}" for name in node.names] if node.module == "unisono" else [node.module]
-        for module in modules:
-            if module.startswith("unisono."):
-                other = module.split(".")[1]
-                assert other == room or FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+        yield from (module.split(".")[1] for module in modules if module.startswith("unisono."))
+
+
+def test_imports_go_down() -> None:
+    for path in sorted(SOURCE.rglob("*.py")):
+        room = room_of(path)
+        for other in imported_rooms(path):
+            assert other == room or FLOOR[other] < FLOOR[room], f"{path}: {room} imports {other}"
 
 
 def test_every_room_has_a_floor() -> None:

@@ -7,12 +7,12 @@ from unisono.training.run_directory import add_metrics
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_runs_side_by_side(command: Run, in_process: Run, tmp_path: Path) -> None:
+def test_runs_side_by_side(in_process: Run, tmp_path: Path) -> None:
     for name, top1 in (("one", 0.5), ("other", 0.75)):
         (tmp_path / name).mkdir()
         for epoch in (1, 2):
             add_metrics(tmp_path / name, {"epoch": epoch, "elapsed": 60.0 * epoch, "test_accuracy": top1 * epoch / 2})
-    done = command("accuracy", "one", "other", "--output", "both.svg")
+    done = in_process("accuracy", "one", "other", "--output", "both.svg")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "one: 50.00% after 2 epochs, 2:00 min",

@@ -34,9 +34,9 @@ def rows(reported: str) -> dict[str, list[float]]:
     return {line[1].strip(): [float(number) for number in re.findall(r"[\d.]+", "".join(line[2:]))] for line in lines}
 
 
-def test_the_quality_of_a_shuffle_and_of_true_permutations(command: Run, tmp_path: Path) -> None:
+def test_the_quality_of_a_shuffle_and_of_true_permutations(in_process: Run, tmp_path: Path) -> None:
     index = a_pack(tmp_path / "[a] pack")
-    done = command("data", "quality", "[a] pack", "--epoch", "3", "--seed", "7", COLUMNS="120")
+    done = in_process("data", "quality", "[a] pack", "--epoch", "3", "--seed", "7", COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
     assert "[a] pack: the order of epoch 3, and 20 true permutations" in done.stdout
     found = compare_with_permutations(permutation(400, 7, 3), index.label)
@@ -48,15 +48,15 @@ def test_the_quality_of_a_shuffle_and_of_true_permutations(command: Run, tmp_pat
     assert (
         done.stdout.splitlines()[-2] == f"at most {found.max_z_score:.1f} standard deviations from a true permutation"
     )
-    other = command("data", "quality", "[a] pack", COLUMNS="120")
+    other = in_process("data", "quality", "[a] pack", COLUMNS="120")
     assert "the order of epoch 0" in other.stdout
     assert rows(other.stdout) != table
 
 
-def test_the_streamed_order_beside_the_full_permutation(command: Run, tmp_path: Path) -> None:
+def test_the_streamed_order_beside_the_full_permutation(in_process: Run, tmp_path: Path) -> None:
     index = a_pack(tmp_path / "pack")
     options = "--batch", "20", "--ranks", "2", "--buffer-megabytes", "8"
-    done = command("data", "quality", "pack", "--epoch", "3", "--seed", "7", *options, COLUMNS="120")
+    done = in_process("data", "quality", "pack", "--epoch", "3", "--seed", "7", *options, COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
     order = streamed_order(blocks_of_pack(index), 20, 8 << 20, epoch_rng(7, 3))
     found = compare_with_permutations(shuffle_shares(order, 20, 2), index.label)
@@ -79,10 +79,10 @@ def test_a_folder_that_is_not_a_pack_gets_one_line(in_process: Run) -> None:
     assert done.stderr == "unisono: nowhere is no pack: there is no such folder; create one with unisono pack\n"
 
 
-def test_a_shuffle_is_compared_with_that_of_every_epoch(command: Run, tmp_path: Path) -> None:
+def test_a_shuffle_is_compared_with_that_of_every_epoch(in_process: Run, tmp_path: Path) -> None:
     a_pack(tmp_path / "pack")
     size = "--batch", "40", "--supernodes", "2", "--nodes", "2"
-    done = command("data", "quality", str(tmp_path / "pack"), "--shuffle", "every:4,parts:2", *size, COLUMNS="120")
+    done = in_process("data", "quality", str(tmp_path / "pack"), "--shuffle", "every:4,parts:2", *size, COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 ranks, batches of 40" in done.stdout
     table = rows(done.stdout)

@@ -19,20 +19,20 @@ from unisono.step.layout import even_layout
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_draw(command: Run) -> None:
-    assert command("draw", "ring", "--ranks", "3").stdout == draw(ring, 3, "ring") + "\n"
+def test_draw(in_process: Run) -> None:
+    assert in_process("draw", "ring", "--ranks", "3").stdout == draw(ring, 3, "ring") + "\n"
 
 
-def test_where_ranks_sit(command: Run) -> None:
+def test_where_ranks_sit(in_process: Run) -> None:
     placed = find("halving/round-robin", regular(2, 1, 2)).allreduce
-    done = command("draw", "halving/round-robin", "--ranks", "4", "--nodes", "2", "--supernodes", "2")
+    done = in_process("draw", "halving/round-robin", "--ranks", "4", "--nodes", "2", "--supernodes", "2")
     assert done.stdout == draw(placed, 4, "halving/round-robin") + "\n"
-    assert done.stdout != command("draw", "halving/round-robin").stdout
+    assert done.stdout != in_process("draw", "halving/round-robin").stdout
 
 
-def test_svg(command: Run, tmp_path: Path) -> None:
+def test_svg(in_process: Run, tmp_path: Path) -> None:
     placement = regular(1, 2, 2)
-    done = command("draw", "hierarchical", "--nodes", "2", "--svg", str(tmp_path / "picture.svg"))
+    done = in_process("draw", "hierarchical", "--nodes", "2", "--svg", str(tmp_path / "picture.svg"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     drawn = draw_svg(find("hierarchical", placement).allreduce, 4, "hierarchical", placement)
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8") == drawn

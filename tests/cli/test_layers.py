@@ -7,7 +7,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.progress import SILENCE_SECONDS
 from tests.usage_errors import assert_one_line_error
+
+from unisono.bench.contender import CONTENDERS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,11 +26,11 @@ def test_layers_of_a_network(command: Run, tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").is_file()
 
 
-def test_layers_of_a_user_defined_network(command: Run, tmp_path: Path) -> None:
+def test_layers_of_a_user_defined_network(in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef wide(classes, channels):\n    return nn.Sequential(nn.Conv2d(channels, 8, 3))\n"
     )
-    done = command("layers", "--model=nets:wide", "--batch=1", "--size=16")
+    done = in_process("layers", "--model=nets:wide", "--batch=1", "--size=16")
     assert done.returncode == 0, done.stderr
     assert "Conv2d" in done.stdout
 
@@ -44,8 +47,11 @@ def test_bad_input(in_process: Run) -> None:
 
 
 def test_networks_beside_stock(command: Run, in_process: Run, tmp_path: Path) -> None:
-    done = command("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1")
+    silent = 5 * SILENCE_SECONDS  # it writes nothing before its table
+    done = command("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1", timeout=silent)
     assert done.returncode == 0, done.stderr
     assert "| small_convnet | 2 |" in done.stdout
-    assert json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"][0]["batch"] == 2
+    (found,) = json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"]
+    assert found["batch"] == 2
+    assert {name: len(seconds) for name, seconds in found["seconds"].items()} == dict.fromkeys(CONTENDERS, 1)
     assert_one_line_error(in_process("bench", "networks", "--names=nothing"), "nothing")

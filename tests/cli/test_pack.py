@@ -58,10 +58,10 @@ def still(folder: Path, before: dict[str, tuple[int, int]]) -> bool:
     return before == {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in now.items()}
 
 
-def test_a_data_set_is_packed_and_described(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+def test_a_data_set_is_packed_and_described(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
     image_samples(tmp_path / "data/train", count=8)
     image_samples(tmp_path / "data/test", count=3, seed=1)
-    done = command("pack", "data", "packs/[small] set", "--stripes", "4", "--short-side", "16")
+    done = in_process("pack", "data", "packs/[small] set", "--stripes", "4", "--short-side", "16")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
         r"packs/\[small\] set/test: 6 samples of 2 classes, 0\.0 MB in 4 stripes\n"
@@ -70,32 +70,32 @@ def test_a_data_set_is_packed_and_described(command: Run, image_samples: Picture
     )
     index = read_index(tmp_path / "packs/[small] set/train")
     assert (len(index), index.about.classes) == (16, ("cat", "dog"))
-    described = command("pack", "--describe", "packs/[small] set")
+    described = in_process("pack", "--describe", "packs/[small] set")
     assert (described.returncode, described.stderr) == (0, "")
     lines = described.stdout.splitlines()
     assert lines[0] == "packs/[small] set/test: 6 samples (image), 0.0 MB in 4 stripes"
     assert [line.split() for line in lines if "cat" in line] == [["cat", "3"], ["cat", "8"]]
 
 
-def test_a_terminal_shows_progress(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+def test_a_terminal_shows_progress(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
     image_samples(tmp_path / "data", count=2)
-    done = command("pack", "data", "[/]", FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
+    done = in_process("pack", "data", "[/]", FORCE_COLOR="1", TERM="xterm", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4/4" in done.stdout
 
 
-def test_options(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+def test_options(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
     data = image_samples(tmp_path / "data", count=2, size=(60, 50))
     options = ("--short-side", "20", "--stripes", "1", "--stripe-size", "1KiB", "--quality", "50")
-    assert command("pack", "data", "out", *options).returncode == 0
+    assert in_process("pack", "data", "out", *options).returncode == 0
     pack(find(data)[""], tmp_path / "same", PackOptions(20, 1, 1024, 50), 1, lambda: None)
     assert contents(tmp_path / "out") == contents(tmp_path / "same")
     assert len(read_index(tmp_path / "out").about.stripes) > 1
 
 
-def test_text_is_cut_into_windows(command: Run, tmp_path: Path) -> None:
+def test_text_is_cut_into_windows(in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 99)
-    done = command("pack", "a.txt", "out", "--window", "3")
+    done = in_process("pack", "a.txt", "out", "--window", "3")
     assert (done.returncode, done.stderr) == (0, "")
     heads = [line.split(", 0.0 MB")[0] for line in done.stdout.splitlines()]
     assert heads == ["out/train: 29 samples of 256 tokens", "out/test: 3 samples of 256 tokens"]
@@ -103,18 +103,18 @@ def test_text_is_cut_into_windows(command: Run, tmp_path: Path) -> None:
 
 
 def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
-    command: Run, image_samples: Pictures, tmp_path: Path
+    in_process: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:
     data = image_samples(tmp_path / "data", count=8)
     (data / "cat/003.jpg").write_text("no picture")
     (data / "dog/000.jpg").write_bytes(b"")
-    done = command("pack", "data", "two")
+    done = in_process("pack", "data", "two")
     assert (done.returncode, done.stderr) == (1, "")
     head, *rest = done.stdout.splitlines()
     assert head.startswith("two: 14 samples of 2 classes")
     assert [line.split(": ")[0] for line in rest] == ["  skipped cat/003.jpg", "  skipped dog/000.jpg"]
     assert rest[1] == "  skipped dog/000.jpg: it is empty"
-    described = command("pack", "--describe", "two")
+    described = in_process("pack", "--describe", "two")
     assert described.returncode == 0
     for line in rest:
         assert line.replace("skipped", " ") in described.stdout.splitlines()
@@ -122,7 +122,7 @@ def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
         path.write_bytes(b"")
     (data / "cat/001.jpg").write_bytes(b"")
     (data / "cat/002.jpg").write_bytes(b"")
-    done = command("pack", "data", "many")
+    done = in_process("pack", "data", "many")
     assert done.returncode == 1
     _, *rest = done.stdout.splitlines()
     assert len(rest) == 11
@@ -130,12 +130,12 @@ def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
 
 
 def test_nothing_but_broken_files_gets_one_line_and_leaves_nothing(
-    command: Run, image_samples: Pictures, tmp_path: Path
+    in_process: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:
     for path in image_samples(tmp_path / "data", count=3).rglob("*.jpg"):
         path.write_bytes(b"")
     assert_one_line_error(
-        command("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: "
+        in_process("pack", "data", "out"), "there is no sample to pack (cat/000.jpg: it is empty; cat/001.jpg: "
     )
     assert contents(tmp_path / "out") == {}
 
@@ -147,7 +147,7 @@ def begin(folder: Path, before: str, *arguments: str) -> Watched:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_pack_resumes_and_has_the_same_bytes(command: Run, tmp_path: Path, how: signal.Signals) -> None:
+def test_a_stopped_pack_resumes_and_has_the_same_bytes(in_process: Run, tmp_path: Path, how: signal.Signals) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (500, 500, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     for number in range(60):
@@ -166,25 +166,25 @@ def test_a_stopped_pack_resumes_and_has_the_same_bytes(command: Run, tmp_path: P
         assert not [*out.glob("*.partial")]
     before = finished(out)
     assert before
-    done = command(*options)
+    done = in_process(*options)
     assert done.returncode == 0, done.stderr
     assert still(out, before)
     pack(find(tmp_path / "data")[""], tmp_path / "whole", PackOptions(32, 30), 2, lambda: None)
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_data_set_in_parts_resumes_where_it_stopped(command: Run, image_samples: Pictures, tmp_path: Path) -> None:
+def test_a_data_set_in_parts_resumes_where_it_stopped(in_process: Run, image_samples: Pictures, tmp_path: Path) -> None:
     image_samples(tmp_path / "data/test", count=2)
     whole = image_samples(tmp_path / "data/train", count=3).rename(tmp_path / "whole")
     (tmp_path / "data/train/cat").mkdir(parents=True)
     (tmp_path / "data/train/cat/000.jpg").write_bytes(b"")
-    stopped = command("pack", "data", "out")
+    stopped = in_process("pack", "data", "out")
     assert (stopped.returncode, stopped.stdout.splitlines()[0].split(" of ")[0]) == (2, "out/test: 4 samples")
     assert len(stopped.stderr.splitlines()) == 1
     shutil.rmtree(tmp_path / "data/train")
     whole.rename(tmp_path / "data/train")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/test").iterdir()}
-    done = command("pack", "data", "out")
+    done = in_process("pack", "data", "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(" of ")[0] for line in done.stdout.splitlines()] == [
         "out/test: 4 samples",
@@ -194,7 +194,7 @@ def test_a_data_set_in_parts_resumes_where_it_stopped(command: Run, image_sample
 
 
 def test_a_full_disk_gets_one_line_and_the_same_command_resumes(
-    command: Run, image_samples: Pictures, tmp_path: Path
+    in_process: Run, image_samples: Pictures, tmp_path: Path
 ) -> None:
     data = image_samples(tmp_path / "data")
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), np.uint8)
@@ -208,7 +208,7 @@ def test_a_full_disk_gets_one_line_and_the_same_command_resumes(
         f"unisono: out: File too large; {len(before)} of 4 stripes are finished; run the same command again to resume\n"
     )
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.endswith((".partial", "index.arrow"))]
-    done = command(*options)
+    done = in_process(*options)
     assert (done.returncode, done.stderr) == (0, "")
     assert still(tmp_path / "out", before)
     assert len(read_index(tmp_path / "out")) == 13

@@ -34,17 +34,14 @@ batch = 8
 
 
 def test_files_are_predicted_as_they_were_evaluated(
-    command: Run, in_process: Run, image_samples: Callable[..., Path], tmp_path: Path
+    on_ranks: Run, in_process: Run, image_samples: Callable[..., Path], tmp_path: Path
 ) -> None:
     for part, count in (("train", 12), ("test", 5)):
         image_samples(tmp_path / "images" / part, count=count)
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    for arguments in (
-        ("pack", "images", "packs"),
-        ("train", "recipe.toml", "--ranks", "1", "--run", "mine"),
-        ("evaluate", "mine", "--ranks", "1", "--out", "found"),
-    ):
-        done = command(*arguments)
+    assert in_process("pack", "images", "packs").returncode == 0
+    for arguments in (("train", "recipe.toml", "--run", "mine"), ("evaluate", "mine", "--out", "found")):
+        done = on_ranks(*arguments)
         assert done.returncode == 0, done.stderr
     files = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "images/test").rglob("*.jpg"))
     done = in_process("predict", "mine", *files, "--json")
@@ -103,12 +100,9 @@ batch = 16
 def test_texts_are_scored_and_continued(command: Run, in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abc " * 600)  # 4 does not divide the window: places alone say nothing
     (tmp_path / "recipe.toml").write_text(TEXT_RECIPE)
-    for arguments in (
-        ("pack", "text.txt", "packs", "--window", "7"),
-        ("train", "recipe.toml", "--ranks", "1", "--run", "mine"),
-    ):
-        done = command(*arguments)
-        assert done.returncode == 0, done.stderr
+    assert in_process("pack", "text.txt", "packs", "--window", "7").returncode == 0
+    done = command("train", "recipe.toml", "--ranks", "1", "--run", "mine")
+    assert done.returncode == 0, done.stderr
     (tmp_path / "likely.txt").write_text("abc abc abc ab")
     (tmp_path / "strange.txt").write_text("zzzzzz")
     (tmp_path / "broken.txt").write_bytes(b"\xff")

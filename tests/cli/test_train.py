@@ -197,12 +197,12 @@ def test_one_rank_needs_no_mpiexec_and_keeps_memory(command: Run, recipe: str, t
     assert f"memory: {MALLOC_ENVIRONMENT['GLIBC_TUNABLES']}" in done.stdout
 
 
-def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, mpiexec: Run, recipe: str, tmp_path: Path) -> None:
+def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, recipe: str) -> None:
     done = on_ranks("train", recipe, "--set", "training.epochs=1", "--set", "ranks=3")
     assert done.returncode == 0, done.stderr
     assert "digits: 2 ranks on 1 node" in done.stdout
     assert done.stdout.count("test accuracy: ") == 1
-    done = mpiexec(2, "-m", "unisono", "train", recipe, "--ranks", "3", cwd=tmp_path)
+    done = on_ranks("train", recipe, "--ranks", "3")
     assert done.returncode == 2
     assert "--ranks 3, but the launcher has started 2" in done.stderr
 
@@ -236,18 +236,6 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, on_ranks: Run,
     for key in ("step", "learning_rate", "test_accuracy"):
         assert [line[key] for line in seen[0]] == [line[key] for line in seen[1]]
     assert [line["step"] for line in seen[0]] == [23, 46, 69, 92, 115, 138]
-
-
-def test_sigterm_leaves_no_process(recipe: str, tmp_path: Path) -> None:
-    folder = tmp_path / "long"
-    command = [sys.executable, "-m", "unisono", "train", recipe, "--set", "training.epochs=10000", f"--run={folder}"]
-    environment = launch_environment(os.environ, terminal=False)
-    with Watched(command, cwd=tmp_path, env=environment) as watched:
-        watched.until((folder / "metrics.jsonl").is_file)
-        assert len(running(folder)) > 3, "this one, the launcher, and two ranks"
-        watched.process.terminate()
-        assert watched.finish().returncode == 143
-    assert poll_until(lambda: running(folder), lambda seen: not seen) == []
 
 
 @contextmanager
@@ -294,6 +282,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     with long_run(folder, recipe) as process:
         ranks = ranks_of(folder)
         assert len(ranks) == 2
+        assert len(running(folder)) > 3, "the command, the launcher, and two ranks"
 
         def send(number: int) -> None:
             if target == "launcher" or number == signal.SIGUSR1:
@@ -310,6 +299,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
         send(signal.SIGTERM)
         out, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
+    assert poll_until(lambda: running(folder), lambda seen: not seen) == []
     saved = [line for line in out.splitlines() if line.startswith("saved step ")]
     assert re.fullmatch(r"saved step \d+ on SIGUSR1 to (rank \d|2 ranks)", saved[0])
     last = re.fullmatch(
@@ -450,21 +440,21 @@ def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(on_ranks: Run, e
 
 
 def test_a_finished_run_reports_again_and_can_be_extended(
-    unisono: Run, on_ranks: Run, ended: Ended, tmp_path: Path
+    command: Run, on_ranks: Run, ended: Ended, tmp_path: Path
 ) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
     again = on_ranks("train", "--resume", "mine")
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[-1].startswith("test accuracy: ")
-    options = ("--set", "training.epochs=4", "--set", "optimizer.learning_rate=1e-30", "--ranks", "3", *LEAN)
+    options = ("--set", "training.epochs=4", "--set", "optimizer.learning_rate=1e-30", "--ranks", "1", *LEAN)
     before = load_newest(tmp_path / "mine/checkpoints")[0]
-    longer = unisono("train", "--resume", "mine", "--timeline", "longer.json", *options)
+    longer = command("train", "--resume", "mine", "--timeline", "longer.json", *options)
     assert longer.returncode == 0, longer.stderr
     assert json.loads((tmp_path / "longer.json").read_text())["traceEvents"]
     after = load_newest(tmp_path / "mine/checkpoints")[0]
     assert (before.step, after.step) == (69, 92)
     assert all(torch.equal(after.weights[name], value) for name, value in before.weights.items()), "it has a new rate"
-    assert "ranks = 3" in (tmp_path / "mine/recipe.toml").read_text()
+    assert "ranks = 1" in (tmp_path / "mine/recipe.toml").read_text()
 
 
 def test_a_user_defined_network_beside_the_recipe(on_ranks: Run, recipe: str, tmp_path: Path) -> None:

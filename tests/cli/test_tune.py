@@ -38,7 +38,7 @@ def test_bad_input_gets_one_line(unisono: Run, on_ranks: Run) -> None:
     assert_one_line_error(unisono("tune", "--ranks", "1"), "a single rank cannot communicate")
 
 
-def test_bench(unisono: Run, tmp_path: Path) -> None:
-    done = unisono("bench", "collectives", "--ranks", "2", "--largest", "4", "--algorithms", "ring")
+def test_bench(on_ranks: Run, tmp_path: Path) -> None:
+    done = on_ranks("bench", "collectives", "--ranks", "2", "--largest", "4", "--algorithms", "ring")
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "bench").iterdir()} == {"results.json", "table.md", "plot.svg"}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import progress
 
 from unisono.launch import find_mpiexec, launch_environment
 
@@ -21,7 +22,7 @@ def run(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     shell = [*PRIVATE, "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
     command = [*shell, str(find_mpiexec()), "-n", str(ranks), sys.executable, *arguments]
     environment = launch_environment(os.environ, terminal=False)
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    return progress.run(command, env=environment)
 
 
 def own_shared_memory() -> bool:

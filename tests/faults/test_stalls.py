@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests import progress
 
 from unisono.launch import find_mpiexec, launch_environment
 
@@ -26,10 +27,10 @@ for each in (world, spread):
 
 
 def run(program: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    """Run a program; that it ends at all is what the limit of time is for."""
+    """Run a program; that it ends at all is shown by the limit on the time without output."""
     command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, "-c", START + program]
     environment = launch_environment({**os.environ, "UNISONO_TIMEOUT": str(TIMEOUT)}, terminal=False)
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, check=False)
+    return progress.run(command, env=environment)
 
 
 @pytest.mark.parametrize("world", ["world", "spread"])

@@ -13,7 +13,7 @@ SHAPES = [(1, 2, 1), (1, 7, 1), (2, 8, 1), (4, 8, 1), (3, 4, 1), (5, 8, 1), (8, 
 PIECE_BYTES, IN_FLIGHT, EAGER = 1 << 12, 8, 1 << 10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     shape=st.sampled_from(SHAPES),
     variant=st.sampled_from(["", "/round-robin"]),

@@ -28,7 +28,7 @@ def simulated(name: str, shape: tuple[int, int, int], nbytes: int, uneven: Uneve
     return simulate(find(name, placement).allreduce, placement, network, nbytes, 1 << 12, 4, eager, uneven=uneven)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(names()),
     shape=st.sampled_from(SHAPES),

@@ -37,10 +37,18 @@ EXAMPLES = {name: regular(1, 2, 2) if SCHEDULES[name].by_node else one_rank_per_
 OFFERED = [(name, goal) for name in names() for goal in Goal if getattr(find(name, one_rank_per_node(2)), goal.value)]
 
 
+VERIFIED: set[object] = set()
+"""Programs that were found right. With one rank per node, schedules by node have those of the one between nodes."""
+
+
 @pytest.mark.parametrize(("name", "goal"), OFFERED)
 def test_reaches_its_goal_on_1_to_33_ranks(name: str, goal: Goal) -> None:
     for ranks in RANKS:
-        verify(getattr(find(name, one_rank_per_node(ranks)), goal.value), ranks, goal)
+        algorithm = getattr(find(name, one_rank_per_node(ranks)), goal.value)
+        programs = goal, tuple(algorithm(rank, ranks) for rank in range(ranks))
+        if programs not in VERIFIED:
+            verify(algorithm, ranks, goal)
+            VERIFIED.add(programs)
 
 
 @pytest.mark.parametrize("name", names())

@@ -97,6 +97,7 @@ def test_a_number_that_another_process_has_now_is_no_holder(tmp_path: Path) -> N
         (tmp_path / LOCK).write_text(content)
         lock = RunLock()
         lock.take(tmp_path)
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
         lock.release()
 
 

@@ -218,4 +218,6 @@ def test_a_damaged_image_is_refused_or_can_be_transformed(
         return
     for augment, rng in (("none", None), ("scale", Random(0))):
         options = ImageOptions(16, 3, (0.5,) * 3, (0.25,) * 3, augment)
-        ImageTransform(options, ImageDecoder(3)).into(torch.empty((16, 16, 3)), memoryview(made), rng)
+        out = torch.full((16, 16, 3), torch.nan)
+        ImageTransform(options, ImageDecoder(3)).into(out, memoryview(made), rng)
+        assert out.abs().max() < 2.001  # of (0 to 1, less 0.5) / 0.25: each pixel is written, none from elsewhere

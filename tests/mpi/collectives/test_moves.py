@@ -31,7 +31,8 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
     "apart": one_rank_per_node,
 }
 
-DTYPES = (torch.float32, torch.bool, torch.complex128, torch.bfloat16, torch.int64, torch.float8_e5m2, torch.uint16)
+DTYPES = (torch.float32, torch.bool, torch.complex128, torch.float8_e5m2, torch.uint16)
+"""Bytes are moved: numbers of 4, 1, 16 and 2 bytes, among them dtypes that NumPy or MPI lacks."""
 
 
 @pytest.fixture(params=PLACEMENTS)
@@ -137,7 +138,7 @@ def test_reduce(these: Group, op: str) -> None:
 
 
 def test_reduce_in_many_pieces(world: World, these: Group) -> None:
-    rows = [torch.randn(1_500_001, generator=torch.Generator().manual_seed(rank)) for rank in range(these.size)]
+    rows = [torch.randn(300_001, generator=torch.Generator().manual_seed(rank)) for rank in range(these.size)]
     for root in {0, these.size - 1}:
         tensor = rows[these.rank].clone()
         reduce(these, tensor, root)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.mpi.collectives.distinct import RANKS, distinct
 from tests.wires.scaled import BLOCK
 
 from unisono.choosing.pace import PIECE_BYTES_RANGE
@@ -15,7 +16,7 @@ from unisono.collectives.group import Group
 from unisono.errors import UsageError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.registry import Registry
-from unisono.schedules import SCHEDULES, find, names
+from unisono.schedules import SCHEDULES, find
 from unisono.schedules.pieces import bounds, cut
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.fused import FUSED
@@ -96,8 +97,15 @@ SEATINGS = {
 }
 
 
-@pytest.mark.parametrize("seating", SEATINGS)
-@pytest.mark.parametrize("schedule", [name for name in names() if SCHEDULES[name.partition("/")[0]].by_node])
+BY_NODE = [
+    (seating, name)
+    for seating, make in SEATINGS.items()
+    for name in distinct(make(RANKS))
+    if SCHEDULES[name.partition("/")[0]].by_node
+]
+
+
+@pytest.mark.parametrize(("seating", "schedule"), BY_NODE)
 def test_schedules_by_node_are_played_as_they_are_verified(world: World, schedule: str, seating: str) -> None:
     """Through mailboxes within nodes and messages between them: the bits of the program, played by threads."""
     placement = SEATINGS[seating](world.size)

@@ -8,30 +8,29 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from tests.mpi.collectives.distinct import RANKS, distinct
 
 from unisono.choosing.pace import MAX_LANDING_BYTES
 from unisono.collectives.group import Group
 from unisono.errors import MismatchError, TensorError, UsageError
-from unisono.placement import one_rank_per_node, place
-from unisono.schedules import SCHEDULES, find, names
+from unisono.placement import one_rank_per_node, place, regular
+from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import DTYPES
 from unisono.wires import WIRES
 from unisono.wires.rounded import Rounded
 from unisono.world import World
 
-ALGORITHMS = ["auto", "library", *names()]
-HALVES = [name for name in ALGORITHMS if name not in names() or find(name, one_rank_per_node(2)).reduce_scatter]
+ONE_NODE = ["auto", "library", *distinct(regular(1, 1, RANKS))]
+ACROSS = ["auto", "library", *distinct(place([rank % 2 for rank in range(RANKS)]))]
+"""The others have the program of one of these: `test_every_name` plays each of them once."""
+
+APART = one_rank_per_node(2)
+HALVES = [name for name in ("auto", "library", *names()) if name not in names() or find(name, APART).reduce_scatter]
 LENGTHS = [0, 1, 10_007, 1_000_003]
 
 ALL_DTYPES = ("auto", "library", "flat", "direct", "ring")
 """Played with every dtype. Others differ in who sends what when: one dtype of each kind of arithmetic, tested alone."""
-
-COPIES = [name for name in names() if SCHEDULES[name.partition("/")[0]].by_node and "/" in name]
-COPIES += ["halving/round-robin", "multicolor/8"]
-"""On one node of at most 8 ranks these are others, which are played in full: one payload."""
-
-ON_ONE_NODE = [(name, length) for name in ALGORITHMS for length in LENGTHS if name not in COPIES or length == 10_007]
 
 
 @cache
@@ -60,7 +59,16 @@ def expected(world: World, length: int, dtype: torch.dtype) -> torch.Tensor:
     return total(world.size, length).to(dtype)
 
 
-@pytest.mark.parametrize(("algorithm", "length"), ON_ONE_NODE)
+@pytest.mark.parametrize("name", names())
+def test_every_name(world: World, spread: World, name: str) -> None:
+    for these in (world, spread):
+        tensor = contribution(these.rank, 10_007, torch.float32)
+        these.allreduce(tensor, name)
+        assert torch.equal(tensor, expected(these, 10_007, torch.float32))
+
+
+@pytest.mark.parametrize("algorithm", ONE_NODE)
+@pytest.mark.parametrize("length", LENGTHS)
 def test_allreduce(world: World, algorithm: str, length: int) -> None:
     for dtype in dtypes_of(algorithm, length):
         tensor = contribution(world.rank, length, dtype)
@@ -68,7 +76,8 @@ def test_allreduce(world: World, algorithm: str, length: int) -> None:
         assert torch.equal(tensor, expected(world, length, dtype)), dtype
 
 
-@pytest.mark.parametrize(("algorithm", "length"), ON_ONE_NODE)
+@pytest.mark.parametrize("algorithm", ONE_NODE)
+@pytest.mark.parametrize("length", LENGTHS)
 def test_allreduce_in_a_window(group: World, algorithm: str, length: int) -> None:
     room = group.empty(8 * (length + 3), torch.uint8)
     for dtype in dtypes_of(algorithm, length):
@@ -82,7 +91,7 @@ def test_allreduce_in_a_window(group: World, algorithm: str, length: int) -> Non
         assert (window[[0, 1, -1]] == 0).all()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ONE_NODE)
 def test_real_numbers_and_equal_bits_on_all_ranks(world: World, algorithm: str) -> None:
     for dtype, once in (
         (torch.float64, 1e-15),
@@ -115,7 +124,7 @@ def test_one_node_sums_in_the_order_of_ranks(group: World, algorithm: str) -> No
         assert torch.equal(group.allreduce(tensor, algorithm), serial)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ONE_NODE)
 def test_any_shape_and_stride(world: World, algorithm: str) -> None:
     whole = torch.arange(4 * 6 * 10, dtype=torch.float32).view(4, 6, 10)
     for pick in (lambda t: t, lambda t: t.permute(2, 0, 1), lambda t: t[:, ::2, 1:-1], lambda t: t[1, 2, 3]):
@@ -126,7 +135,8 @@ def test_any_shape_and_stride(world: World, algorithm: str) -> None:
         assert torch.equal(tensor, mirror)
 
 
-@pytest.mark.parametrize(("algorithm", "length"), [cell for cell in ON_ONE_NODE if cell[0] in HALVES])
+@pytest.mark.parametrize("algorithm", [name for name in ONE_NODE if name in HALVES])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_reduce_scatter_and_all_gather(world: World, algorithm: str, length: int) -> None:
     for dtype in dtypes_of(algorithm, length):
         tensor = contribution(world.rank, length, dtype)
@@ -197,7 +207,7 @@ def test_all_to_all(world: World, spread: World, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("wire", [name for name in WIRES if not name.startswith("int")])
-@pytest.mark.parametrize("algorithm", ["auto", *names()])
+@pytest.mark.parametrize("algorithm", [name for name in ACROSS if name != "library"])
 def test_wires(spread: World, algorithm: str, wire: str) -> None:
     rows = [torch.randn(4099, generator=torch.Generator().manual_seed(rank)) for rank in range(spread.size)]
     expected = torch.stack(rows).double().sum(dim=0)
@@ -271,7 +281,7 @@ def test_many_short_allreduces_of_many_lengths_and_dtypes(group: World) -> None:
 
 
 def test_nan_and_infinity_propagate(world: World) -> None:
-    for algorithm in ALGORITHMS:
+    for algorithm in ONE_NODE:
         tensor = torch.tensor([float("nan"), float("inf"), 1.0] if world.rank == world.size - 1 else [0.0, 0.0, 0.0])
         world.allreduce(tensor, algorithm)
         assert tensor[0].isnan()
@@ -308,7 +318,7 @@ def test_mismatch_raises_on_every_rank(group: World) -> None:
     assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3  # and they go on together
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ACROSS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_across_nodes(spread: World, algorithm: str, length: int) -> None:
     assert spread.nodes == min(2, spread.size)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.progress import poll_until
 from tests.usage_errors import assert_one_line_error
 
@@ -46,8 +47,18 @@ def stop_after_an_epoch(folder: Path, *options: str) -> None:
     assert "resume with: unisono train --resume mine" in said, said
 
 
-def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(unisono: Run, tmp_path: Path) -> None:
-    stop_after_an_epoch(tmp_path)
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped, made once; nobody is to change it."""
+    folder = tmp_path_factory.mktemp("stopped")
+    stop_after_an_epoch(folder)
+    return folder / "mine"
+
+
+def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(
+    unisono: Run, stopped_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_run, tmp_path / "mine")
     done = unisono("train", "--resume", "mine")
     assert done.returncode == 0, done.stderr
     assert "resumes after " in done.stdout
@@ -80,9 +91,9 @@ def test_two_servers_resume_with_their_own_numbers(unisono: Run, tmp_path: Path)
         assert any("several servers" in event.get("inexact", "") for event in read_events(tmp_path / "mine", server))
 
 
-def test_other_numbers_of_workers_go_on_at_the_centre(unisono: Run, tmp_path: Path) -> None:
+def test_other_numbers_of_workers_go_on_at_the_centre(unisono: Run, stopped_run: Path, tmp_path: Path) -> None:
     """Checkpoints have later names than before, or the next resumed run would take an old one."""
-    stop_after_an_epoch(tmp_path)
+    shutil.copytree(stopped_run, tmp_path / "mine")
     checkpoints = tmp_path / "mine" / "checkpoints"
     before = max(path.name for path in checkpoints.iterdir())
     done = unisono("train", "--resume", "mine", "--ranks", "2")
@@ -109,14 +120,14 @@ def swapped_log(run: Path) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def test_what_cannot_be_replayed_is_refused(command: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_refused(in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     shutil.copy(find_recipe(Path("digits")), tmp_path / "mine" / "recipe.toml")
-    assert_one_line_error(command("train", "--replay", "mine"), "--replay mine: its rule, bsp, is synchronous")
-    assert_one_line_error(command("train", "digits", "--replay", "mine"), "--replay takes the recipe of the run")
-    assert_one_line_error(command("train", "--replay", "other"), "other holds no run")
+    assert_one_line_error(in_process("train", "--replay", "mine"), "--replay mine: its rule, bsp, is synchronous")
+    assert_one_line_error(in_process("train", "digits", "--replay", "mine"), "--replay takes the recipe of the run")
+    assert_one_line_error(in_process("train", "--replay", "other"), "other holds no run")
 
 
-def test_too_few_ranks_are_refused_before_they_start(command: Run) -> None:
-    refused = command("train", "digits", "--ranks", "1", "--set", "rule.name=easgd")
+def test_too_few_ranks_are_refused_before_they_start(in_process: Run) -> None:
+    refused = in_process("train", "digits", "--ranks", "1", "--set", "rule.name=easgd")
     assert_one_line_error(refused, "1 rank is too few: start 2 or more")
