@@ -12,7 +12,7 @@ from tests.plan.test_split import FAST, SLOW, cd_dnn, inputs, linear, vgg_a
 
 from unisono.plan.choose import TIE_RATIO
 from unisono.plan.choose_split import LEAST_GAIN, best_of_size, best_weighed, describe_split, rank_splits
-from unisono.plan.split import PAIR, LayerFacts, SplitCandidate, SplitInputs, candidate, layer_seconds
+from unisono.plan.split import PAIR, LayerFacts, SplitCandidate, SplitInputs, SplitPrediction, candidate, layer_seconds
 from unisono.step.costs import Cost
 
 networks = st.lists(
@@ -121,6 +121,18 @@ def test_weighed_sums_have_their_best_splits(
 
     best = min(total(one.splits) for one in trying_all(found, 2))
     assert total(best_weighed(found, 2, position, weight)) == pytest.approx(best, rel=1e-9)
+
+
+def test_the_seconds_of_a_split_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[str, str | None]]()
+
+    def counted(found: SplitInputs, layer: LayerFacts, words: str | None, size: int) -> SplitPrediction:
+        asked.append((layer.name, words))
+        return layer_seconds(found, layer, words, size)
+
+    monkeypatch.setattr("unisono.plan.choose_split.layer_seconds", counted)
+    best_of_size(inputs(vgg_a(64), 64, SLOW), 2)
+    assert len(asked) == len(set(asked)) > 0
 
 
 @pytest.mark.parametrize("cost", [SLOW, FAST, Cost(1e-3, 1e-9)])

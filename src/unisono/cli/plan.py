@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unisono.cli.garbage import paused_collection
 from unisono.cli.plan_words import factors_of, node_counts, sample_shape
 from unisono.errors import UsageError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from unisono.training.prediction import RunPrediction
 
 
+@paused_collection()
 def plan(
     machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes: 1,2,4, or 1,2,4,...,1024 with the same factor.")] = "1",

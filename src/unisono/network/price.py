@@ -129,7 +129,7 @@ def loads(program: Program, rank: int, placement: Placement) -> Lanes:
     known: dict[tuple[tuple[Action, int, int], ...], Load] = {}
 
     def load(transfers: Round) -> Load:
-        same = tuple((action, peer, span) for action, peer, _, span in transfers)  # a ring's are all alike
+        same = tuple([(action, peer, span) for action, peer, _, span in transfers])  # a ring's are all alike
         if same not in known:
             known[same] = load_of(transfers)
         return known[same]

@@ -9,7 +9,8 @@ layers, whose best splits are found exactly, in a time linear in the layers; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from unisono.plan.choose import TIE_RATIO
 from unisono.plan.model_parallel import best_groups, prefers_model_parallelism
@@ -56,11 +57,24 @@ def best_of_size(inputs: SplitInputs, size: int) -> SplitCandidate:
     count = len(inputs.layers)
     positions = range(0, count + 1, max(1, count // POSITIONS))
     weights = [(position, weight / WEIGHTS) for position in positions for weight in range(1, WEIGHTS + 1)]
-    found = [candidate(inputs, size, best_weighed(inputs, size, *one)) for one in weights]
+    seconds = cache(partial(_seconds, inputs, size))
+    distinct = {tuple(best_weighed(inputs, size, *one, seconds).items()): None for one in weights}
+    found = [candidate(inputs, size, dict(splits)) for splits in distinct]
     return min(found, key=lambda one: one.prediction.step)
 
 
-def best_weighed(inputs: SplitInputs, size: int, position: int, weight: float) -> dict[str, str]:
+def _seconds(inputs: SplitInputs, size: int, number: int, words: str | None) -> SplitPrediction:
+    """Return the seconds of layer `number`, split by `words`."""
+    return layer_seconds(inputs, inputs.layers[number], words, size)
+
+
+def best_weighed(
+    inputs: SplitInputs,
+    size: int,
+    position: int,
+    weight: float,
+    seconds: Callable[[int, str | None], SplitPrediction] | None = None,
+) -> dict[str, str]:
     """Return the splits with the least sum over layers of weighed computing and gradients, and of activations.
 
     Before layer `position`, gradients have `weight` and computing 1 - weight; from it on computing has 1, and gradients
@@ -70,9 +84,11 @@ def best_weighed(inputs: SplitInputs, size: int, position: int, weight: float) -
         best[k + 1] = the better of   best[k] and layer k by itself,   best[k - 1] and the pair of layers k - 1 and k
     """
     numbers = {layer.name: number for number, layer in enumerate(inputs.layers)}
+    known = seconds or partial(_seconds, inputs, size)
 
     def cost(layer: LayerFacts, words: str | None) -> float:
-        one, number = layer_seconds(inputs, layer, words, size), numbers[layer.name]
+        number = numbers[layer.name]
+        one = known(number, words)
         computing = one.computing * (1 - weight if number < position else 1)
         return computing + one.gradients * (weight if number <= position else 0) + one.activations
 

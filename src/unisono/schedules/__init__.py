@@ -54,8 +54,8 @@ def _by_node(levels: ModuleType) -> Entry:
 
     def worth(collective: str, placement: Placement, variant: str) -> bool:
         name, _, inner = (variant or between).partition("/")
-        nodes = nodes_of(placement)
-        return nodes.ranks < placement.ranks and SCHEDULES[name].worth(collective, nodes, inner)
+        several = len(placement.nodes) < placement.ranks
+        return several and SCHEDULES[name].worth(collective, nodes_of(placement), inner)
 
     return Entry(family, worth, tuple(name for name in _BETWEEN if name != between), by_node=True)
 

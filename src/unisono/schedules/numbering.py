@@ -21,9 +21,10 @@ from unisono.schedules.schedule import Algorithm, Form, Program, Transfer
 
 def locality_order(placement: Placement) -> tuple[int, ...]:
     """Return the ranks by supernode, then node: a ring in this order enters and leaves each of them once."""
-    return tuple(
-        sorted(range(placement.ranks), key=lambda rank: (placement.supernode_of(rank), placement.node_of(rank)))
-    )
+    nodes: Sequence[int] = range(len(placement.nodes))
+    if placement.supernodes:
+        nodes = sorted(nodes, key=placement.supernodes.__getitem__)  # stable: nodes of a supernode stay in their order
+    return tuple(rank for node in nodes for rank in placement.nodes[node])
 
 
 def round_robin(placement: Placement) -> tuple[int, ...]:

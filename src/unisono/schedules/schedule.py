@@ -41,6 +41,8 @@ class Action(Enum):
     RECEIVE = "receive"
     ADD = "add"
 
+    __hash__ = object.__hash__  # each member is one object; Enum's own hash is that of its name, a call in Python
+
 
 class Transfer(NamedTuple):
     """Message of one round, as described by one of its two ends."""
