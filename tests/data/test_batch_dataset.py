@@ -14,6 +14,10 @@ from torch.utils.data import DataLoader
 from unisono.data import Loader
 from unisono.data.batch_dataset import BatchDataset
 from unisono.data.loading import Batch
+from unisono.data.pack.options import PackOptions
+from unisono.data.pack.packing import pack
+from unisono.data.sources import find
+from unisono.data.text.options import TextOptions
 from unisono.errors import UsageError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -50,6 +54,21 @@ def test_whole_batches_are_collected_though_the_loader_uses_its_memory_again(on_
         assert {len(labels) for batches in found for _, labels in batches} == {BATCH // world.size}
         with loader_of(numbered, world) as loader:
             assert not same(list(loader)[:STEPS], expected[0]), "a loader's own batches would be overwritten"
+
+    on_ranks(2, work)
+
+
+def test_labels_of_texts_have_memory_of_their_own(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """They lie beside the inputs, in memory that the loader uses again."""
+    (tmp_path / "text.txt").write_text("".join(map(str, range(500))))
+    for name, part in find(tmp_path / "text.txt", TextOptions(window=4)).items():
+        pack(part, tmp_path / "pack" / name, PackOptions(stripes=3), 1, lambda: None)
+
+    def work(world: Any) -> None:
+        with Loader(tmp_path / "pack", world, 8) as loader:
+            expected = [(inputs.clone(), labels.clone()) for inputs, labels in loader]
+            loader.set_epoch(0)
+            assert same(list(loader.dataset()), expected[: loader.samples // 8])
 
     on_ranks(2, work)
 

@@ -226,3 +226,48 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
     found = on_ranks(4, lambda world: notes(world, shuffle="once,parts:2"))
     assert all(line.startswith("shuffle: ranks 0 to 1 share a part") for (line,) in found)
     assert on_ranks(4, lambda world: notes(world, groups=2)) == [()] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"threads": 0}, "threads = 0; it is 1 at least"),
+        ({"groups": 0}, "groups = 0; it is 1 at least"),
+        ({"storage": "streamed", "buffer_megabytes": 0}, "buffer_megabytes = 0; it is 1 at least"),
+        ({"storage": "streamed", "cache_megabytes": -1}, "cache_megabytes = -1; it is 0 at least"),
+        ({"size": -3}, "size = -3; it is 0 at least"),
+        ({"windows": 0}, "windows = 0; it is 1 at least"),
+        ({"seed": -1}, "seed = -1; it is 0 at least"),
+        ({"storage": "replicated", "groups": 2}, 'groups = 2, but storage = "replicated"'),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    on_ranks: OnRanks, numbered: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        on_ranks(1, lambda world: Loader(numbered, world, BATCH, **options))
+
+
+def test_a_position_that_is_none_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            with pytest.raises(UsageError, match="epoch = -1; it is 0 at least"):
+                loader.set_epoch(-1)
+            with pytest.raises(UsageError, match="the state has no step, but epoch: give a state_dict"):
+                loader.load_state_dict({"epoch": 1})
+            assert (loader.epoch, loader.step) == (0, 0)
+
+    on_ranks(1, work)
+
+
+def test_a_loop_that_counts_its_batches_is_followed_by_the_next_epoch(on_ranks: OnRanks, numbered: Path) -> None:
+    """Such a loop never asks for one more than the last: the epoch does not end by itself."""
+
+    def work(world: Any) -> None:
+        with loader_of(numbered, world) as loader:
+            for epoch in range(3):
+                found = kept(islice(loader, len(loader)))
+                assert (loader.epoch, loader.step) == (epoch, STEPS)
+                assert numbers_in([found], numbered) == permutation(SAMPLES, SEED, epoch).tolist()
+
+    on_ranks(1, work)

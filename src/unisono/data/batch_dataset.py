@@ -54,7 +54,7 @@ class BatchDataset(IterableDataset[Any]):
             )
         self._leave_ended_epoch()
         for inputs, labels in self._loader:
-            yield self._form(inputs.clone(), labels)
+            yield self._form(inputs.clone(), labels.clone())  # labels of texts lie in the memory of their inputs
             if self._loader.step >= len(self):
                 break
         self._leave_ended_epoch()

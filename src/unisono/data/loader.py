@@ -32,6 +32,9 @@ from unisono.world import World
 DEFAULTS = {"shuffle": "epoch"}
 """Settings that states of older releases do not have."""
 
+AT_LEAST_ONE = ("groups", "buffer_megabytes", "windows", "threads")
+"""Arguments that must be 1 at least; other numbers may be 0."""
+
 
 class Loader:
     """Batches of a pack, which all ranks iterate together; each step is `batch` samples over all ranks."""
@@ -58,7 +61,7 @@ class Loader:
 
         Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Raises
         PackError on every rank if the pack cannot be read, does not fit, or does not take these options; UsageError
-        if some ranks would have no samples, RecipeError for another `shuffle`.
+        if some ranks would have no samples or a number is out of range, RecipeError for another `shuffle`.
         """
         check_installed()
         from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`
@@ -70,6 +73,18 @@ class Loader:
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
+        check_numbers(
+            seed=seed,
+            groups=groups,
+            buffer_megabytes=buffer_megabytes,
+            cache_megabytes=cache_megabytes,
+            size=size,
+            windows=windows,
+            context=context,
+            threads=threads,
+        )
+        if groups > 1 and storage != "partitioned":
+            raise UsageError(f'groups = {groups}, but storage = "{storage}": only "partitioned" takes groups; omit it')
         place = StorageOptions(storage, groups, buffer_megabytes << 20, cache_megabytes << 20)
         interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
         self._feed = PackedFeed(FeedOptions(Path(pack), place, transform, threads, shuffle=interval), world, seed)
@@ -97,6 +112,8 @@ class Loader:
         if the loader was meanwhile iterated again, or moved to another step.
         """
         self._stop()
+        if self.step >= len(self):  # the loop before counted its batches, and never asked for one more
+            self._move(self.epoch + 1, 0)
         running = self._running = self._feed.epoch(self.epoch, self.batch, self.step)
         for batch in running:
             self.step += 1
@@ -118,7 +135,11 @@ class Loader:
         return self._feed.test_batches(self.batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch; the current one continues at its step, as after `load_state_dict`."""
+        """Begin this epoch; the current one continues at its step, as after `load_state_dict`.
+
+        Raises UsageError for a negative number.
+        """
+        check_numbers(epoch=epoch)
         if epoch != self.epoch:
             self._move(epoch, 0)
 
@@ -129,8 +150,11 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the position of `state`, which may be that of another number of ranks.
 
-        Raises UsageError if it is of other data, another batch, seed or shuffle: samples would be left out.
+        Raises UsageError if it is of other data, another batch, seed or shuffle: samples would be left out; or if it is
+        no state of a loader.
         """
+        if missing := [name for name in ("epoch", "step") if name not in state]:
+            raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
         for name, own in self._settings().items():
             if state.get(name, DEFAULTS.get(name)) != own:
                 raise UsageError(
@@ -171,3 +195,10 @@ class Loader:
         if self._running is not None:
             self._running.close()
             self._running = None
+
+
+def check_numbers(**given: int) -> None:
+    """Raise UsageError for arguments that are too small."""
+    for name, value in given.items():
+        if value < (least := int(name in AT_LEAST_ONE)):
+            raise UsageError(f"{name} = {value}; it is {least} at least")

@@ -18,7 +18,7 @@ Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from unisono.engine.engine import Engine
 from unisono.errors import UsageError
 from unisono.step.build import CollectiveTasks
 from unisono.step.costs import Duration
+from unisono.step.keys import Keys, Tensors, key_numbers, pair_keys
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
 from unisono.step.overlaps import find_overlap
@@ -41,27 +42,8 @@ from unisono.world import World
 OUTSTANDING = 2
 """Largest number of collectives at once, where the overlap has several and no other number is given."""
 
-Keys = int | Sequence[int]
-"""Key, or several."""
-
-Tensors = torch.Tensor | Sequence[torch.Tensor]
-"""Tensor of a key, or one for each of several keys."""
-
 Updater = Callable[[int, torch.Tensor, torch.Tensor], object]
 """Function (key, sum of what all ranks have pushed, stored value) that changes the stored value in place."""
-
-
-def pair_keys(keys: Keys, tensors: Tensors) -> list[tuple[int, torch.Tensor]]:
-    """Return each key with its tensor. Raises UsageError unless there is one for each."""
-    if isinstance(keys, int) and isinstance(tensors, torch.Tensor):
-        return [(keys, tensors)]
-    if isinstance(keys, int) or isinstance(tensors, torch.Tensor):
-        raise UsageError(
-            f"keys are {keys} and tensors a {type(tensors).__name__}: give one key and one tensor, or a list of each"
-        )
-    if len(keys) != len(tensors):
-        raise UsageError(f"{len(keys)} keys {list(keys)} have {len(tensors)} tensors: give one for each key")
-    return list(zip(keys, tensors, strict=True))
 
 
 class KeyState(NamedTuple):
@@ -163,12 +145,14 @@ class KVStore(Closing):
         """Copy rank 0's tensors to all ranks, in place; they are the values until the first push. Collective.
 
         Later tensors of a key have the shape and dtype of the first. Raises UsageError for a key that was initialised
-        before.
+        before, or is there twice.
         """
         pairs = pair_keys(keys, tensors)
-        for key, _ in pairs:
-            if key in self._memory:
-                raise UsageError(f"rank {self._rank}: key {key} has been initialised already; take another")
+        numbers = [key for key, _ in pairs]
+        for key in numbers:
+            if key in self._memory or numbers.count(key) > 1:
+                earlier = "has been initialised already" if key in self._memory else "is there twice"
+                raise UsageError(f"rank {self._rank}: key {key} {earlier}; take another")
         for key, tensor in pairs:  # behind the collectives of earlier pushes
             begin = partial(self._begin, key, tensor)
             self.engine.carry_out(begin, (), (self._pool.exclusive(0),), f"init {key}")
@@ -201,7 +185,7 @@ class KVStore(Closing):
 
         Raises OperationError when a collective or an updater has failed, UsageError for unknown keys.
         """
-        several = () if keys is None else (keys,) if isinstance(keys, int) else keys
+        several = () if keys is None else key_numbers(keys)
         self._player.wait(*(value(self._check(key)) for key in several))
 
     def barrier(self) -> None:

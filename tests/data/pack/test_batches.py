@@ -56,7 +56,8 @@ def test_any_byte_that_is_changed_is_noticed(rows: list[Row], choose: st.DataObj
     column, buffer = choose.draw(st.sampled_from(places))
     place = choose.draw(st.integers(0, batch.column(column).buffers()[buffer].size - 1))
     changed = flipped(batch, column, buffer, place, choose.draw(st.integers(1, 255)))
-    with pytest.raises(PackError, match=r"stripe-00007\.arrow is damaged: batch 5 has the checksum \w+, but \w+ was"):
+    words = r"stripe-00007\.arrow is damaged: batch 5 has the checksum \w+, but \w+ was written; copy the pack again"
+    with pytest.raises(PackError, match=words):
         samples_of(STRIPE, 5, changed, beside)
 
 

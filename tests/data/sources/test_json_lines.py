@@ -28,7 +28,19 @@ def test_a_line_without_a_text_is_refused_with_its_number(tmp_path: Path, line: 
         texts_of(tmp_path)
 
 
-def test_what_is_no_json_is_refused_with_its_name(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("{")
-    with pytest.raises(PackError, match=r"cannot read .*a\.jsonl: Expecting"):
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"text": "a"', "Expecting ',' delimiter at character 13; mend the line"),
+        ('{"text": "für"}'.encode("latin-1"), "'utf-8' codec can't decode byte 0xfc"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_its_line(tmp_path: Path, line: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r\n\n' + line)
+    with pytest.raises(PackError, match=rf"a\.jsonl: line 3 is no JSON in UTF-8: {words}"):
         texts_of(tmp_path)
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "abcdefghijklmnopqrs"}\r\n\r\n')
+    assert b"".join(texts_of(tmp_path).values()) == b"abcdefghijklmnopqrs\0"

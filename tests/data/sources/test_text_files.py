@@ -28,6 +28,11 @@ def test_what_is_no_utf_8_is_refused_with_its_name(tmp_path: Path) -> None:
         find(tmp_path)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"x" * 17 + b"yz")
+    assert texts_of(tmp_path) == {"train": b"x" * 17 + b"y", "test": b"z\0"}
+
+
 def test_images_with_a_readme_are_images(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(b"x")

@@ -19,6 +19,13 @@ def test_rows_are_texts_in_a_file_and_in_a_folder(tmp_path: Path) -> None:
     assert list(parts) == ["train", "test"]
 
 
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_strings_of_any_layout_are_texts(tmp_path: Path, kind: pa.DataType) -> None:
+    """Polars writes large ones, pandas categories."""
+    parquet.write_table(pa.table({"text": pa.array(["abcdefghijklmnopqrs"]).cast(kind)}), tmp_path / "a.parquet")
+    assert b"".join(texts_of(tmp_path).values()) == b"abcdefghijklmnopqrs\0"
+
+
 def test_a_table_without_texts_is_refused_with_its_columns(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"text": [1], "id": [2]}), tmp_path / "a.parquet")
     with pytest.raises(PackError, match="has the columns text, id; it needs one of strings named 'text'"):

@@ -35,6 +35,16 @@ def test_what_are_no_tokens_is_refused(tmp_path: Path, tokens: np.ndarray, words
         find(tmp_path)
 
 
+def test_files_that_hold_no_single_array_are_refused_with_their_name(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(b"")
+    with pytest.raises(PackError, match=r"cannot read .*a\.npy: No data left in file"):
+        find(tmp_path)
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.savez(file, one=np.arange(3), two=np.arange(3))
+    with pytest.raises(PackError, match=r"a\.npy holds several arrays: save one with numpy\.save"):
+        find(tmp_path)
+
+
 def test_a_tokenizer_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(9))
     with pytest.raises(PackError, match=r"is tokenised already; leave --tokenizer t\.json away"):

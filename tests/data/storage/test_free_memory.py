@@ -60,6 +60,21 @@ def test_page_cache_counts_as_free(node: Path) -> None:
     assert free_bytes() == 1_900_000
 
 
+@pytest.mark.parametrize("group", ["", "slurm", "slurm/job"])
+def test_groups_of_version_1_have_limits_too(node: Path, group: str) -> None:
+    """In a container, the folder of the group may be the root of what is seen."""
+    (node.parent / "own").write_text("11:cpu,memory:/slurm/job\n1:name=systemd:/x\n0::/\n")
+    (node / "memory/slurm/job").mkdir(parents=True)
+    for each, most in (("", 9223372036854771712), (group, 2_000_000)):
+        folder = node / "memory" / each
+        (folder / "memory.limit_in_bytes").write_text(f"{most}\n")
+        (folder / "memory.usage_in_bytes").write_text("500000\n")
+        (folder / "memory.stat").write_text(
+            "active_file 1\ninactive_file 1\ntotal_active_file 600\ntotal_inactive_file 400\n"
+        )
+    assert free_bytes() == 1_501_000
+
+
 def test_of_memory_that_is_shared_there_is_no_more_than_its_file_system_has(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,20 @@ def test_a_file_gives_its_own_tokens(tmp_path: Path) -> None:
     assert tokenizer.decode([6, 2, 4]) == "two one </s>"
 
 
+def test_texts_are_neither_cut_nor_filled_up_though_the_file_says_so(tmp_path: Path) -> None:
+    """Files of models have the truncation and padding of the model's inputs."""
+    tokenizers = pytest.importorskip("tokenizers")
+    file = str(written(tmp_path / "t.json", ["?", "one", "</s>"]))
+    library = tokenizers.Tokenizer.from_file(file)
+    library.enable_truncation(3)
+    library.enable_padding(length=8)
+    library.save(file)
+    tokenizer = make_tokenizer(file)
+    assert tokenizer.encode("one one one one").tolist() == [2] * 4
+    assert tokenizer.encode("one").tolist() == [2]
+    assert tokenizer.encode("one \ud800").tolist() == [2, 0], "half of a surrogate pair is no text"
+
+
 def test_a_file_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     with pytest.raises(PackError, match=r"t\.json has no token that ends a text, none of <\|endoftext\|>"):
@@ -58,7 +72,14 @@ def test_a_file_without_an_end_of_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "No such file"), ("{", "Expecting property"), ("{}", "it has no model"), ("1", "iterable")],
+    [
+        (None, "No such file"),
+        ("{", "Expecting property"),
+        ("{}", "it has no model"),
+        ("1", "iterable"),
+        ('{"model": 1}', "is no tokenizer.json of this library: data did not match"),
+        ('{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}}', "no token that ends a text"),
+    ],
 )
 def test_what_is_no_tokenizer_is_refused_with_its_name(tmp_path: Path, content: str | None, words: str) -> None:
     pytest.importorskip("tokenizers")

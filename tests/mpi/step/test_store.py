@@ -194,6 +194,8 @@ def test_calls_that_fit_no_key_are_refused_before_anything_is_sent(world: World)
             store.push([0, 1], [torch.ones(3), torch.ones(3)])
         with pytest.raises(UsageError, match="key 1 has not been initialised"):
             store.wait(1)
+        with pytest.raises(UsageError, match=f"rank {world.rank}: key 3 is there twice; take another"):
+            store.init([3, 3], [torch.zeros(3), torch.zeros(4)])
         with pytest.raises(UsageError, match=f"rank {world.rank}: key 2 has been initialised already"):
             store.init([1, 2], [torch.zeros(3), torch.zeros(3)])
         with pytest.raises(UsageError, match=r"key 0 .* \(3,\) of torch.float32, not with \(4,\) of torch.float64"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -72,6 +73,20 @@ def test_files_go_into_a_folder_that_is_made(tmp_path: Path) -> None:
     data = json.loads((folder / EVALUATION).read_text())
     assert {**FACTS, "samples": 4, "loss": 0.5, "top1": 0.75}.items() <= data.items()
     assert "pets, step 7, on packs/pets/test: top-1 75.00%" in (folder / CONFUSION).read_text()
+
+
+def test_an_evaluation_that_the_disk_refuses_leaves_the_one_before(tmp_path: Path) -> None:
+    """The first file fits, its picture does not."""
+    (first, _) = write_files(FOUND, FACTS, tmp_path)
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(first.read_text()) + 1, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=r"cannot write .*: File too large; name another folder with --out"):
+            write_files(FOUND, {**FACTS, "step": 8}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_texts_have_no_picture(tmp_path: Path) -> None:

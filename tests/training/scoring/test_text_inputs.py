@@ -31,9 +31,9 @@ class Even(torch.nn.Module):
 
 
 def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
-    """Ends of lines are those of the sources of text, and bits are those of UTF-8."""
+    """Ends of lines are those of the sources of text, without a byte order mark, and bits are those of UTF-8."""
     inputs = TextInputs(index_of(ByteTokenizer.tokens), "", 0)
-    (tmp_path / "text.txt").write_bytes("für\r\n".encode())
+    (tmp_path / "text.txt").write_bytes("\ufefffür\r\n".encode())
     found = inputs.predict(Even(), tmp_path / "text.txt", OPTIONS)
     assert found.tokens == len("für\n".encode()) == 5
     assert found.bits_per_byte == pytest.approx(8)

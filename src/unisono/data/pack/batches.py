@@ -67,7 +67,10 @@ def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[by
     written = (metadata or {}).get(CHECKSUM, b"none").decode(errors="replace")
     found = f"{checksum(batch):08x}"
     if found != written:
-        raise PackError(f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written")
+        raise PackError(
+            f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written; copy the pack "
+            "again"
+        )
     return EncodedSamples(*_content(batch.column(0)))
 
 

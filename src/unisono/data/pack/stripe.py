@@ -145,7 +145,7 @@ def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedS
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
             if tuple(reader.schema.types) != TYPES:
-                raise PackError(f"{path} is no stripe of a pack")
+                raise PackError(f"{path} is no stripe of a pack; copy the pack again")
             at = first
             while at < last:
                 batch, begin = int(index.batch[at]), int(index.row[at])
@@ -157,7 +157,7 @@ def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedS
                 yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
                 at += count
     except DAMAGE_ERRORS as error:
-        raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+        raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}; copy the pack again") from error
 
 
 def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> EncodedSamples:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,12 +28,20 @@ def find(path: Path, options: TextOptions) -> dict[str, TokenStream] | None:
 def _texts(files: Sequence[Path]) -> Iterator[str]:
     for file in files:
         try:
-            with file.open(encoding="utf-8") as lines:
+            with file.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield _text(json.loads(line), file, number)
-        except (OSError, ValueError) as error:
-            raise PackError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+                    if content := line.removeprefix(BOM_UTF8).strip():
+                        yield _text(_parsed(content, file, number), file, number)
+        except OSError as error:
+            raise PackError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _parsed(line: bytes, file: Path, number: int) -> object:
+    try:
+        return json.loads(line.decode())
+    except ValueError as error:
+        reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise PackError(f"{file}: line {number} is no JSON in UTF-8: {reason}; mend the line, or remove it") from error
 
 
 def _text(content: object, file: Path, number: int) -> str:

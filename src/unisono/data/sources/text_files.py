@@ -24,7 +24,7 @@ def find(path: Path, options: TextOptions) -> dict[str, TokenStream] | None:
 def _texts(files: Sequence[Path]) -> Iterator[str]:
     for file in files:
         try:
-            yield file.read_text(encoding="utf-8")
+            yield file.read_text(encoding="utf-8-sig")  # a byte order mark is no text
         except UnicodeDecodeError as error:
             raise PackError(f"{file} is no text in UTF-8: {error}; convert it, or move it elsewhere") from error
         except OSError as error:

@@ -31,9 +31,16 @@ def _texts(files: Sequence[Path]) -> Iterator[str]:
         try:
             table = parquet.ParquetFile(file)
             names = table.schema_arrow.names
-            if TEXT not in names or not pa.types.is_string(table.schema_arrow.field(TEXT).type):
+            if TEXT not in names or not _is_text(table.schema_arrow.field(TEXT).type):
                 raise PackError(f"{file} has the columns {', '.join(names)}; it needs one of strings named {TEXT!r}")
             for rows in table.iter_batches(columns=[TEXT]):
                 yield from (text for text in rows.column(0).to_pylist() if text)
         except (pa.ArrowInvalid, OSError) as error:
             raise PackError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return True for columns of strings, as Arrow, polars (large) and pandas (categories) write them."""
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -44,8 +44,10 @@ def _largest(file: Path) -> int:
     """Return the largest token of a file. Raises PackError if its numbers are no tokens."""
     try:
         tokens = np.load(file, mmap_mode="r")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:  # the last of an empty file
         raise PackError(f"cannot read {file}: {error}") from error
+    if not isinstance(tokens, np.ndarray):
+        raise PackError(f"{file} holds several arrays: save one with numpy.save")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
         raise PackError(f"{file} has {tokens.dtype} numbers of shape {tokens.shape}; tokens are integers, (tokens,)")
     least, largest = int(tokens.min()), int(tokens.max())

@@ -22,7 +22,7 @@ are in memory; a streamed pack has an order of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unisono.data.pack.index import Index
 from unisono.data.storage import AUTO, STREAMED
@@ -56,13 +56,14 @@ def choose_storage(
     share: float = MEMORY_SHARE,
     buffer: int = BUFFER_BYTES,
     window: int = 0,
+    cache: int = 0,
 ) -> StorageChoice:
     """Return the storage with the most copies of a pack that the memory of all nodes takes.
 
     `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
     copy fits, the pack is streamed through a shuffle buffer of `buffer` bytes, which takes `window` bytes of a rank,
-    and each node caches what its memory takes of it. If the memory of a node is not known, it is partitioned over all
-    ranks.
+    and each node caches `cache` bytes of it, or for 0 what its memory takes. If the memory of a node is not known, it
+    is partitioned over all ranks.
     """
     free, shared = [node.free for node in nodes], [node.shared for node in nodes]
     if None in (*free, *shared):
@@ -77,9 +78,10 @@ def choose_storage(
             over = f"in {groups} groups" if groups > 1 else "over all ranks"
             reason = f"partitioned {over}: partitions take {words}; {because}"
             return StorageChoice(StorageOptions(groups=groups), reason)
-    cache = min(int(share * min(node.free or 0, node.shared or 0)) - node.ranks * window for node in nodes)
-    cache = min(cache, pack) if cache >= MIN_CACHED_SHARE * pack else 0
-    cached = f", with {cache / pack:.0%} of the pack cached in each node" if cache else ""
+    if not cache:
+        most = min(min(share * (node.free or 0) - node.ranks * window, share * (node.shared or 0)) for node in nodes)
+        cache = min(int(most), pack) if most >= MIN_CACHED_SHARE * pack else 0
+    cached = f", with {min(1, cache / pack):.0%} of the pack cached in each node" if cache else ""
     reason = f"streamed through a shuffle buffer of {_size(buffer)}{cached}: partitions would take {words}; {because}"
     return StorageChoice(StorageOptions(STREAMED, buffer=buffer, cache=cache), reason)
 
@@ -94,10 +96,8 @@ def resolve_storage(options: StorageOptions, index: Index, world: World, everyon
     counts = [groups for groups in range(1, everyone.nodes + 1) if world.size % groups == 0]
     partition = {groups: partition_bytes(index.length, world.size // groups) for groups in counts}
     window = memory_limit(blocks_of_pack(index), options.buffer, world.size)
-    found = choose_storage(index.nbytes, partition, node_memory(everyone), buffer=options.buffer, window=window)
-    if found.options.name == STREAMED and options.cache:
-        return replace(found, options=replace(found.options, cache=options.cache))
-    return found
+    nodes = node_memory(everyone)
+    return choose_storage(index.nbytes, partition, nodes, buffer=options.buffer, window=window, cache=options.cache)
 
 
 def _compare(needs: Sequence[int], free: Sequence[int | None], share: float) -> tuple[bool, str]:

@@ -15,6 +15,22 @@ OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
 
 
+class GroupFiles(NamedTuple):
+    """Files of a control group on memory."""
+
+    limit: str
+    used: str
+    prefix: str
+    """Beginning of the names in memory.stat that count the groups within it, too."""
+
+
+UNIFIED = GroupFiles("memory.max", "memory.current", "")
+"""Version 2 of Linux's control groups."""
+
+LEGACY = GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+"""Version 1, under `memory/`: still that of many clusters. A limit of nearly 2^63 is none."""
+
+
 class FreeMemory(NamedTuple):
     """Free memory of a node in bytes; None if it is not known."""
 
@@ -39,17 +55,26 @@ def free_bytes(shared: bool = False) -> int | None:
 def _limits() -> Iterator[int]:
     """Yield the bytes that each control group of this process still allows, from its own up to the root."""
     lines = OWN_GROUP.read_text().splitlines() if OWN_GROUP.exists() else []
-    path = next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
-    for group in (GROUPS / path, *(GROUPS / path).parents):
-        limit = group / "memory.max"
+    paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+    yield from _limits_along(GROUPS, paths.get("", "/"), UNIFIED)
+    for controllers, path in paths.items():
+        if "memory" in controllers.split(","):
+            yield from _limits_along(GROUPS / "memory", path, LEGACY)
+
+
+def _limits_along(root: Path, path: str, files: GroupFiles) -> Iterator[int]:
+    own = root / path.lstrip("/")
+    for group in (own, *own.parents):
+        limit = group / files.limit
         if limit.exists() and (most := limit.read_text().strip()) != "max":
-            yield int(most) - _used_bytes(group)
+            yield int(most) - _used_bytes(group, files)
 
 
-def _used_bytes(group: Path) -> int:
+def _used_bytes(group: Path, files: GroupFiles) -> int:
     """Return the bytes that a control group uses, without the page cache, which is freed on demand."""
     kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int((group / "memory.current").read_text()) - int(kinds["active_file"]) - int(kinds["inactive_file"])
+    cached = sum(int(kinds[f"{files.prefix}{name}"]) for name in ("active_file", "inactive_file"))
+    return int((group / files.used).read_text()) - cached
 
 
 def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:

@@ -75,10 +75,16 @@ class FileTokenizer:
             raise PackError(f"--tokenizer {path}: {getattr(error, 'strerror', None) or error}") from error
         if not known:
             raise PackError(f"--tokenizer {path} is no tokenizer.json: it has no model")
-        self._library = Library.from_str(content)
+        try:
+            self._library = Library.from_str(content)
+        except Exception as error:  # the library raises no narrower one
+            raise PackError(f"--tokenizer {path} is no tokenizer.json of this library: {error}") from error
+        self._library.no_truncation()  # a file may have those of a model's inputs: texts would lose their ends
+        self._library.no_padding()
         number_of = self._library.get_vocab()
         names = {number: name for name, number in number_of.items()}
-        self.tokens: tuple[str, ...] = tuple(names.get(number, f"unused {number}") for number in range(max(names) + 1))
+        numbers = range(max(names, default=-1) + 1)
+        self.tokens: tuple[str, ...] = tuple(names.get(number, f"unused {number}") for number in numbers)
         ends = [number_of[name] for name in END_OF_TEXT if name in number_of]
         if not ends:
             raise PackError(
@@ -88,8 +94,9 @@ class FileTokenizer:
         self.files: tuple[Path, ...] = (path,)
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Return the tokens of a text."""
-        return np.array(self._library.encode(text, add_special_tokens=False).ids, np.int64)
+        """Return the tokens of a text; half of a surrogate pair, which is no text, becomes a question mark."""
+        whole = text.encode(errors="replace").decode()
+        return np.array(self._library.encode(whole, add_special_tokens=False).ids, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, with the names of those that are no text, such as the end of one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +125,22 @@ def facts_of(run: SavedRun, title: str, ranks: int) -> dict[str, Any]:
 
 
 def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:
-    """Write the evaluation and its images into the folder `out`. Return the files. Raises UsageError."""
+    """Write the evaluation and its images into the folder `out`. Return the files.
+
+    Raises UsageError where the disk refuses; files of an evaluation before are then still there.
+    """
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
     files = {EVALUATION: json.dumps({**facts, **found.as_data()}, indent=1) + "\n", **found.images(title)}
+    asides = {out / f".{name}.tmp": out / name for name in files}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (out / name).write_text(content, encoding="utf-8")
+        for aside, content in zip(asides, files.values(), strict=True):
+            aside.write_text(content, encoding="utf-8")
+        for aside, path in asides.items():
+            aside.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            for aside in asides:
+                aside.unlink(missing_ok=True)
         raise UsageError(f"cannot write {out}: {error.strerror}; name another folder with --out") from error
-    return [out / name for name in files]
+    return list(asides.values())

@@ -36,7 +36,7 @@ class TextInputs:
     def predict(self, network: torch.nn.Module, path: Path, options: PredictOptions) -> TextPrediction:
         """Return the prediction of a file. Raises OSError where it cannot be read, DecodeError where it is no text."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
         except UnicodeDecodeError as error:
             raise DecodeError(f"it is no text in UTF-8: {error}; convert it") from error
         tokens = torch.from_numpy(self._tokenizer.encode(text))
