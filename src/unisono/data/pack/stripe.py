@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from unisono.data.pack.batches import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of, schema, to_batch
+from unisono.data.pack.batches import EncodedSamples, schema, to_batch
 from unisono.data.pack.index import Index
 from unisono.data.pack.layout import BATCH_BYTES, stripe_name
+from unisono.data.pack.stripe_file import OpenStripes, path_of
 from unisono.data.sources.source import Source
-from unisono.errors import DecodeError, PackError
+from unisono.errors import DecodeError
 
 PARTIAL = ".partial"
 
@@ -109,64 +110,15 @@ def remove_notes(folder: Path) -> None:
 
 
 def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
-    """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
-
-    Each batch is one read of a stretch of its file, into memory of its own. A map of the file would end the process if
-    the file were cut off meanwhile; a read of too few bytes is an error.
-
-    Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
-    """
-    at = first
-    while at < last:
-        number = int(index.stripe[at])
-        stop = min(last, int(np.searchsorted(index.stripe, number, side="right")))
-        yield from _read(index, number, at, stop)
-        at = stop
+    """Yield the samples `first` to `last` - 1 in order, batch by batch, as `OpenStripes.read` does, and close them."""
+    with closing(OpenStripes(index)) as stripes:
+        yield from stripes.read(first, last)
 
 
 def check_stripes(index: Index, first: int, last: int) -> None:
     """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
     for number in np.unique(index.stripe[first:last]).tolist():
-        _path_of(index, number)
-
-
-def _path_of(index: Index, number: int) -> Path:
-    name, nbytes = index.about.stripes[number]
-    path = index.folder / name
-    if not path.is_file():
-        raise PackError(f"{index.folder} is incomplete: {name} is missing; copy the pack again")
-    if path.stat().st_size != nbytes:
-        raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written; copy the pack again")
-    return path
-
-
-def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
-    path = _path_of(index, number)
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            if tuple(reader.schema.types) != TYPES:
-                raise PackError(f"{path} is no stripe of a pack")
-            at = first
-            while at < last:
-                batch, begin = int(index.batch[at]), int(index.row[at])
-                data, offsets = _samples(path, reader, batch)
-                inside = offsets[begin : begin + last - at + 1]
-                count = len(inside) - 1
-                if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
-                    raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
-                yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
-                at += count
-    except DAMAGE_ERRORS as error:
-        raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
-
-
-def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> EncodedSamples:
-    """Return the samples of a batch; no samples if there is no such batch."""
-    if batch >= reader.num_record_batches:
-        return EncodedSamples(np.empty(0, np.uint8), np.zeros(1, np.int64))
-    rows, metadata = reader.get_batch_with_custom_metadata(batch)
-    rows.validate()
-    return samples_of(path, batch, rows, metadata)
+        path_of(index, number)
 
 
 def _batches(
