@@ -87,17 +87,17 @@ def test_a_read_is_one_request_and_nothing_is_copied(index: Any, monkeypatch: py
     monkeypatch.setattr(block_memory, "UNIT", 64)
     stripes, requests, leases = OpenStripes(index), list[int](), list[Any]()
     assert read(stripes, 0, 5) == [0, 1, 2, 3, 4]
-    preadv, memory = os.preadv, stripes._memory
+    readinto, memory = stripe_file._ArrowInput.readinto, stripes._memory
 
-    def counting(file: int, buffers: list[Any], place: int) -> int:
-        requests.append(place)
-        return preadv(file, buffers, place)
+    def counting(file: Any, buffer: memoryview) -> int | None:
+        requests.append(len(buffer))
+        return readinto(file, buffer)
 
     def lending(nbytes: int) -> Any:
         leases.append(memory(nbytes))
         return leases[-1]
 
-    monkeypatch.setattr(os, "preadv", counting)
+    monkeypatch.setattr(stripe_file._ArrowInput, "readinto", counting)
     stripes._idle[0]._file._memory = lending
     ((data, _),) = stripes.read(5, 10)
     assert (len(requests), len(leases)) == (1, 1)
@@ -147,7 +147,7 @@ def test_an_open_stripe_that_breaks_is_named(index: Any, harm: Callable[[Path], 
 
 def test_a_stripe_that_is_cut_off_during_a_read_is_named(index: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stripes = OpenStripes(index)
-    monkeypatch.setattr(os, "preadv", lambda file, buffers, place: 0)
+    monkeypatch.setattr(stripe_file._ArrowInput, "readinto", lambda file, buffer: 0)
     with pytest.raises(PackError, match=r"stripe-00000\.arrow is damaged: "):
         read(stripes, 0, 5)
     stripes.close()

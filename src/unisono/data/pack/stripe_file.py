@@ -10,6 +10,7 @@ A map of the file would end the process if the file were cut off meanwhile; a re
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -140,42 +141,23 @@ class StripeFile:
 NOTHING = np.empty(0, np.uint8)
 
 
-class _ArrowInput:
-    """File as Arrow reads it, with the methods that `pa.PythonFile` calls."""
+class _ArrowInput(io.FileIO):
+    """File as Arrow reads it, by `seek` and `read`."""
 
     def __init__(self, path: Path, memory: Callable[[int], Bytes]) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._memory, self._at = memory, 0
-        self._nbytes = os.fstat(self._descriptor).st_size
-        self.closed = False
+        super().__init__(path)
+        self._memory, self._nbytes = memory, os.fstat(self.fileno()).st_size
         self.found: Bytes = NOTHING
         """Bytes that were read last."""
 
-    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._nbytes}[whence]
-        self._at = begin + place
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, nbytes: int) -> memoryview:
+    def read(self, nbytes: int | None = -1) -> memoryview:  # type: ignore[override]  # Arrow takes any buffer
         """Return the next bytes, fewer at the end of the file."""
-        memory = self._memory(max(0, min(nbytes, self._nbytes - self._at)))
+        memory = self._memory(max(0, min(nbytes or 0, self._nbytes)))  # a damaged footer may ask for any number
         got = 0
-        while got < len(memory):
-            count = os.preadv(self._descriptor, [memory[got:].data], self._at + got)
-            if count == 0:
-                break
+        while got < len(memory) and (count := self.readinto(memory[got:].data)):
             got += count
-        self._at += got
         self.found = memory[:got]
         return self.found.data
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            os.close(self._descriptor)
 
 
 def writable(data: Bytes, memory: Bytes) -> Bytes:

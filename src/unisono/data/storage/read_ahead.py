@@ -78,8 +78,8 @@ class ReadAhead:
         A block that the plan does not have, or of which all planned samples have been taken, is read once more, for
         this call alone. Raises PackError if a block cannot be read.
         """
-        places = blocks.tolist()
-        uses = Counter(places)
+        numbers = blocks.tolist()
+        uses = Counter(numbers)
         turns = {block: self._turns.get(block, -1) for block in uses}
         self._begin_to(max(self._begun, 1 + max(turns.values(), default=-1)))
         # all are under way before the first is waited for
@@ -89,7 +89,7 @@ class ReadAhead:
             self._release(block, turns[block], count)
         if not self.all_begun:
             self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
-        return [found[block][row] for block, row in zip(places, rows.tolist(), strict=True)]
+        return [found[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
 
     @property
     def all_begun(self) -> bool:
