@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from unisono.data.images import turbojpeg
+from unisono.data.images import transform, turbojpeg
 from unisono.data.images.augmentation import AUGMENTS, ImageOptions, choose_augmentation
 from unisono.data.images.decode import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform, shifted
@@ -173,6 +173,18 @@ def test_bfloat16_is_rounded_from_float32(photo: Photo, encode: Encode, kind: st
     transform = ImageTransform(options, ImageDecoder(3))
     transform.into(out, memoryview(file), None if seed is None else Random(seed))
     assert torch.equal(out, shown(options, file, seed).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("nbytes", [1, 5 * 4 * 32 * 3, 1 << 30], ids=["row by row", "5 rows at once", "all at once"])
+def test_any_number_of_rows_at_once_gives_the_same_numbers(
+    photo: Photo, encode: Encode, dtype: torch.dtype, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = encode(photo(50, 40), "JPEG")
+    expected, out = shown(VIEW, file).to(dtype), torch.empty((32, 32, 3), dtype=dtype)
+    monkeypatch.setattr(transform, "BYTES_AT_ONCE", nbytes)
+    ImageTransform(VIEW, ImageDecoder(3)).into(out, memoryview(file), None)
+    assert torch.equal(out, expected)
 
 
 def test_an_image_is_written_into_its_place_in_a_batch(photo: Photo, encode: Encode) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
+from unisono.data.pack import batches
 from unisono.data.pack.batches import CHECKSUM, UNISONO, checksum, samples_of, schema, to_batch
 from unisono.errors import PackError
 
@@ -92,3 +94,9 @@ def test_a_schema_names_its_columns_and_tells_what_the_pack_is(kind: str, name: 
     made = schema(kind, {"classes": ["cat", "dog"]})
     assert (made.names, made.types) == ([name, "label", "key"], [pa.binary(), pa.int64(), pa.string()])
     assert json.loads(made.metadata[UNISONO]) == {"classes": ["cat", "dog"]}
+
+
+@settings(deadline=None)
+@given(data=st.binary(max_size=9000), begin=st.integers(0, (1 << 32) - 1))
+def test_any_library_finds_the_checksum_that_zlib_does(data: bytes, begin: int) -> None:
+    assert batches.crc32(data, begin) == zlib.crc32(data, begin)

@@ -19,10 +19,10 @@ from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack import stripe
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
-from unisono.data.pack.stripe import read_stretch
+from unisono.data.pack.stripe_file import OpenStripes
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.sources.source import Source
-from unisono.data.storage import free_memory, streamed
+from unisono.data.storage import free_memory
 from unisono.data.storage.streamed import StreamedStorage
 from unisono.errors import PackError
 
@@ -122,11 +122,12 @@ def test_the_next_epoch_is_read_before_it_begins(
 ) -> None:
     reads = list[int]()
 
-    def counting(index: Any, first: int, last: int) -> Any:
+    def counting(stripes: OpenStripes, first: int, last: int) -> Any:
         reads.append(first)
-        return read_stretch(index, first, last)
+        return read(stripes, first, last)
 
-    monkeypatch.setattr(streamed, "read_stretch", counting)
+    read = OpenStripes.read
+    monkeypatch.setattr(OpenStripes, "read", counting)
 
     def work(world: Any) -> None:
         storage, other = (StreamedStorage(index, world, world, 200) for _ in range(2))

@@ -14,8 +14,9 @@ import pytest
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
+from unisono.data.pack.stripe_file import OpenStripes
 from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.storage import STORAGES, free_memory, streamed
+from unisono.data.storage import STORAGES, free_memory
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.data.storage.storage import Storage, StorageOptions, read_storage
@@ -67,11 +68,12 @@ def test_a_cache_changes_no_batch_and_saves_reads(
     index = read_index(packs / "train")
     read_blocks = list[int]()
 
-    def counting(index: Index, first: int, last: int) -> object:
+    def counting(stripes: OpenStripes, first: int, last: int) -> object:
         read_blocks.append(first)
-        return read_stretch(index, first, last)
+        return read(stripes, first, last)
 
-    monkeypatch.setattr(streamed, "read_stretch", counting)
+    read = OpenStripes.read
+    monkeypatch.setattr(OpenStripes, "read", counting)
     for world in (group, spread):
         seen = list[list[bytes]]()
         for cache in (0, int(share_of_pack * index.nbytes)):

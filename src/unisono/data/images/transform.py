@@ -18,8 +18,8 @@ from unisono.data.images.decode import Decoder, Pixels
 
 WHITE = 255.0
 
-ROWS_AT_ONCE = 64
-"""Number of rows of an image that are normalised at once."""
+BYTES_AT_ONCE = 1 << 20
+"""Bytes of an image that are normalised at once, in float32: few enough for the core's second cache."""
 
 
 class ImageTransform:
@@ -31,7 +31,8 @@ class ImageTransform:
         self._options, self._decoder = options, decoder
         row = options.size * options.channels
         std = torch.tensor(options.std).repeat(options.size)
-        self._numbers = torch.empty(min(ROWS_AT_ONCE, options.size), row)
+        self._rows_at_once = max(1, min(options.size, BYTES_AT_ONCE // (4 * row)))
+        self._numbers = torch.empty(0, row)  # for bfloat16 alone
         self._scale = (1 / (WHITE * std)).reshape(1, row)
         self._shift = (-torch.tensor(options.mean).repeat(options.size) / std).reshape(1, row)
 
@@ -52,15 +53,22 @@ class ImageTransform:
             pixels = np.asarray(cv2.flip(pixels, 1), np.uint8)
         if augmentation.right or augmentation.down:
             pixels = shifted(pixels.reshape(size, size, -1), augmentation.right, augmentation.down)
-        rows, source = out.view(size, -1), torch.from_numpy(pixels.reshape(size, -1))
-        for first in range(0, size, ROWS_AT_ONCE):  # few enough for the core's cache
-            last = min(size, first + ROWS_AT_ONCE)
-            numbers = self._numbers[: last - first]
-            numbers.copy_(source[first:last])
-            if out.dtype == torch.float32:
-                torch.addcmul(self._shift, numbers, self._scale, out=rows[first:last])
-            else:
-                rows[first:last].copy_(torch.addcmul(self._shift, numbers, self._scale, out=numbers))
+        self._normalise(out.view(size, -1), torch.from_numpy(pixels.reshape(size, -1)))
+
+    def _normalise(self, out: torch.Tensor, pixels: torch.Tensor) -> None:
+        """Write normalised pixels to `out`, both of shape (size, size x channels).
+
+        In float32 the second pass is in place, so that no other memory passes through the cache.
+        """
+        if out.dtype != torch.float32 and not len(self._numbers):
+            self._numbers = torch.empty(self._rows_at_once, out.shape[1])
+        for first in range(0, len(out), self._rows_at_once):
+            rows = out[first : first + self._rows_at_once]
+            numbers = rows if out.dtype == torch.float32 else self._numbers[: len(rows)]
+            numbers.copy_(pixels[first : first + self._rows_at_once])
+            torch.addcmul(self._shift, numbers, self._scale, out=numbers)
+            if numbers is not rows:
+                rows.copy_(numbers)
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ The checksum covers the content of the columns, not Arrow's bytes: padding may d
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,11 @@ from numpy.typing import NDArray
 
 from unisono.data.kinds import find_kind
 from unisono.errors import PackError
+
+try:  # the same number as zlib's, in a sixth of the time
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
 
 CHECKSUM = b"crc32"
 UNISONO = b"unisono"
@@ -58,8 +62,8 @@ def checksum(batch: pa.RecordBatch) -> int:
     found = 0
     for column in (batch.column(0), batch.column(2)):
         data, offsets = _content(column)
-        found = zlib.crc32(np.diff(offsets).data, zlib.crc32(data.data, found))
-    return zlib.crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, found)
+        found = crc32(np.diff(offsets).data, crc32(data.data, found))
+    return int(crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, found))
 
 
 def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> EncodedSamples:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from unisono.data.pack.batches import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of, schema, to_batch
+from unisono.data.pack.batches import EncodedSamples, schema, to_batch
 from unisono.data.pack.index import Index
 from unisono.data.pack.layout import BATCH_BYTES, stripe_name
+from unisono.data.pack.stripe_file import OpenStripes, path_of
 from unisono.data.sources.source import Source
-from unisono.errors import DecodeError, PackError
+from unisono.errors import DecodeError
 
 PARTIAL = ".partial"
 
@@ -109,24 +110,15 @@ def remove_notes(folder: Path) -> None:
 
 
 def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
-    """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
-
-    Each batch is one read of a stretch of its file, into memory of its own. A map of the file would end the process if
-    the file were cut off meanwhile; a read of too few bytes is an error.
-
-    Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
-    """
-    at = first
-    while at < last:
-        number = int(index.stripe[at])
-        stop = min(last, int(np.searchsorted(index.stripe, number, side="right")))
-        yield from _read(index, number, at, stop)
-        at = stop
+    """Yield the samples `first` to `last` - 1 in order, batch by batch, as `OpenStripes.read` does, and close them."""
+    with closing(OpenStripes(index)) as stripes:
+        yield from stripes.read(first, last)
 
 
 def check_stripes(index: Index, first: int, last: int) -> None:
     """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
     for number in np.unique(index.stripe[first:last]).tolist():
+<<<<<<< HEAD
         _path_of(index, number)
 
 
@@ -167,6 +159,9 @@ def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> Encode
     rows, metadata = reader.get_batch_with_custom_metadata(batch)
     rows.validate()
     return samples_of(path, batch, rows, metadata)
+=======
+        path_of(index, number)
+>>>>>>> h12_stream
 
 
 def _batches(

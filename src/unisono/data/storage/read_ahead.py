@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -77,16 +78,18 @@ class ReadAhead:
         A block that the plan does not have, or of which all planned samples have been taken, is read once more, for
         this call alone. Raises PackError if a block cannot be read.
         """
-        wanted, uses = np.unique(blocks, return_counts=True)
-        turns = [self._turns.get(block, -1) for block in wanted.tolist()]
-        self._begin_to(max(self._begun, 1 + max(turns, default=-1)))
+        numbers = blocks.tolist()
+        uses = Counter(numbers)
+        turns = {block: self._turns.get(block, -1) for block in uses}
+        self._begin_to(max(self._begun, 1 + max(turns.values(), default=-1)))
         # all are under way before the first is waited for
-        reads = {block: self._reads.get(block) or self._submit(block) for block in wanted.tolist()}
-        found = {block: self._wait(block, read) for block, read in reads.items()}
-        for block, turn, count in zip(wanted.tolist(), turns, uses.tolist(), strict=True):
-            self._release(block, turn, count)
-        self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
-        return [found[block][row] for block, row in zip(blocks.tolist(), rows.tolist(), strict=True)]
+        reads = {block: self._reads.get(block) or self._submit(block) for block in uses}
+        found = {block: read.result() if read.done() else self._wait(block, read) for block, read in reads.items()}
+        for block, count in uses.items():
+            self._release(block, turns[block], count)
+        if not self.all_begun:
+            self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
+        return [found[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
 
     @property
     def all_begun(self) -> bool:

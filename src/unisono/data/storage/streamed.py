@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from unisono.data.order import epoch_rng, worker_rng
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import check_stripes, read_stretch
+from unisono.data.pack.stripe import check_stripes
+from unisono.data.pack.stripe_file import OpenStripes
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.storage.block_cache import BlockCache
 from unisono.data.storage.free_memory import check_free_memory
@@ -71,6 +72,7 @@ class StreamedStorage:
         world.call_on_all(lambda: check_stripes(index, first, last))
         self._cache = BlockCache(index, self._blocks, cache_bytes, everyone) if cache_bytes else None
         self._cached = np.zeros(len(self._blocks.firsts), np.bool_) if self._cache is None else self._cache.cached
+        self._stripes = OpenStripes(index)
         self._next: Future[PreparedEpoch] | None = None
         self._ahead: ReadAhead | None = None
         self._position: tuple[int, int, int] | None = None
@@ -145,6 +147,7 @@ class StreamedStorage:
         if self._ahead is not None:
             self._ahead.stop()
             self._ahead = None
+        self._stripes.close()
         if self._cache is not None:
             self._cache.close()
             self._cache = None
@@ -188,9 +191,8 @@ class StreamedStorage:
             first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
             if cache is not None and cache.holds(first):
                 return cache.samples(first, stop)
-            stretches = read_stretch(self._index, first, stop)
-            writable = ((data.copy(), offsets) for data, offsets in stretches)  # Arrow's own memory is not
-            return [data[begin:end] for data, offsets in writable for begin, end in pairwise(offsets.tolist())]
+            stretches = self._stripes.read(first, stop)
+            return [data[begin:end] for data, offsets in stretches for begin, end in pairwise(offsets.tolist())]
 
         def name_of(block: int) -> str:
             return str(self._index.folder / self._index.about.stripes[int(blocks.stripes[block])][0])

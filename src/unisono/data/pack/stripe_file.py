@@ -1,0 +1,181 @@
+"""Stripes that stay open: a batch is one read, into memory of our own.
+
+    file      schema │ batch 0 │ batch 1 │ batch 2 │ footer         the footer is read once, when the stripe is opened
+                                 └─ one read ─▶ memory ─▶ Arrow: columns, checksum     nothing is copied: samples are
+                                                                                       views of the memory
+
+Arrow's own memory is not writable, as PyTorch wants it, and its pages would be new for each batch (`block_memory.py`).
+A map of the file would end the process if the file were cut off meanwhile; a read of too few bytes is an error.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from unisono.data.pack.batches import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of
+from unisono.data.pack.block_memory import BlockMemory, Bytes
+from unisono.data.pack.index import Index
+from unisono.errors import PackError
+
+KEPT_STRIPES = 64
+"""Largest number of stripes that stay open between reads: a process may open 1,024 files by default."""
+
+
+class OpenStripes:
+    """Stripes of a pack, which any thread reads. Each is opened for the first read, and again if it was replaced."""
+
+    def __init__(self, index: Index) -> None:
+        """Begin without an open stripe."""
+        self._index, self._memory = index, BlockMemory()
+        self._idle: list[StripeFile] = []
+        self._lock, self._closed = threading.Lock(), False
+
+    def read(self, first: int, last: int) -> Iterator[EncodedSamples]:
+        """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
+
+        Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
+        """
+        at = first
+        while at < last:
+            number = int(self._index.stripe[at])
+            stop = min(last, int(np.searchsorted(self._index.stripe, number, side="right")))
+            yield from self._read(number, at, stop)
+            at = stop
+
+    def close(self) -> None:
+        """Close the stripes; one that is being read is closed after that."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for stripe in idle:
+            stripe.close()
+
+    def _read(self, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
+        index, path = self._index, self._index.folder / self._index.about.stripes[number][0]
+        try:
+            with self._lent(number) as stripe:
+                at = first
+                while at < last:
+                    batch, begin = int(index.batch[at]), int(index.row[at])
+                    data, offsets = stripe.samples(batch)
+                    inside = offsets[begin : begin + last - at + 1]
+                    count = len(inside) - 1
+                    if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
+                        raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
+                    yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
+                    at += count
+        except DAMAGE_ERRORS as error:
+            raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+
+    @contextmanager
+    def _lent(self, number: int) -> Iterator[StripeFile]:
+        """Lend a stripe to one thread, and keep it open for the next read unless that fails."""
+        path, status = path_of(self._index, number)
+        identity = number, status.st_dev, status.st_ino
+        with ExitStack() as unless_whole:
+            stripe = self._take(identity) or StripeFile(path, identity, self._memory)
+            unless_whole.callback(stripe.close)
+            yield stripe
+            unless_whole.pop_all()
+        with self._lock:
+            self._idle.append(stripe)
+            too_many = self._idle.pop(0) if self._closed or len(self._idle) > KEPT_STRIPES else None
+        if too_many is not None:
+            too_many.close()
+
+    def _take(self, identity: tuple[int, int, int]) -> StripeFile | None:
+        """Return the stripe if it is open and idle; close it if the file of its name is another by now."""
+        with self._lock:
+            found = next((stripe for stripe in self._idle if stripe.identity[0] == identity[0]), None)
+            if found is None:
+                return None
+            self._idle.remove(found)
+        if found.identity == identity:
+            return found
+        found.close()
+        return None
+
+
+class StripeFile:
+    """Open stripe, for one thread."""
+
+    def __init__(self, path: Path, identity: tuple[int, int, int], memory: Callable[[int], Bytes]) -> None:
+        """Open the file and read its footer. `identity` is its number, device and inode; `memory` allocates.
+
+        Raises PackError if it is no stripe, and DAMAGE_ERRORS.
+        """
+        self.identity, self._path = identity, path
+        with ExitStack() as unless_whole:
+            self._file = _ArrowInput(path, memory)
+            unless_whole.callback(self._file.close)
+            self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+            if tuple(self._reader.schema.types) != TYPES:
+                raise PackError(f"{path} is no stripe of a pack")
+            unless_whole.pop_all()
+
+    def samples(self, batch: int) -> EncodedSamples:
+        """Return the samples of a batch, writable; none if there is no such batch. Raises PackError, DAMAGE_ERRORS."""
+        if batch >= self._reader.num_record_batches:
+            return EncodedSamples(np.empty(0, np.uint8), np.zeros(1, np.int64))
+        try:
+            rows, metadata = self._reader.get_batch_with_custom_metadata(batch)
+            rows.validate()
+            data, offsets = samples_of(self._path, batch, rows, metadata)
+            return EncodedSamples(writable(data, self._file.found), offsets)
+        finally:
+            self._file.found = NOTHING  # the memory belongs to the samples alone
+
+    def close(self) -> None:
+        """Close the file; samples that were read stay valid."""
+        self._file.close()
+
+
+NOTHING = np.empty(0, np.uint8)
+
+
+class _ArrowInput(io.FileIO):
+    """File as Arrow reads it, by `seek` and `read`."""
+
+    def __init__(self, path: Path, memory: Callable[[int], Bytes]) -> None:
+        super().__init__(path)
+        self._memory, self._nbytes = memory, os.fstat(self.fileno()).st_size
+        self.found: Bytes = NOTHING
+        """Bytes that were read last."""
+
+    def read(self, nbytes: int | None = -1) -> memoryview:  # type: ignore[override]  # Arrow takes any buffer
+        """Return the next bytes, fewer at the end of the file."""
+        memory = self._memory(max(0, min(nbytes or 0, self._nbytes)))  # a damaged footer may ask for any number
+        got = 0
+        while got < len(memory) and (count := self.readinto(memory[got:].data)):
+            got += count
+        self.found = memory[:got]
+        return self.found.data
+
+
+def writable(data: Bytes, memory: Bytes) -> Bytes:
+    """Return `data`, an array that may only be read, as a part of `memory`, in which it lies; a copy if it does not."""
+    begin = data.ctypes.data - memory.ctypes.data
+    if 0 <= begin <= len(memory) - len(data) and len(data):
+        return memory[begin : begin + len(data)]
+    return data.copy()
+
+
+def path_of(index: Index, number: int) -> tuple[Path, os.stat_result]:
+    """Return the path and status of a stripe. Raises PackError if it is missing or has another size than written."""
+    name, nbytes = index.about.stripes[number]
+    path = index.folder / name
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise PackError(f"{index.folder} is incomplete: {name} is missing; copy the pack again") from None
+    if status.st_size != nbytes:
+        raise PackError(f"{path} has {status.st_size} bytes, but {nbytes} were written; copy the pack again")
+    return path, status
