@@ -118,50 +118,7 @@ def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples
 def check_stripes(index: Index, first: int, last: int) -> None:
     """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
     for number in np.unique(index.stripe[first:last]).tolist():
-<<<<<<< HEAD
-        _path_of(index, number)
-
-
-def _path_of(index: Index, number: int) -> Path:
-    name, nbytes = index.about.stripes[number]
-    path = index.folder / name
-    if not path.is_file():
-        raise PackError(f"{index.folder} is incomplete: {name} is missing; copy the pack again")
-    if path.stat().st_size != nbytes:
-        raise PackError(f"{path} has {path.stat().st_size} bytes, but {nbytes} were written; copy the pack again")
-    return path
-
-
-def _read(index: Index, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
-    path = _path_of(index, number)
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            if tuple(reader.schema.types) != TYPES:
-                raise PackError(f"{path} is no stripe of a pack; copy the pack again")
-            at = first
-            while at < last:
-                batch, begin = int(index.batch[at]), int(index.row[at])
-                data, offsets = _samples(path, reader, batch)
-                inside = offsets[begin : begin + last - at + 1]
-                count = len(inside) - 1
-                if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
-                    raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
-                yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
-                at += count
-    except DAMAGE_ERRORS as error:
-        raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}; copy the pack again") from error
-
-
-def _samples(path: Path, reader: pa.RecordBatchFileReader, batch: int) -> EncodedSamples:
-    """Return the samples of a batch; no samples if there is no such batch."""
-    if batch >= reader.num_record_batches:
-        return EncodedSamples(np.empty(0, np.uint8), np.zeros(1, np.int64))
-    rows, metadata = reader.get_batch_with_custom_metadata(batch)
-    rows.validate()
-    return samples_of(path, batch, rows, metadata)
-=======
         path_of(index, number)
->>>>>>> h12_stream
 
 
 def _batches(

@@ -73,7 +73,7 @@ class OpenStripes:
                     yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
                     at += count
         except DAMAGE_ERRORS as error:
-            raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+            raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}; copy the pack again") from error
 
     @contextmanager
     def _lent(self, number: int) -> Iterator[StripeFile]:
@@ -118,7 +118,7 @@ class StripeFile:
             unless_whole.callback(self._file.close)
             self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
             if tuple(self._reader.schema.types) != TYPES:
-                raise PackError(f"{path} is no stripe of a pack")
+                raise PackError(f"{path} is no stripe of a pack; copy the pack again")
             unless_whole.pop_all()
 
     def samples(self, batch: int) -> EncodedSamples:
