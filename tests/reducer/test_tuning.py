@@ -42,8 +42,8 @@ class Memory:
     def __init__(self) -> None:
         self.parameters = [torch.empty(length, device="meta") for length in LENGTHS]
 
-    def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
-        buckets = plan_memory([(length, torch.float32) for length in LENGTHS], order, largest).buckets
+    def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
+        buckets = plan_memory([(length, torch.float32) for length in LENGTHS], order, largest, (), end_ratio).buckets
         return [Bucket(one.nbytes, one.parameters) for one in buckets]
 
 
@@ -310,7 +310,24 @@ def test_parts_of_the_wrong_length_are_refused(tune: Tune) -> None:
         assert not tuning.restore(given)
         assert (tuning.setting, tuning.order) == before
     assert fresh("chain").restore(state)
-    assert fresh(bucket_bytes=state["setting"][1]).restore(state)
+    alike = tune(bucket_bytes=1 << 20, cost=SLOW).tuning.state()
+    assert alike is not None
+    assert fresh(bucket_bytes=1 << 20).restore(alike)
+
+
+def test_the_ratio_of_buckets_at_both_ends_is_stored_and_restored(tune: Tune) -> None:
+    course = tune(cost=Cost(4e-3, 5e-9))
+    found = course.tuning
+    assert found.setting.end_ratio > 1
+    smallest = found.setting.bucket_bytes / found.setting.end_ratio / (1 << 20)
+    assert f"MiB ({smallest:g} at both ends): " in course.said[0]
+    state = json.loads(json.dumps(found.state()))
+    again = fresh()
+    assert again.restore(state)
+    assert again.setting == found.setting
+    assert not fresh(bucket_bytes=found.setting.bucket_bytes).restore(state), "a given size is that of all buckets"
+    state["setting"][5] = 3
+    assert not fresh().restore(state)
 
 
 def test_halves_are_stored_and_restored(tune: Tune) -> None:
