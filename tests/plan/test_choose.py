@@ -23,6 +23,7 @@ from unisono.plan.choose import (
     candidates,
     end_ratios,
     finer,
+    in_equal_buckets,
     initial_setting,
     is_searched,
     layout_of,
@@ -113,6 +114,18 @@ def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster(
     assert sorted(best.costs.layout.buckets) == sorted(buckets)
     middle = max(one.nbytes for one in buckets)
     assert max(buckets[0].nbytes, buckets[-1].nbytes) < middle / 2
+
+
+def test_the_same_in_equal_buckets() -> None:
+    inputs = ask(NETWORK, loads, at(1))
+    best = candidates(inputs)[0]
+    equal = in_equal_buckets(best, inputs)
+    assert best.setting.end_ratio > 1
+    assert equal is not None
+    assert (equal.setting.overlap, equal.setting.end_ratio) == ("chain", 1)
+    steps = [predicted(inputs, size, "chain", OUTSTANDING[0]).prediction.step for size in BUCKET_SIZES]
+    assert min(steps) <= equal.prediction.step <= min(steps) * BUCKETS_TIE_RATIO
+    assert in_equal_buckets(equal, inputs) is None
 
 
 def test_a_given_size_is_that_of_all_buckets() -> None:

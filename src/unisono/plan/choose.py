@@ -170,6 +170,19 @@ def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] =
     return predicted(inputs, size, candidate.setting.overlap, candidate.setting.outstanding, ratio)
 
 
+def in_equal_buckets(
+    candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES
+) -> Candidate | None:
+    """Return the same overlap in the best buckets of one size; None where its buckets are so.
+
+    A prediction knows nothing of the work beside a collective, which weighs most on the small ones at both ends.
+    """
+    if candidate.setting.end_ratio == END_RATIOS[0]:
+        return None
+    overlap, outstanding = candidate.setting.overlap, candidate.setting.outstanding
+    return _best([predicted(inputs, size, overlap, outstanding) for size in sorted(sizes)])
+
+
 def predicted(
     inputs: PredictionInputs, size: int, overlap: str, outstanding: int, end_ratio: int = END_RATIOS[0]
 ) -> Candidate:

@@ -4,7 +4,7 @@
     steps 1-4   in small and in large buckets, as a chain         the times of computing, exchanges and updates
                 predict every overlap and bucket size            plan/choose.py
     then        the best of each overlap within 15% of the best   five steps each, the last four are measured
-                and the very best in buckets a quarter as large
+                and the very best in buckets a quarter as large, and in equal ones
     from then on the one predicted to be best, unless another was clearly faster
 
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
@@ -33,6 +33,7 @@ from unisono.plan.choose import (
     candidates,
     end_ratios,
     finer,
+    in_equal_buckets,
     initial_setting,
     is_searched,
     space_of,
@@ -158,8 +159,8 @@ class Tuning:
     def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, self._world.size)
         found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
-        small = finer(found[0], inputs, self._sizes)
-        worth = [found[0], *([] if small is None else [small]), *found[1:]]
+        variants = (finer(found[0], inputs, self._sizes), in_equal_buckets(found[0], inputs, self._sizes))
+        worth = [found[0], *(one for one in variants if one is not None), *found[1:]]
         near = [one for one in worth if one.prediction.step <= found[0].prediction.step * TRIAL_RATIO]
         measured: list[tuple[list[float], Candidate]] = []
         for one in near:
