@@ -55,7 +55,7 @@ def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> N
     assert found.high == pytest.approx(found.step * (1 + LARGEST_ERROR))
     assert NETWORK.whole + found.parts.update <= found.low < found.step
     assert found.share == NOMINAL_SHARE
-    total = sum(bucket.nbytes for bucket in loads(chosen.setting.bucket_bytes))
+    total = sum(bucket.nbytes for bucket in loads(chosen.setting.bucket_bytes, chosen.setting.end_ratio))
     assert found.updating == pytest.approx(total * update)
 
 
@@ -63,7 +63,7 @@ def test_programs_are_told_apart_by_their_digests() -> None:
     best = candidates(inputs())[0]
     facts, _ = program_of(best)
     assert program_of(best)[0] == facts
-    assert facts.buckets == len(loads(best.setting.bucket_bytes))
+    assert facts.buckets == len(loads(best.setting.bucket_bytes, best.setting.end_ratio))
     others = [
         predicted(inputs(), 4 * MIB, "chain", 2),
         predicted(inputs(), 4 * MIB, "none", 2),

@@ -15,8 +15,13 @@ FLOAT, DOUBLE, HALF = torch.float32, torch.float64, torch.bfloat16
 Parameters = list[tuple[int, torch.dtype]]
 
 
+Case = tuple[Parameters, list[int], int]
+
+END_RATIO = st.sampled_from([1, 4, 16])
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Parameters, list[int], int]:
+def cases(draw: st.DrawFn) -> Case:
     """Parameters, the order in which their gradients come, and what a bucket holds."""
     lengths = st.one_of(st.integers(0, 40), st.integers(0, 2000))
     parameters = draw(st.lists(st.tuples(lengths, st.sampled_from([FLOAT, DOUBLE, HALF])), max_size=20))
@@ -68,10 +73,10 @@ def test_parameters_without_elements_still_have_flags() -> None:
     assert layout.buckets == (BucketSlice(FLOAT, 0, 16, (0, 1), 0, (0, 1)),)
 
 
-@given(cases())
-def test_every_element_lies_in_one_bucket_and_nothing_overlaps(case: tuple[Parameters, list[int], int]) -> None:
+@given(cases(), END_RATIO)
+def test_every_element_lies_in_one_bucket_and_nothing_overlaps(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    layout = plan_memory(parameters, order, largest)
+    layout = plan_memory(parameters, order, largest, (), end_ratio)
     owners = {dtype: Counter[int]() for _, dtype in parameters}
     for bucket in layout.buckets:
         inside = []
@@ -96,10 +101,10 @@ def test_every_element_lies_in_one_bucket_and_nothing_overlaps(case: tuple[Param
         assert len(places) == len(own) + sum(its is dtype for _, its in parameters)
 
 
-@given(cases())
-def test_buckets_are_the_memory_end_to_end(case: tuple[Parameters, list[int], int]) -> None:
+@given(cases(), END_RATIO)
+def test_buckets_are_the_memory_end_to_end(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    layout = plan_memory(parameters, order, largest)
+    layout = plan_memory(parameters, order, largest, (), end_ratio)
     assert set(layout.lengths) == {(dtype, 1) for _, dtype in parameters}
     for (dtype, _), length in layout.lengths.items():
         end = 0
@@ -109,10 +114,10 @@ def test_buckets_are_the_memory_end_to_end(case: tuple[Parameters, list[int], in
         assert end == length
 
 
-@given(cases())
-def test_all_starts_are_aligned(case: tuple[Parameters, list[int], int]) -> None:
+@given(cases(), END_RATIO)
+def test_all_starts_are_aligned(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    layout = plan_memory(parameters, order, largest)
+    layout = plan_memory(parameters, order, largest, (), end_ratio)
     for (_, dtype), start in zip(parameters, layout.starts, strict=True):
         assert start * dtype.itemsize % ALIGNMENT == 0
     for bucket in layout.buckets:
@@ -120,10 +125,10 @@ def test_all_starts_are_aligned(case: tuple[Parameters, list[int], int]) -> None
         assert bucket.flags * bucket.dtype.itemsize % ALIGNMENT == 0
 
 
-@given(cases())
-def test_each_parameter_ends_once_where_its_last_element_lies(case: tuple[Parameters, list[int], int]) -> None:
+@given(cases(), END_RATIO)
+def test_each_parameter_ends_once_where_its_last_element_lies(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    layout = plan_memory(parameters, order, largest)
+    layout = plan_memory(parameters, order, largest, (), end_ratio)
     assert sorted(number for bucket in layout.buckets for number in bucket.ends) == list(range(len(parameters)))
     for bucket in layout.buckets:
         assert set(bucket.ends) <= set(bucket.parameters)
@@ -132,32 +137,82 @@ def test_each_parameter_ends_once_where_its_last_element_lies(case: tuple[Parame
             assert bucket.start <= layout.starts[number] + parameters[number][0] <= bucket.flags
 
 
-@given(cases())
-def test_a_bucket_is_no_larger_than_allowed(case: tuple[Parameters, list[int], int]) -> None:
-    parameters, order, largest = case
-    for bucket in plan_memory(parameters, order, largest).buckets:
-        size = bucket.dtype.itemsize
-        assert (bucket.flags - bucket.start) * size <= max(ALIGNMENT, largest // ALIGNMENT * ALIGNMENT)
-        assert bucket.nbytes == (bucket.flags - bucket.start) * size + aligned(len(bucket.ends) * size)
+def limit(before: int, behind: int, largest: int, end_ratio: int) -> int:
+    """Bytes of gradients that a bucket may hold: at most twice those before it, and twice those behind it, which are a
+    third of all from its start; but as many as the first and the last in any case."""
+    most, ends = (max(ALIGNMENT, nbytes // ALIGNMENT * ALIGNMENT) for nbytes in (largest, largest // end_ratio))
+    return min(most, max(ends, min(2 * before, behind * 2 // 3) // ALIGNMENT * ALIGNMENT))
 
 
-@given(cases())
-def test_no_bucket_is_closed_before_it_has_to_be(case: tuple[Parameters, list[int], int]) -> None:
-    """The next gradient would not have fitted in, or there are no other parts than of one that is cut."""
+def allowed(buckets: list[BucketSlice], largest: int, end_ratio: int) -> list[int]:
+    """Bytes of gradients that each bucket of one memory may hold."""
+    sizes = [(one.flags - one.start) * one.dtype.itemsize for one in buckets]
+    return [limit(sum(sizes[:at]), sum(sizes[at:]), largest, end_ratio) for at in range(len(sizes))]
+
+
+def by_dtype(buckets: tuple[BucketSlice, ...]) -> list[list[BucketSlice]]:
+    """Buckets of each memory, in their order there."""
+    order = sorted(buckets, key=lambda one: one.start)
+    return [[one for one in order if one.dtype is dtype] for dtype in {one.dtype for one in buckets}]
+
+
+def test_buckets_are_small_at_both_ends() -> None:
+    """60 gradients of a cache line, or one as large as all, in buckets of 16; the first and the last hold 2."""
+    holds = [2, 4, 12, 16, 16, 6, 2, 2]
+    layout = plan_memory([(16, FLOAT)] * 60, range(60), 16 * ALIGNMENT, (), 8)
+    assert [len(one.parameters) for one in layout.buckets] == holds
+    layout = plan_memory([(16 * 60, FLOAT)], [0], 16 * ALIGNMENT, (), 8)
+    assert [(one.flags - one.start) // 16 for one in layout.buckets] == holds
+
+
+@given(cases(), END_RATIO)
+def test_a_bucket_is_no_larger_than_allowed(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    max_elements = max(ALIGNMENT, largest // ALIGNMENT * ALIGNMENT)
-    layout = plan_memory(parameters, order, largest)
+    for buckets in by_dtype(plan_memory(parameters, order, largest, (), end_ratio).buckets):
+        cut = Counter(number for bucket in buckets for number in bucket.parameters)
+        for bucket, most in zip(buckets, allowed(buckets, largest, end_ratio), strict=True):
+            size = bucket.dtype.itemsize
+            whole = cut[bucket.parameters[0]] == 1
+            assert (bucket.flags - bucket.start) * size <= (most if whole else limit(0, 0, largest, 1))
+            assert bucket.nbytes == (bucket.flags - bucket.start) * size + aligned(len(bucket.ends) * size)
+
+
+@given(cases(), END_RATIO)
+def test_no_bucket_is_closed_before_it_has_to_be(case: Case, end_ratio: int) -> None:
+    """The next gradient would not have fitted in, or the bucket is part of one that is cut."""
+    parameters, order, largest = case
     sizes = [aligned(length * dtype.itemsize) for length, dtype in parameters]
-    for dtype, _ in layout.lengths:
-        buckets = sorted((one for one in layout.buckets if one.dtype is dtype), key=lambda one: one.start)
-        for bucket, after in pairwise(buckets):
-            if sizes[bucket.parameters[0]] <= max_elements:
-                assert (bucket.flags - bucket.start) * dtype.itemsize + sizes[after.parameters[0]] > max_elements
+    for buckets in by_dtype(plan_memory(parameters, order, largest, (), end_ratio).buckets):
+        cut = Counter(number for bucket in buckets for number in bucket.parameters)
+        for (bucket, after), most in zip(pairwise(buckets), allowed(buckets, largest, end_ratio), strict=False):
+            if cut[bucket.parameters[0]] == 1:
+                assert (bucket.flags - bucket.start) * bucket.dtype.itemsize + sizes[after.parameters[0]] > most
+
+
+@given(cases(), END_RATIO)
+def test_a_gradient_that_is_larger_than_a_bucket_is_cut_in_proportion_to_what_buckets_hold(
+    case: Case, end_ratio: int
+) -> None:
+    parameters, order, largest = case
+    for buckets in by_dtype(plan_memory(parameters, order, largest, (), end_ratio).buckets):
+        parts: dict[int, list[int]] = {}
+        before, behind = 0, sum((one.flags - one.start) * one.dtype.itemsize for one in buckets)
+        for bucket in buckets:
+            parts.setdefault(bucket.parameters[0], []).append((bucket.flags - bucket.start) * bucket.dtype.itemsize)
+        for sizes in parts.values():
+            length, shares = sum(sizes), list[int]()
+            while len(sizes) > 1 and sum(shares) < length:
+                shares.append(limit(before + sum(shares), behind - sum(shares), largest, end_ratio))
+            assert len(shares) == (len(sizes) if len(sizes) > 1 else 0)
+            for size, share in zip(sizes, shares, strict=False):
+                assert 0 < size <= share
+                assert abs(size - length * share / sum(shares)) <= ALIGNMENT
+            before, behind = before + length, behind - length
 
 
 @given(cases())
 def test_only_gradients_larger_than_a_bucket_are_split_into_equal_parts(
-    case: tuple[Parameters, list[int], int],
+    case: Case,
 ) -> None:
     parameters, order, largest = case
     max_elements = max(ALIGNMENT, largest // ALIGNMENT * ALIGNMENT)
@@ -171,10 +226,10 @@ def test_only_gradients_larger_than_a_bucket_are_split_into_equal_parts(
             assert max(parts) - min(parts) <= ALIGNMENT
 
 
-@given(cases())
-def test_buckets_are_in_the_order_in_which_they_fill(case: tuple[Parameters, list[int], int]) -> None:
+@given(cases(), END_RATIO)
+def test_buckets_are_in_the_order_in_which_they_fill(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    layout = plan_memory(parameters, order, largest)
+    layout = plan_memory(parameters, order, largest, (), end_ratio)
     full = [max(order.index(number) for number in bucket.parameters) for bucket in layout.buckets]
     assert full == sorted(full)
     for number in range(len(parameters)):
@@ -182,10 +237,10 @@ def test_buckets_are_in_the_order_in_which_they_fill(case: tuple[Parameters, lis
         assert parts == sorted(parts)
 
 
-@given(cases())
-def test_the_required_elements_suffice(case: tuple[Parameters, list[int], int]) -> None:
+@given(cases(), END_RATIO)
+def test_the_required_elements_suffice(case: Case, end_ratio: int) -> None:
     parameters, order, largest = case
-    room, layout = required_elements(parameters), plan_memory(parameters, order, largest)
+    room, layout = required_elements(parameters), plan_memory(parameters, order, largest, (), end_ratio)
     assert set(room) == set(layout.lengths)
     for kind, length in layout.lengths.items():
         assert length <= room[kind]

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import (
     BUCKET_SIZES,
+    BUCKETS_TIE_RATIO,
+    END_RATIOS,
     INITIAL_BUCKET_BYTES,
     OUTSTANDING,
     OVERLAPS_BY_SIMPLICITY,
@@ -19,11 +21,14 @@ from unisono.plan.choose import (
     PredictionInputs,
     Setting,
     candidates,
+    end_ratios,
     finer,
+    in_equal_buckets,
     initial_setting,
     is_searched,
     layout_of,
     predicted,
+    predicted_again,
     space_of,
 )
 from unisono.plan.order import bound
@@ -41,9 +46,9 @@ PARAMETERS = [MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB, 16 *
 NETWORK = Computing(tuple(i * 4e-3 for i in range(8)), tuple((32 + 8 * (8 - i)) * 1e-3 for i in range(8)), 96e-3)
 
 
-def loads(size: int) -> list[Bucket]:
+def loads(size: int, end_ratio: int = 1) -> list[Bucket]:
     lengths = [(nbytes // 4, torch.float32) for nbytes in PARAMETERS]
-    buckets = plan_memory(lengths, list(reversed(range(8))), size).buckets
+    buckets = plan_memory(lengths, list(reversed(range(8))), size, (), end_ratio).buckets
     return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
 
@@ -65,28 +70,29 @@ def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "best", "most"),
+    ("ratio", "best", "end_ratio", "most"),
     [
-        (0.25, ("chain", 4), 1.01),
-        (0.5, ("chain", 2), 1.01),
-        (1, ("chain", 4), 1.15),
-        (2, ("chain", 8), 2.15),
+        (0.25, ("chain", 32), 16, 1.01),
+        (0.5, ("chain", 32), 16, 1.01),
+        (1, ("chain", 8), 4, 1.14),
+        (2, ("chain", 128), 16, 2.14),
     ],
 )
-def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], most: float) -> None:
+def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], end_ratio: int, most: float) -> None:
     """All hides while communication takes half of what computing takes, and even at 1 but for what w6 sticks out."""
     found = candidates(ask(NETWORK, loads, at(ratio)))
     assert summary(found)[0] == best
+    assert found[0].setting.end_ratio == end_ratio
     assert summary(found)[-1] == ("none", 128)
     assert found[0].prediction.step < most * NETWORK.whole
-    assert found[0].prediction.step < 1.02 * bound(NETWORK, PARAMETERS, at(ratio))
+    assert found[0].prediction.step < 1.01 * bound(NETWORK, PARAMETERS, at(ratio))
     assert found[-1].prediction.step == pytest.approx((1 + ratio) * NETWORK.whole, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("ratio", "order"),
     [
-        (0.25, [("chain", 4), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
+        (0.25, [("chain", 32), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
         (1, [("chain", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
     ],
 )
@@ -97,6 +103,43 @@ def test_the_choice_without_deferred_waiting(ratio: float, order: list[tuple[str
     assert all(one.setting.sequence == () for one in found)
 
 
+def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster() -> None:
+    """The exchange begins soon, and little is left of it at the end; those between have few latencies."""
+    inputs = ask(NETWORK, loads, at(1, latency=2e-3))
+    best = candidates(inputs)[0]
+    equal = [predicted(inputs, size, "chain", OUTSTANDING[0]) for size in BUCKET_SIZES]
+    assert best.setting.end_ratio > 1
+    assert best.prediction.step < 0.98 * min(one.prediction.step for one in equal)
+    buckets = inputs.buckets(best.setting.bucket_bytes, best.setting.end_ratio)
+    assert sorted(best.costs.layout.buckets) == sorted(buckets)
+    middle = max(one.nbytes for one in buckets)
+    assert max(buckets[0].nbytes, buckets[-1].nbytes) < middle / 2
+
+
+def test_the_same_in_equal_buckets() -> None:
+    inputs = ask(NETWORK, loads, at(1))
+    best = candidates(inputs)[0]
+    equal = in_equal_buckets(best, inputs)
+    assert best.setting.end_ratio > 1
+    assert equal is not None
+    assert (equal.setting.overlap, equal.setting.end_ratio) == ("chain", 1)
+    steps = [predicted(inputs, size, "chain", OUTSTANDING[0]).prediction.step for size in BUCKET_SIZES]
+    assert min(steps) <= equal.prediction.step <= min(steps) * BUCKETS_TIE_RATIO
+    assert in_equal_buckets(equal, inputs) is None
+
+
+def test_a_given_size_is_that_of_all_buckets() -> None:
+    assert end_ratios("chain", BUCKET_SIZES) == END_RATIOS
+    assert end_ratios("chain", [MIB]) == (1,)
+    assert {end_ratios(name, BUCKET_SIZES) for name in OVERLAPS if name != "chain"} == {(1,)}
+
+
+def test_a_setting_is_predicted_again_with_other_inputs() -> None:
+    found = candidates(ask(NETWORK, loads, at(1)))[0]
+    assert predicted_again(found.setting, ask(NETWORK, loads, at(1))) == found
+    assert predicted_again(found.setting, ask(NETWORK, loads, at(0))).prediction.step < found.prediction.step
+
+
 def test_the_same_in_finer_buckets() -> None:
     best = candidates(ask(NETWORK, loads, at(1)))[0]
     small = finer(best, ask(NETWORK, loads, at(1)))
@@ -105,7 +148,7 @@ def test_the_same_in_finer_buckets() -> None:
     assert small.setting.bucket_bytes == best.setting.bucket_bytes // 4
     assert small.prediction.step >= best.prediction.step / TIE_RATIO
     assert finer(best, ask(NETWORK, loads, at(1)), sizes=[best.setting.bucket_bytes]) is None
-    assert finer(best, ask(NETWORK, lambda _: loads(MIB), at(1))) is None
+    assert finer(best, ask(NETWORK, lambda *_: loads(MIB), at(1))) is None
 
 
 def test_a_long_latency_wants_larger_buckets() -> None:
@@ -118,7 +161,7 @@ def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
     order = {one.setting.overlap: one.setting.sequence for one in found}
     assert [name for name in order if order[name]] == ["chain"]
     chain = found[0]
-    buckets = loads(chain.setting.bucket_bytes)
+    buckets = loads(chain.setting.bucket_bytes, chain.setting.end_ratio)
     assert sorted(order["chain"]) == list(range(len(buckets)))
     sent = [buckets[number] for number in order["chain"]]
     assert chained(sent, at(1)) == chain.prediction
@@ -132,7 +175,7 @@ def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
     found = {one.setting.overlap: one for one in candidates(inputs)}
     assert [name for name, one in found.items() if one.setting.halves] == ["chain"]
     setting, prediction = found["chain"].setting, found["chain"].prediction
-    buckets = loads(setting.bucket_bytes)
+    buckets = loads(setting.bucket_bytes, setting.end_ratio)
     assert sorted(setting.halves) == sorted(2 * [*range(1, len(buckets) + 1)])
     assert tuple(dict.fromkeys(setting.halves)) == tuple(range(1, len(buckets) + 1))
     assert sorted(setting.sequence) == list(range(len(buckets)))
@@ -150,7 +193,7 @@ def test_only_given_options_are_considered() -> None:
 @pytest.mark.parametrize("deferred", [True, False])
 def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
     """One layer: its gradient comes when all is computed, and it is needed at once. All are equal, up to rounding."""
-    found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda _: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
+    found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda *_: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
     assert [one.setting.overlap for one in found] == list(OVERLAPS_BY_SIMPLICITY)
     assert [one.prediction.step for one in found] == pytest.approx([1.1] * 4)
 
@@ -166,7 +209,7 @@ def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
     one_layer = Computing((0.0,), (1.0,), 1.0)
     cut: dict[int, list[Bucket]] = {4: [Bucket(4, (0,))], 2: [Bucket(2, (0,))] * 2, 1: [Bucket(1, (0,))] * 4}
     for latency in (0.0, 1e-3):
-        found = candidates(ask(one_layer, cut.__getitem__, Cost(latency, 0.1)), ["chain"], [2, 4, 1])
+        found = candidates(ask(one_layer, lambda size, _: cut[size], Cost(latency, 0.1)), ["chain"], [2, 4, 1])
         assert found[0].setting.bucket_bytes == 4
 
 
@@ -174,7 +217,7 @@ def test_smaller_buckets_are_chosen_when_they_are_clearly_better() -> None:
     """w1 hides but for what comes with w0."""
     two = Computing((0.0, 0.5), (2.0, 1.0), 2.0)
     parts = {8: [Bucket(8, (0, 1))], 4: [Bucket(4, (1,)), Bucket(4, (0,))]}
-    found = candidates(ask(two, parts.__getitem__, Cost(0.0, 0.1)), sizes=[4, 8])
+    found = candidates(ask(two, lambda size, _: parts[size], Cost(0.0, 0.1)), sizes=[4, 8])
     assert found[0].setting.bucket_bytes == 4
     assert found[0].prediction.step == pytest.approx(2.4)
 
@@ -196,9 +239,9 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
     ready = tuple(float(sum(forward) + sum(backward[i:])) for i in range(count))
     computing = Computing(needed, ready, float(sum(forward) + sum(backward)))
 
-    def cut(size: int) -> list[Bucket]:
+    def cut(size: int, end_ratio: int) -> list[Bucket]:
         parameters = [(length, torch.float32) for length in lengths]
-        buckets = plan_memory(parameters, list(reversed(range(count))), size).buckets
+        buckets = plan_memory(parameters, list(reversed(range(count))), size, (), end_ratio).buckets
         return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
     sizes = BUCKET_SIZES[::3]
@@ -213,10 +256,17 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
     assert beyond == sorted(beyond) == [one.prediction.step for one in found[len(found) - len(beyond) :]]
     for one in found:
         inputs = ask(computing, cut, cost, deferred)
-        every = [predicted(inputs, size, one.setting.overlap, count) for size in sizes for count in OUTSTANDING]
+        every = [
+            predicted(inputs, size, one.setting.overlap, count, ratio)
+            for size in sizes
+            for count in OUTSTANDING
+            for ratio in end_ratios(one.setting.overlap, sizes)
+        ]
         fastest = min(each.prediction.step for each in every)
-        good = [each.setting.bucket_bytes for each in every if each.prediction.step <= fastest * TIE_RATIO]
-        assert one.setting.bucket_bytes == max(good)
+        good = [each for each in every if each.prediction.step <= fastest * BUCKETS_TIE_RATIO]
+        fewest = min(len(each.costs.layout.buckets) for each in good)
+        largest = max(each.setting.bucket_bytes for each in good if len(each.costs.layout.buckets) == fewest)
+        assert (len(one.costs.layout.buckets), one.setting.bucket_bytes) == (fewest, largest)
 
 
 def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +68,10 @@ def test_a_step_is_what_predict_gives_for_its_setting() -> None:
     row, cost = plans()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
     computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(MACHINE, SETTINGS))
     sizes = [layer.parameter_bytes for layer in LAYERS if layer.parameters]
-    inputs = PredictionInputs(BSP(), computing, lambda size: buckets_of(sizes, size), cost, ranks=4)
+    inputs = PredictionInputs(BSP(), computing, partial(buckets_of, sizes), cost, ranks=4)
     best = candidates(inputs)[0]
     assert (row.overlap, row.bucket_bytes) == best.setting[:2]
-    buckets = inputs.buckets(row.bucket_bytes)
+    buckets = inputs.buckets(row.bucket_bytes, best.setting.end_ratio)
     sent = [buckets[number] for number in best.setting.sequence] or buckets
     rule = BSP(overlap=row.overlap, outstanding=best.setting.outstanding)
     expected = predict(rule, Costs(layout_of(computing, sent, True, 4), computing, cost))

@@ -42,8 +42,8 @@ class Memory:
     def __init__(self) -> None:
         self.parameters = [torch.empty(length, device="meta") for length in LENGTHS]
 
-    def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
-        buckets = plan_memory([(length, torch.float32) for length in LENGTHS], order, largest).buckets
+    def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
+        buckets = plan_memory([(length, torch.float32) for length in LENGTHS], order, largest, (), end_ratio).buckets
         return [Bucket(one.nbytes, one.parameters) for one in buckets]
 
 
@@ -101,7 +101,7 @@ Tune = Callable[..., Course]
 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Drive a Tuning through 40 steps; a step takes `takes(setting)` seconds on a simulated clock."""
+    """Drive a Tuning through 45 steps; a step takes `takes(setting)` seconds on a simulated clock."""
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -121,7 +121,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         tuning = Tuning(Memory(), ranks or Ranks(), measured, rule)
         measured.tuning, tuning.log = tuning, said.append
         before = tuning.setting, tuning.order
-        for _ in range(40):
+        for _ in range(45):
             if not tuning.next_step(deferred):
                 assert (tuning.setting, tuning.order) == before
             before = tuning.setting, tuning.order
@@ -310,7 +310,34 @@ def test_parts_of_the_wrong_length_are_refused(tune: Tune) -> None:
         assert not tuning.restore(given)
         assert (tuning.setting, tuning.order) == before
     assert fresh("chain").restore(state)
-    assert fresh(bucket_bytes=state["setting"][1]).restore(state)
+    alike = tune(bucket_bytes=1 << 20, cost=SLOW).tuning.state()
+    assert alike is not None
+    assert fresh(bucket_bytes=1 << 20).restore(alike)
+
+
+def test_equal_buckets_are_chosen_if_they_are_faster(tune: Tune) -> None:
+    """A prediction knows nothing of the work beside a collective."""
+    cost = Cost(4e-3, 5e-9)
+    best = tune("chain", cost=cost).tuning.setting
+    assert best.end_ratio > 1
+    course = tune("chain", cost=cost, takes=lambda setting: 0.1 if setting.end_ratio == 1 else 0.2)
+    assert course.tuning.setting.end_ratio == 1
+    assert course.tuning.setting in course.settings[5:-1]
+
+
+def test_the_ratio_of_buckets_at_both_ends_is_stored_and_restored(tune: Tune) -> None:
+    course = tune(cost=Cost(4e-3, 5e-9))
+    found = course.tuning
+    assert found.setting.end_ratio > 1
+    smallest = found.setting.bucket_bytes / found.setting.end_ratio / (1 << 20)
+    assert f"MiB ({smallest:g} at both ends): " in course.said[0]
+    state = json.loads(json.dumps(found.state()))
+    again = fresh()
+    assert again.restore(state)
+    assert again.setting == found.setting
+    assert not fresh(bucket_bytes=found.setting.bucket_bytes).restore(state), "a given size is that of all buckets"
+    state["setting"][5] = 3
+    assert not fresh().restore(state)
 
 
 def test_halves_are_stored_and_restored(tune: Tune) -> None:

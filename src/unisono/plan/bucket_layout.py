@@ -5,6 +5,13 @@
     buckets     └─── 0 ─────┘└ 1 ┘└ 2 ┘└─ 3 ─┘└─ 4 ─┘    what is too large for one is cut
 
 Behind the gradients that end in a bucket, each has one flag. Its sum shows whether any rank had a gradient.
+
+Buckets may be smaller at both ends, since the first and the last are waited for: nothing is sent before the first is
+full, and the last is full when all is computed. With an end ratio of 4, a bucket holds 4 at most, the first and the
+last 1, and those between at most twice as much as all before, and twice as much as all behind:
+
+    equal         │    4    │    4    │    4    │    4    │    4    │
+    end ratio 4   │ 1 │  2  │    4    │    4    │    4    │  3   │ 1 │ 1 │
 """
 
 from __future__ import annotations
@@ -17,6 +24,9 @@ import torch
 ALIGNMENT = 64
 """Alignment of each gradient in bytes: a cache line, which also suits vector instructions."""
 
+GROWTH = 3
+"""Ratio of all buckets up to the next one to those before it, at most, where the first is smaller than others; from the
+end alike."""
 
 MemoryKind = tuple[torch.dtype, int]
 """Memory of parameters of one dtype that are split into the same number of parts."""
@@ -62,15 +72,19 @@ def plan_memory(
     order: Sequence[int],
     largest: int,
     counts: Sequence[int] = (),
+    end_ratio: int = 1,
 ) -> MemoryLayout:
     """Return the layout of parameters, given as (length, dtype), whose gradients become ready in `order`.
 
-    A bucket is closed before its gradients take more than `largest` bytes. A larger gradient is cut into equal parts,
-    each a bucket of its own. `counts` has the number of parts that each parameter is split into over ranks; those with
-    different numbers share no bucket. Empty: none is split.
+    A bucket is closed before its gradients take more than `largest` bytes, at both ends of a memory `largest /
+    end_ratio`. A larger gradient is cut in proportion to what buckets may hold, into equal parts where that is the
+    same; each is a bucket of its own. `counts` has the number of parts that each parameter is split into over ranks;
+    those with different numbers share no bucket. Empty: none is split.
     """
     kinds = memory_kinds(parameters, counts)
-    memories = {kind: _PlannedMemory(*kind, largest) for kind in dict.fromkeys(kinds)}
+    memories = {kind: _PlannedMemory(*kind, largest, end_ratio) for kind in dict.fromkeys(kinds)}
+    for (length, _), kind in zip(parameters, kinds, strict=True):
+        memories[kind].left += memories[kind].aligned(length)
     starts = [0] * len(parameters)
     buckets: list[BucketSlice] = []
     for number in order:
@@ -85,39 +99,63 @@ def plan_memory(
 class _PlannedMemory:
     """Memory of one kind while it is being planned."""
 
-    def __init__(self, dtype: torch.dtype, split: int, largest: int) -> None:
+    def __init__(self, dtype: torch.dtype, split: int, largest: int, end_ratio: int) -> None:
         self.dtype, self.split = dtype, split
         self.step = ALIGNMENT // dtype.itemsize
-        self.max_elements = max(self.step, largest // ALIGNMENT * self.step)
+        self.largest, self.smallest = (
+            max(self.step, nbytes // ALIGNMENT * self.step) for nbytes in (largest, largest // end_ratio)
+        )
         self.start = self.stop = 0  # the open bucket's
         self.members: list[int] = []
+        self.placed = 0
+        """Elements of gradients in closed buckets."""
+        self.left = 0
+        """Elements of all other gradients."""
 
     def add(self, number: int, length: int, buckets: list[BucketSlice]) -> int:
         """Place a parameter. Return its first element."""
-        padded = self._aligned(length)
-        if self.members and self.stop - self.start + padded > self.max_elements:
+        padded = self.aligned(length)
+        if self.members and self.stop - self.start + padded > self._limit():
             self.close(buckets)
         begin = self.stop
-        parts = -(-padded // self.max_elements) or 1
-        for part in range(1, parts):  # all but the last, which may have others behind it
-            self.stop = begin + self._aligned(padded * part // parts)
-            buckets.append(BucketSlice(self.dtype, self.start, self.stop, (number,), self.stop, (), self.split))
-            self.start = self.stop
+        ends = [padded] if self.members else self._cut(padded)
+        for end in ends[:-1]:  # all but the last, which has the flags
+            self._end(begin + end, (number,), (), buckets)
         self.stop = begin + padded
         self.members.append(number)
-        if parts > 1:
+        if len(ends) > 1:
             self.close(buckets)
         return begin
 
     def close(self, buckets: list[BucketSlice]) -> None:
         """Close the open bucket, with its flags at the end."""
         if self.members:
-            flags, ends = self.stop, tuple(self.members)
-            self.stop += self._aligned(len(ends))
-            buckets.append(BucketSlice(self.dtype, self.start, self.stop, ends, flags, ends, self.split))
-            self.start, self.members = self.stop, []
+            self._end(self.stop, tuple(self.members), tuple(self.members), buckets)
+            self.members = []
 
-    def _aligned(self, length: int) -> int:
+    def _end(self, flags: int, parameters: tuple[int, ...], ends: tuple[int, ...], buckets: list[BucketSlice]) -> None:
+        """End the open bucket with the flags of those that end in it."""
+        stop = flags + self.aligned(len(ends))
+        buckets.append(BucketSlice(self.dtype, self.start, stop, parameters, flags, ends, self.split))
+        self.placed, self.left = self.placed + flags - self.start, self.left - flags + self.start
+        self.start = self.stop = stop
+
+    def _limit(self, more: int = 0) -> int:
+        """Return the elements of gradients that the bucket may hold which begins `more` elements behind the start of
+        the open one."""
+        before, after = self.placed + more, self.left - more
+        near = min((GROWTH - 1) * before, (GROWTH - 1) * after // GROWTH)
+        return min(self.largest, max(self.smallest, near // self.step * self.step))
+
+    def _cut(self, padded: int) -> list[int]:
+        """Return the ends of the parts of a gradient that begins a bucket."""
+        limits = [0]
+        while len(limits) == 1 or limits[-1] < padded:
+            limits.append(limits[-1] + self._limit(limits[-1]))
+        return [self.aligned(padded * limit // limits[-1]) for limit in limits[1:]]
+
+    def aligned(self, length: int) -> int:
+        """Return the elements of as many whole cache lines as `length` elements need."""
         return -(-length // self.step) * self.step
 
 

@@ -31,15 +31,22 @@ OUTSTANDING = (2, 4)
 """Numbers of collectives at once to choose from, where the overlap has several."""
 
 TIE_RATIO = 1.01
-"""Ratio to the best prediction up to which another counts as equal: larger buckets and simpler overlaps then win."""
+"""Ratio to the best prediction up to which another counts as equal: the simpler overlap then wins."""
+
+BUCKETS_TIE_RATIO = 1.005
+"""Ratio to the best prediction of an overlap up to which other buckets count as equal: the fewest then win."""
+
+END_RATIOS = (1, 4, 16)
+"""Ratios of the largest bucket to the first and the last to choose from, for a chain (`bucket_layout.py`)."""
 
 FINER_BUCKET_RATIO = 4
 """Ratio of a candidate's bucket size to that of its finer variant."""
 
 OVERLAPS_BY_SIMPLICITY = ("none", "chain", "funnel", "concurrent")
 
-Buckets = Callable[[int], Sequence[Bucket]]
-"""Function (bytes of the largest bucket) -> the buckets, in the order in which they fill."""
+Buckets = Callable[[int, int], Sequence[Bucket]]
+"""Function (bytes of the largest bucket, its ratio to those at both ends) -> the buckets, in the order in which they
+fill."""
 
 
 class Setting(NamedTuple):
@@ -53,6 +60,8 @@ class Setting(NamedTuple):
     """Largest number of collectives at once, where the overlap has several."""
     halves: tuple[int, ...] = ()
     """Order of the halves of all exchanges, by key, for a sharded rule (`Layout.halves`)."""
+    end_ratio: int = END_RATIOS[0]
+    """Ratio of the largest bucket to the first and the last."""
 
 
 class Candidate(NamedTuple):
@@ -113,7 +122,7 @@ def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
     overlap = ("none" if ranks == 1 else "chain") if rule.overlap == AUTO else rule.overlap
     largest = rule.exchange.bucket_bytes or INITIAL_BUCKET_BYTES
     while rule.exchange.bucket_bytes is None and largest > SMALLEST_BUCKET_BYTES:
-        if len(buckets(largest)) >= rule.least_buckets:
+        if len(buckets(largest, END_RATIOS[0])) >= rule.least_buckets:
             break
         largest //= 2
     return Setting(overlap, largest, (), space_of(rule).outstandings[0])
@@ -125,13 +134,14 @@ def candidates(
     sizes: Iterable[int] = BUCKET_SIZES,
     outstandings: Iterable[int] = OUTSTANDING,
 ) -> list[Candidate]:
-    """Return the best setting of each overlap: its bucket size and its number of collectives at once. The fastest
+    """Return the best setting of each overlap: its bucket sizes and its number of collectives at once. The fastest
     overlap comes first."""
     sizes, outstandings = sorted(sizes), sorted(outstandings)
     found = [
         _best(
             [
-                predicted(inputs, size, name, outstanding)
+                predicted(inputs, size, name, outstanding, end_ratio)
+                for end_ratio in end_ratios(name, sizes)
                 for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
                 for size in sizes
             ]
@@ -142,24 +152,45 @@ def candidates(
     return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))
 
 
+def end_ratios(overlap: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the ratios of the largest bucket to those at both ends that an overlap chooses from. A size that is given
+    is that of all buckets."""
+    return END_RATIOS if overlap == "chain" and len(sizes) > 1 else END_RATIOS[:1]
+
+
 def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES) -> Candidate | None:
     """Return the same overlap with buckets a quarter as large; None where `sizes` lacks that, or buckets stay the same.
 
     Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
     """
-    largest = candidate.setting.bucket_bytes
+    largest, ratio = candidate.setting.bucket_bytes, candidate.setting.end_ratio
     size = largest // FINER_BUCKET_RATIO
-    if size not in sizes or len(inputs.buckets(size)) == len(inputs.buckets(largest)):
+    if size not in sizes or len(inputs.buckets(size, ratio)) == len(inputs.buckets(largest, ratio)):
         return None
-    return predicted(inputs, size, candidate.setting.overlap, candidate.setting.outstanding)
+    return predicted(inputs, size, candidate.setting.overlap, candidate.setting.outstanding, ratio)
 
 
-def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: int) -> Candidate:
+def in_equal_buckets(
+    candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES
+) -> Candidate | None:
+    """Return the same overlap in the best buckets of one size; None where its buckets are so.
+
+    A prediction knows nothing of the work beside a collective, which weighs most on the small ones at both ends.
+    """
+    if candidate.setting.end_ratio == END_RATIOS[0]:
+        return None
+    overlap, outstanding = candidate.setting.overlap, candidate.setting.outstanding
+    return _best([predicted(inputs, size, overlap, outstanding) for size in sorted(sizes)])
+
+
+def predicted(
+    inputs: PredictionInputs, size: int, overlap: str, outstanding: int, end_ratio: int = END_RATIOS[0]
+) -> Candidate:
     """Return a setting with its predicted times.
 
     Only `chain` with a deferred wait gains from another order than that in which buckets fill.
     """
-    computing, buckets = inputs.computing, inputs.buckets(size)
+    computing, buckets = inputs.computing, inputs.buckets(size, end_ratio)
     own_order = inputs.deferred and overlap == "chain"
     order, halves = tuple[int, ...](), tuple[int, ...]()
     if own_order and inputs.rule.sharded:
@@ -173,9 +204,14 @@ def predicted(inputs: PredictionInputs, size: int, overlap: str, outstanding: in
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
-    setting = Setting(overlap, size, order, outstanding, halves)
+    setting = Setting(overlap, size, order, outstanding, halves, end_ratio)
     costs = Costs(layout, computing, inputs.cost, inputs.simulated)
     return Candidate(setting, predict(rule, costs), rule, costs)
+
+
+def predicted_again(setting: Setting, inputs: PredictionInputs) -> Candidate:
+    """Return a setting with the times that are predicted from other inputs."""
+    return predicted(inputs, setting.bucket_bytes, setting.overlap, setting.outstanding, setting.end_ratio)
 
 
 def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 1) -> Layout:
@@ -187,8 +223,8 @@ def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, rank
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate with the largest buckets among those that are about the fastest; of two such, the first."""
+    """Return the candidate with the fewest buckets among those that are about the fastest; of such, the largest size,
+    then the first."""
     best = min(one.prediction.step for one in candidates)
-    near = [one for one in candidates if one.prediction.step <= best * TIE_RATIO]
-    largest = max(one.setting.bucket_bytes for one in near)
-    return next(one for one in near if one.setting.bucket_bytes == largest)
+    near = [one for one in candidates if one.prediction.step <= best * BUCKETS_TIE_RATIO]
+    return min(near, key=lambda one: (len(one.costs.layout.buckets), -one.setting.bucket_bytes))

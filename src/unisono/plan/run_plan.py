@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from unisono.plan.choose import (
     candidates,
     initial_setting,
     is_searched,
-    predicted,
+    predicted_again,
     space_of,
 )
 from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
@@ -180,19 +180,19 @@ def predict_run(
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     inputs = PredictionInputs(
-        rule, computing, lambda size: buckets_of(sizes, size), cost, True, played, settings.clip, settings.layer_norms
+        rule, computing, partial(buckets_of, sizes), cost, True, played, settings.clip, settings.layer_norms
     )
     if is_searched(rule) and ranks > 1:
         overlaps, largest, outstandings = space_of(rule)
-        few = [size for size in largest if len(inputs.buckets(size)) <= MAX_BUCKETS] or [max(largest)]
+        few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
         best = candidates(inputs, overlaps, few, outstandings)[0]
     else:
         first = initial_setting(rule, inputs.buckets, ranks)
-        best = predicted(inputs, first.bucket_bytes, first.overlap, first.outstanding)
+        best = predicted_again(first, inputs)
     setting, refused = best.setting, dict[str, str]()
     if settings.simulated and nodes > 1:
         best, refused = with_simulated(inputs, setting, machine, nodes, settings.ranks_per_node)
-    silent = predicted(inputs._replace(cost=FREE), setting.bucket_bytes, setting.overlap, setting.outstanding)
+    silent = predicted_again(setting, inputs._replace(cost=FREE))
     return PredictedRun(rule, inputs, best, silent.prediction.step, refused)
 
 
@@ -205,11 +205,11 @@ def update_seconds(machine: MachineFacts, settings: RunSettings) -> float:
     return (3 + 2 * settings.kept) * settings.ranks_per_node / bandwidth if bandwidth else 0.0
 
 
-def buckets_of(sizes: Sequence[int], largest: int) -> list[Bucket]:
+def buckets_of(sizes: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
     """Return the buckets of layers with these bytes of parameters, whose gradients come in reverse order."""
     lengths = [(-(-nbytes // FLOAT32_BYTES), torch.float32) for nbytes in sizes]
     order = list(reversed(range(len(lengths))))
-    return [Bucket(one.nbytes, one.parameters) for one in plan_memory(lengths, order, largest).buckets]
+    return [Bucket(one.nbytes, one.parameters) for one in plan_memory(lengths, order, largest, (), end_ratio).buckets]
 
 
 def _loading(machine: MachineFacts, settings: RunSettings, nodes: int) -> Loading:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from unisono.choosing.schedule_table import ScheduleTable
 from unisono.network import NetworkError
 from unisono.network.estimate import estimate
-from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted_again
 from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
 from unisono.plan.collective_costs import CollectiveCase, choose_auto
 from unisono.plan.exchange_cost import network_of, placement_of, uneven_of
@@ -83,10 +83,10 @@ def with_simulated(
 ) -> tuple[Candidate, dict[str, str]]:
     """Return the setting predicted with the simulated seconds of its buckets, and the schedules that were refused."""
     rule, cost = inputs.rule, inputs.cost
-    sent = {bucket.nbytes for bucket in inputs.buckets(setting.bucket_bytes)}
+    sent = {bucket.nbytes for bucket in inputs.buckets(setting.bucket_bytes, setting.end_ratio)}
     found = simulated_cost(machine, nodes, ranks_per_node, rule.exchange.wire, sent, rule.algorithm)
     known = inputs._replace(simulated=charged(rule, cost, found.seconds))
-    return predicted(known, setting.bucket_bytes, setting.overlap, setting.outstanding), found.refused
+    return predicted_again(setting, known), found.refused
 
 
 def charged(rule: BaseRule, cost: Cost, seconds: Mapping[int, float]) -> dict[int, float]:

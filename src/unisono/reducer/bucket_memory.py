@@ -36,12 +36,14 @@ class BucketMemory:
         self.layout = MemoryLayout((), {}, ())
         self._sent_buckets: tuple[BucketSlice, ...] = ()
 
-    def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = ()) -> MemoryLayout:
+    def lay_out(
+        self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1
+    ) -> MemoryLayout:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
         Return the layout; earlier contents are lost."""
         for flat in self._flat.values():
             flat.zero_()  # the gaps between gradients are summed with them
-        self.layout = plan_memory(self._kinds, order, largest, self._parts.counts)
+        self.layout = plan_memory(self._kinds, order, largest, self._parts.counts, end_ratio)
         buckets = self.layout.buckets
         self._sent_buckets = tuple(buckets[number] for number in sequence) or buckets
         self.views = [
@@ -52,9 +54,9 @@ class BucketMemory:
         ]
         return self.layout
 
-    def plan(self, order: Sequence[int], largest: int) -> list[Bucket]:
+    def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
-        slices = plan_memory(self._kinds, order, largest, self._parts.counts).buckets
+        slices = plan_memory(self._kinds, order, largest, self._parts.counts, end_ratio).buckets
         return [self.bucket_of(one) for one in slices]
 
     def bucket_of(self, place: BucketSlice) -> Bucket:

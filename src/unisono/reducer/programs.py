@@ -74,7 +74,7 @@ class Programs:
         for parameter, view in zip(memory.parameters, memory.views, strict=False):
             if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
                 parameter.grad = parameter.grad.clone()  # what accumulates there
-        buckets = memory.lay_out(order, setting.bucket_bytes, setting.sequence).buckets
+        buckets = memory.lay_out(order, setting.bucket_bytes, setting.sequence, setting.end_ratio).buckets
         sequence = setting.sequence or range(len(buckets))
         keys = {number: key for key, number in enumerate(sequence, 1)}
         self._buckets = tuple(memory.bucket_of(buckets[number]) for number in sequence)

@@ -4,7 +4,7 @@
     steps 1-4   in small and in large buckets, as a chain         the times of computing, exchanges and updates
                 predict every overlap and bucket size            plan/choose.py
     then        the best of each overlap within 15% of the best   five steps each, the last four are measured
-                and the very best in buckets a quarter as large
+                and the very best in buckets a quarter as large, and in equal ones
     from then on the one predicted to be best, unless another was clearly faster
 
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
@@ -24,13 +24,16 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.plan.choose import (
+    END_RATIOS,
     MEASURED_BUCKET_BYTES,
     OUTSTANDING,
     Candidate,
     PredictionInputs,
     Setting,
     candidates,
+    end_ratios,
     finer,
+    in_equal_buckets,
     initial_setting,
     is_searched,
     space_of,
@@ -114,17 +117,20 @@ class Tuning:
         """Adopt the result of an earlier run. Return False if it does not apply, as with another number of ranks."""
         overlap, bucket_bytes, sequence, *more = state["setting"]
         outstanding = more[0] if more else OUTSTANDING[0]
+        end_ratio = more[2] if len(more) > 2 else END_RATIOS[0]
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
         if not alike or overlap not in self._overlaps or bucket_bytes not in self._sizes:
             return False
-        buckets = self._memory.plan(state["order"], bucket_bytes)
+        if end_ratio not in end_ratios(overlap, self._sizes):
+            return False
+        buckets = self._memory.plan(state["order"], bucket_bytes, end_ratio)
         if sequence and sorted(sequence) != list(range(len(buckets))):
             return False
         halves = tuple(more[1]) if len(more) > 1 else ()
         if halves and sorted(halves) != sorted(2 * [*range(1, len(buckets) + 1)]):
             return False
         self.order = list(state["order"])
-        self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding, halves)
+        self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding, halves, end_ratio)
         self._finished = True
         return True
 
@@ -139,7 +145,7 @@ class Tuning:
                 self.setting = Setting("chain", size)
                 yield True
                 yield False  # the first exchange of each length makes plans for it
-                buckets = self._buckets(size)
+                buckets = self._buckets(size, self.setting.end_ratio)
                 took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
                 sizes.append(mean(one.nbytes for one in buckets))
                 seconds.append(mean(took))  # the mean over buckets
@@ -153,8 +159,8 @@ class Tuning:
     def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, self._world.size)
         found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
-        small = finer(found[0], inputs, self._sizes)
-        worth = [found[0], *([] if small is None else [small]), *found[1:]]
+        variants = (finer(found[0], inputs, self._sizes), in_equal_buckets(found[0], inputs, self._sizes))
+        worth = [found[0], *(one for one in variants if one is not None), *found[1:]]
         near = [one for one in worth if one.prediction.step <= found[0].prediction.step * TRIAL_RATIO]
         measured: list[tuple[list[float], Candidate]] = []
         for one in near:
@@ -174,8 +180,8 @@ class Tuning:
             self.setting = chosen.setting
             yield True
 
-    def _buckets(self, size: int) -> list[Bucket]:
-        return self._memory.plan(self.order, size)
+    def _buckets(self, size: int, end_ratio: int) -> list[Bucket]:
+        return self._memory.plan(self.order, size, end_ratio)
 
 
 def _better(one: tuple[list[float], Candidate], other: tuple[list[float], Candidate]) -> tuple[list[float], Candidate]:
@@ -222,7 +228,8 @@ def _name(candidate: Candidate) -> str:
 
 
 def _mib(candidate: Candidate) -> str:
-    return f"{candidate.setting.bucket_bytes / (1 << 20):g} MiB"
+    largest, ratio = candidate.setting.bucket_bytes / (1 << 20), candidate.setting.end_ratio
+    return f"{largest:g} MiB" if ratio == 1 else f"{largest:g} MiB ({largest / ratio:g} at both ends)"
 
 
 def _ms(seconds: float) -> str:

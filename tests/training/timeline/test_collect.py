@@ -39,7 +39,7 @@ def test_measured_and_predicted_spans_of_a_step_are_on_one_clock(
 ) -> None:
     monkeypatch.setattr(collecting.time, "perf_counter", lambda: 100.0)
     timeline = Timeline(cast("World", OneRank()))
-    inputs = PredictionInputs(BSP(), COMPUTING, lambda _: BUCKETS, Cost(0.125, 0.0))
+    inputs = PredictionInputs(BSP(), COMPUTING, lambda *_: BUCKETS, Cost(0.125, 0.0))
     chosen = predicted(inputs, 1, "chain", 2)
     for begin in (101.0, 103.0):
         timeline.begin_step(begin, chosen)
