@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unisono.errors import UsageError
 from unisono.launch import keep_memory
 from unisono.models.user_network import check_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from unisono.bench.layers import LayerTiming
+    from unisono.bench.peak import Peak
 
 PLAIN_WIDTH = 140
 """Columns of the table when the output is not a terminal."""
@@ -44,7 +51,6 @@ def layers(
     from rich.console import Console
 
     from unisono.bench.contender import shape_of
-    from unisono.bench.layer_report import as_data, as_table, medians, plot, sums
     from unisono.bench.layers import layers_of, measure_layers
     from unisono.bench.peak import measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
@@ -70,32 +76,46 @@ def layers(
         rows = measure_layers(found, timings, dtype, status.update)
     if plan is not None:
         write_plan(plan, machine(here.name), timings.measured)
+    about = {
+        "model": model,
+        "inputs": shape,
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "processor": here.name,
+    }
+    _print(console, rows, peak, about)
+    if output is not None:
+        _write(console, rows, peak, about, output)
+
+
+def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> None:
+    """Print a table of the layers, and sums of it."""
+    from unisono.bench.layer_report import as_table, medians, sums
+
     console.print(as_table(rows, peak))
     whole = sum(row.seconds for row in rows)
     for name, seconds in sums(rows):
         console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / whole:8.1%}", markup=False)
-    name = str(dtype).removeprefix("torch.")
     console.print(
-        f"\n{model}, {' x '.join(map(str, shape))}, {name}, {torch.get_num_threads()} threads on {here.name}: "
+        f"\n{about['model']}, {' x '.join(map(str, about['inputs']))}, {about['dtype']}, {about['threads']} threads on "
+        f"{about['processor']}: "
         f"{1e3 * whole:.0f} ms in these layers, without biases and the operations between layers\n"
         f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
         f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
         + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),
         markup=False,
     )
-    if output is not None:
-        about = {
-            "model": model,
-            "inputs": shape,
-            "dtype": name,
-            "threads": torch.get_num_threads(),
-            "processor": here.name,
-        }
-        (output / "layers.json").write_text(json.dumps(as_data(rows, peak, about), indent=1) + "\n")
-        drawn = find_spec("matplotlib") is not None
-        if drawn:
-            plot(rows, peak, f"{model}, batch {batch}, {name}", output / "layers.svg")
-        console.print(f"wrote {output}/layers.json{' and layers.svg' if drawn else ''}", markup=False)
+
+
+def _write(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any], output: Path) -> None:
+    """Write the table as data, and as a chart where matplotlib is installed."""
+    from unisono.bench.layer_report import as_data, plot
+
+    (output / "layers.json").write_text(json.dumps(as_data(rows, peak, about), indent=1) + "\n")
+    drawn = find_spec("matplotlib") is not None
+    if drawn:
+        plot(rows, peak, f"{about['model']}, batch {about['inputs'][0]}, {about['dtype']}", output / "layers.svg")
+    console.print(f"wrote {output}/layers.json{' and layers.svg' if drawn else ''}", markup=False)
 
 
 def _make(folder: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -86,32 +86,37 @@ def train(
     changes = changes or []
     settings, notes = _recipe(recipe, changes, resume, run, replay)
     started = ranks_started(os.environ)
-    if ranks is not None and ranks < 1:
-        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
-    if started is not None and ranks is not None and started != ranks:
-        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
-    count = started or ranks or settings.ranks
+    count = _count(ranks, started, settings)
     check_run(settings, count)
     if machine:
         from unisono.plan.machines import find_machine
 
         find_machine(machine)  # an unknown one is reported before any rank starts
     if started is None and count > 1:
-        options = [f"--set={change}" for change in changes]
-        options += [f"--resume={resume}"] if resume else []
-        options += [f"--replay={replay}"] if replay else []
-        options += [f"--run={run}"] if run else []
-        options += [f"--timeline={timeline}"] if timeline else []
-        options += [f"--machine={machine}"] if machine else []
-        options += [f"--ledger={ledger}"] if ledger else []
         _print(notes)
-        arguments = ["train", *([str(recipe)] if recipe else []), *options]
+        paths = {"resume": resume, "replay": replay, "run": run, "timeline": timeline, "ledger": ledger}
+        arguments = _arguments(recipe, changes, {**paths, "machine": machine})
         survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
     if started is None:
         keep_memory()
         _print(notes)
     _run_as_rank(settings, run, resume, timeline, replay, machine or None, ledger)
+
+
+def _count(ranks: int | None, started: int | None, settings: Recipe) -> int:
+    """Return the number of ranks: as the launcher has `started`, as given, or the recipe's. Raises LaunchError."""
+    if ranks is not None and ranks < 1:
+        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    if started is not None and ranks is not None and started != ranks:
+        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
+    return started or ranks or settings.ranks
+
+
+def _arguments(recipe: Path | None, changes: Sequence[str], options: Mapping[str, Path | str | None]) -> list[str]:
+    """Return the arguments of `unisono` on each rank."""
+    given = [f"--{name}={value}" for name, value in options.items() if value]
+    return ["train", *([str(recipe)] if recipe else []), *(f"--set={change}" for change in changes), *given]
 
 
 def _recipe(

@@ -42,7 +42,6 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     `advance` is called after each sample. Raises PackError if the folder holds another pack, the disk is full, or no
     sample is valid.
     """
-    kind = find_kind(source.kind)
     source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes))
     fingerprint = _fingerprint(source, options)
     if (existing := _packed(folder, fingerprint)) is not None:
@@ -50,39 +49,11 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
             advance()
         remove_notes(folder)
         return existing
-    bounds = plan_stripes(source.sizes, options.stripes, options.stripe_bytes)
-    stretches = pairs(bounds)
+    stretches = pairs(plan_stripes(source.sizes, options.stripes, options.stripe_bytes))
     _check_folder(folder, fingerprint, len(stretches))
     done: dict[int, WrittenStripe] = {}
-    stop = Event()
-
-    def write_one(number: int) -> None:
-        first, last = stretches[number]
-        found = read_finished(folder, number, fingerprint)
-        if found is not None:
-            for _ in range(first, last):
-                advance()
-        done[number] = found or write_stripe(source, first, last, encode_sample, folder, number, fingerprint, advance)
-
-    def encode_sample(sample: bytes) -> bytes:
-        if stop.is_set():
-            raise _Stopped
-        if not sample:
-            raise DecodeError("it is empty")
-        return kind.encode(sample, options)
-
     try:
-        with ThreadPoolExecutor(threads, "pack") as pool:
-            futures = [pool.submit(write_one, number) for number in range(len(stretches))]
-            try:
-                wait(futures, return_when=FIRST_EXCEPTION)
-            finally:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-            failed = [error for future in futures if not future.cancelled() and (error := future.exception())]
-            for error in failed:
-                if not isinstance(error, _Stopped):
-                    raise error
+        _write_stripes(source, stretches, folder, fingerprint, options, threads, advance, done)
         index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint)
         if len(index):
             with write_atomically(folder / INDEX) as partial:
@@ -93,12 +64,53 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
             f"{folder}: {reason}; {len(done)} of {len(stretches)} stripes are finished; run the same command again "
             "to resume"
         ) from error
+    remove_notes(folder)
     if not len(index):
         reasons = "; ".join(f"{key}: {why}" for key, why in index.about.skipped[:3])
-        remove_notes(folder)
         raise PackError(f"there is no sample to pack{f' ({reasons})' if reasons else ''}")
-    remove_notes(folder)
     return index
+
+
+def _write_stripes(
+    source: Source,
+    stretches: Sequence[tuple[int, int]],
+    folder: Path,
+    fingerprint: str,
+    options: PackOptions,
+    threads: int,
+    advance: Callable[[], None],
+    done: dict[int, WrittenStripe],
+) -> None:
+    """Write in threads the stripes that an earlier run has not finished. `done` gets each finished one by its number,
+    also where an error ends the others."""
+    kind, stop = find_kind(source.kind), Event()
+
+    def encode_sample(sample: bytes) -> bytes:
+        if stop.is_set():
+            raise _Stopped
+        if not sample:
+            raise DecodeError("it is empty")
+        return kind.encode(sample, options)
+
+    def write_one(number: int) -> None:
+        first, last = stretches[number]
+        found = read_finished(folder, number, fingerprint)
+        if found is not None:
+            for _ in range(first, last):
+                advance()
+        done[number] = found or write_stripe(source, first, last, encode_sample, folder, number, fingerprint, advance)
+
+    with ThreadPoolExecutor(threads, "pack") as pool:
+        futures = [pool.submit(write_one, number) for number in range(len(stretches))]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+        failed = [error for future in futures if not future.cancelled() and (error := future.exception())]
+        for error in failed:
+            if not isinstance(error, _Stopped):
+                raise error
 
 
 def _packed(folder: Path, fingerprint: str) -> Index | None:
