@@ -102,7 +102,10 @@ def simulate(
 
 
 def _uneven(own: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
-    """Return the slow links of the machine, `own`, with the differences that the options name. Raises UsageError for their form, and for ranks out of range."""
+    """Return the slow links of the machine, `own`, with the differences that the options name.
+
+    Raises UsageError for their form, and for ranks out of range.
+    """
     from unisono.network import Uneven
 
     slow_nodes = dict(own)
