@@ -14,6 +14,13 @@ def test_collection_is_paused_inside_and_goes_on_after_an_error() -> None:
     assert gc.isenabled()
 
 
+def test_what_is_alive_at_the_end_is_walked_by_no_collection() -> None:
+    before = gc.get_freeze_count()
+    with paused_collection():
+        kept = [[number] for number in range(100)]
+    assert gc.get_freeze_count() >= before + len(kept)
+
+
 def test_collection_that_was_off_stays_off() -> None:
     gc.disable()
     try:

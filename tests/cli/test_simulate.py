@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.usage_errors import assert_one_line_error
@@ -41,6 +42,22 @@ def test_json(in_process: Run) -> None:
 def test_a_slow_link_is_that_of_the_node(in_process: Run) -> None:
     done = in_process(*PLAIN, "--ranks-per-node", "2", "--slow-link", "3:4", "--json")
     assert json.loads(done.stdout)["slow_nodes"] == {"1": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "slow"),
+    [((), {"1": 4.0}), (("--slow-link", "0:2"), {"0": 2.0, "1": 4.0}), (("--slow-link", "1:1"), {})],
+)
+def test_the_slow_links_of_a_machine_count_unless_an_option_names_them(
+    in_process: Run, tmp_path: Path, options: tuple[str, ...], slow: dict[str, float]
+) -> None:
+    facts = 'name = "ours"\n[link]\nbandwidth = 1.25e9\nlatency = 25e-6\n[slow_links]\n"1" = 4.0\n"7" = 3.0\n'
+    (tmp_path / "ours.toml").write_text(facts)
+    simulated = "simulate", "--ranks", "4", "--bytes", "64KiB", "--algorithms", "ring", "--json"
+    done = in_process(*simulated, "--machine", str(tmp_path / "ours.toml"), *options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["slow_nodes"]
+    assert {node: times for node, times in found.items() if times > 1} == slow
 
 
 def test_tables(in_process: Run) -> None:

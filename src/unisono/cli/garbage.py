@@ -13,11 +13,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause Python's garbage collection inside; reference counts still free memory."""
+    """Pause Python's garbage collection inside; reference counts still free memory.
+
+    What is alive at the end is walked by no later collection: the first one would come at once, and take a second.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
+            gc.freeze()
             gc.enable()

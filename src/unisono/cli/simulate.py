@@ -35,7 +35,7 @@ from unisono.cli.units import format_bytes, format_seconds, parse_seconds
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from unisono.network import Uneven
     from unisono.placement import Placement
@@ -71,14 +71,18 @@ def simulate(
 ) -> None:
     """Simulate a collective flow by flow: seconds, the end of each rank, and what the slowest waits for.
 
-    The price beside it knows neither slow links nor late ranks. --slow-link and --late may be repeated.
+    The slow links of a machine file count; --slow-link goes before them. The price beside it knows neither slow links
+    nor late ranks. --slow-link and --late may be repeated.
     """
     from unisono.plan.collective_costs import choose_auto, schedules_of
+    from unisono.plan.exchange_cost import uneven_of
+    from unisono.plan.machines import find_machine
 
     payloads = sizes_of(sizes)
     options = machine, table, rate, latency, oversubscribe, wire
     case = case_of(collective, ranks, ranks_per_node, supernodes, *options)
-    uneven = _uneven(slow_links or [], late or [], case.placement)
+    own = uneven_of(find_machine(machine), len(case.placement.nodes)).slow_nodes if machine is not None else {}
+    uneven = _uneven(own, slow_links or [], late or [], case.placement)
     schedules, left_out = schedules_of(case, names_of(algorithms))
     found = [_size(case, nbytes, choose_auto(case, nbytes), schedules, uneven, left_out) for nbytes in payloads]
     if not any(size["schedules"] for size in found):
@@ -98,11 +102,14 @@ def simulate(
     print_left_out(left_out)
 
 
-def _uneven(slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
-    """Return the differences that the options name. Raises UsageError for their form, and for ranks out of range."""
+def _uneven(own: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
+    """Return the slow links of the machine, `own`, with the differences that the options name.
+
+    Raises UsageError for their form, and for ranks out of range.
+    """
     from unisono.network import Uneven
 
-    slow_nodes: dict[int, float] = {}
+    slow_nodes = dict(own)
     for text in slow_links:
         rank, factor = _rank_and_value(text, "--slow-link", "RANK:FACTOR, such as 3:4", placement.ranks)
         try:
