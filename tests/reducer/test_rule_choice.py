@@ -50,7 +50,7 @@ class Programs:
 
     def adopt(self, setting: Any, order: list[int]) -> None:
         self.layouts += 1
-        self._memory.lay_out(order, setting.bucket_bytes, setting.sequence)
+        self._memory.lay_out(order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
 
     def set_rule(self, rule: BaseRule) -> None:
         self.rules.append(rule)
@@ -81,7 +81,8 @@ def test_a_rule_alone_has_its_first_setting() -> None:
     assert (one.choice.chosen, one.choice.predicted) == (None, None)
     assert not one.choice.next_step(deferred=False, clip=None, optimizer=None)
     assert one.programs.layouts == 1
-    assert one.choice.state() == {"ranks": 1, "order": [2, 1, 0], "setting": ["chain", 64, (), 2, ()], "rule": "BSP"}
+    setting = ["chain", 64, (), 2, (), 1]
+    assert one.choice.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting, "rule": "BSP"}
 
 
 def test_buckets_follow_the_order_of_the_first_step() -> None:

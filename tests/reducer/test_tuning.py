@@ -340,6 +340,14 @@ def test_the_ratio_of_buckets_at_both_ends_is_stored_and_restored(tune: Tune) ->
     assert not fresh().restore(state)
 
 
+def test_a_result_of_earlier_versions_has_equal_buckets(tune: Tune) -> None:
+    found = tune(bucket_bytes=1 << 20)
+    state = json.loads(json.dumps(found.state()))
+    again = fresh(bucket_bytes=1 << 20)
+    assert again.restore({**state, "setting": state["setting"][:5]})
+    assert again.setting == found.setting._replace(end_ratio=1)
+
+
 def test_halves_are_stored_and_restored(tune: Tune) -> None:
     found = tune(cost=SLOW, kind=Sharded).tuning
     assert found.setting.halves

@@ -68,7 +68,8 @@ class Alone:
 def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    reducer = SimpleNamespace(restore=lambda state: None, resume=lambda step: None, rule=BSP())
+    choice = SimpleNamespace(resume=lambda step: None)
+    reducer = SimpleNamespace(restore=lambda state: None, choice=choice, rule=BSP())
     return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, data_world=SimpleNamespace(rank=0))
 
 
