@@ -341,7 +341,7 @@ def test_the_ratio_of_buckets_at_both_ends_is_stored_and_restored(tune: Tune) ->
 
 
 def test_a_result_of_earlier_versions_has_equal_buckets(tune: Tune) -> None:
-    found = tune(bucket_bytes=1 << 20)
+    found = tune(bucket_bytes=1 << 20).tuning
     state = json.loads(json.dumps(found.state()))
     again = fresh(bucket_bytes=1 << 20)
     assert again.restore({**state, "setting": state["setting"][:5]})

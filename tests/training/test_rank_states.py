@@ -29,7 +29,8 @@ def test_a_resumed_worker_does_too() -> None:
     model = torch.nn.Linear(1, 1)
     before = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     now = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-    trainer = SimpleNamespace(model=model, optimizer=now, reducer=SimpleNamespace(choice=SimpleNamespace(resume=lambda _: None)))
+    reducer = SimpleNamespace(choice=SimpleNamespace(resume=lambda _: None))
+    trainer = SimpleNamespace(model=model, optimizer=now, reducer=reducer)
     nothing = (None,) * 6
     worker = Worker(*nothing, trainer, *nothing[:2])  # type: ignore[arg-type]
     worker.resume(WorkerSnapshot(dict(model.state_dict()), before.state_dict(), 4, 8, 1.5, 32))
