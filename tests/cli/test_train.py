@@ -77,7 +77,9 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
     ]
     (chosen,) = [place for place, line in enumerate(lines) if line.startswith("overlap ")]
     assert re.match(
-        r"overlap \w+(?: \(\d+ at once\))?, buckets of at most [\d.]+ MiB: [\d.]+ ms a step \(predicted ", lines[chosen]
+        r"overlap \w+(?: \(\d+ at once\))?, buckets of at most [\d.]+ MiB(?: \([\d.]+ at both ends\))?: "
+        r"[\d.]+ ms a step \(predicted ",
+        lines[chosen],
     )
     assert lines[chosen + 1].startswith("the others as predicted: ")
     overlapped = "communicating, overlapped", "updating, overlapped"

@@ -28,7 +28,7 @@ from unisono.network.links import Network
 from unisono.network.play import MAX_EXACT_FLOWS, Play
 from unisono.network.routes import Routes
 from unisono.network.simulate import Simulated, summary
-from unisono.network.traffic import traffic
+from unisono.network.traffic import ELEMENT_BYTES, Traffic, traffic
 from unisono.network.uneven import EVEN, Uneven
 from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm, Form
@@ -82,10 +82,25 @@ def _first_piece(
 ) -> tuple[Simulated, Delay]:
     """Return the result of one piece, and the seconds of the link that is busiest in it."""
     uneven = Uneven(dict(slow), dict(late))
-    every = traffic(algorithm, placement.ranks, nbytes, max(1, nbytes), forms(placement.ranks))
-    routes = Routes(every, placement, network, uneven)
+    of_an_element = ELEMENT_BYTES * algorithm(0, placement.ranks).chunks
+    if nbytes >= of_an_element:
+        one, routes = _one_element(algorithm, forms, placement, network, slow)
+        every = one.scaled(nbytes / of_an_element)
+    else:  # some chunks have no element
+        every = traffic(algorithm, placement.ranks, nbytes, max(1, nbytes), forms(placement.ranks))
+        routes = Routes(every, placement, network, uneven)
     play = Play(every, routes, network, 1, eager, np.array(uneven.starts(placement)), MAX_EXACT_FLOWS)
     play.run()
     seconds = routes.seconds(every)
     busiest = int(seconds.argmax())
     return summary(play), Delay(Cause.PIECES, routes.name(busiest), float(seconds[busiest]))
+
+
+@lru_cache(maxsize=1)
+def _one_element(
+    algorithm: Algorithm, forms: Forms, placement: Placement, network: Network, slow: tuple[tuple[int, float], ...]
+) -> tuple[Traffic, Routes]:
+    """Return the messages of a payload of one element a chunk, and their links: those of all larger payloads."""
+    nbytes = ELEMENT_BYTES * algorithm(0, placement.ranks).chunks
+    every = traffic(algorithm, placement.ranks, nbytes, nbytes, forms(placement.ranks))
+    return every, Routes(every, placement, network, Uneven(dict(slow), {}))

@@ -10,7 +10,7 @@ Programs are made one after another, or one for many ranks, and discarded; only 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -51,6 +51,10 @@ class Traffic:
     """Bytes of each message."""
     added: Seconds
     """Bytes that each round sums into place."""
+
+    def scaled(self, factor: float) -> Traffic:
+        """Return the same messages with `factor` times the bytes."""
+        return replace(self, nbytes=self.nbytes * factor, added=self.added * factor)
 
     @property
     def rounds(self) -> int:
