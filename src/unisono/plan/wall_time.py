@@ -4,7 +4,7 @@
 
     start         interpreter, imports, MPI, end of the run: 20 s, or --start-seconds
     pack          bytes of a node's samples / disk.bandwidth, once
-    tuning        5 steps whose communication does not hide, and 5 trials of 5 steps, each 15% slower than the best
+    tuning        5 steps whose communication does not hide, and 6 trials of 5 steps, each 15% slower than the best
                   (`reducer/tuning.py`); with convolutions timed before the first step, 15 times a step's computing
     steps         epochs * steps of an epoch * a step, 13% longer than predicted
     tests         epochs * forward passes of a rank's share of the test samples, and their loading before
@@ -13,9 +13,9 @@
 A scheduler ends a job that takes longer, and a job that asks for far more waits longer in the queue.
 
 Worked example: 100 epochs of 60 steps. A step takes 50 ms: 25 ms of computing, 5 ms of updates, 30 ms of collectives.
-Steps take 6,000 * 1.13 * 50 ms = 339 s, tuning adds 5 * (60 - 50) ms + 25 * 0.15 * 50 ms = 0.24 s. A test has 160
+Steps take 6,000 * 1.13 * 50 ms = 339 s, tuning adds 5 * (60 - 50) ms + 30 * 0.15 * 50 ms = 0.28 s. A test has 160
 samples on each rank, whose forward passes take 50 ms: 5 s for all. A checkpoint of 200 MB at 100 MB/s takes 2 s, 100 of
-them 200 s. With the start that is 20 + 0.24 + 339 + 5 + 200 = 564.24 s, for which 10 minutes are asked.
+them 200 s. With the start that is 20 + 0.28 + 339 + 5 + 200 = 564.28 s, for which 10 minutes are asked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ A plan's interval has 9 of 10 runs; with its end for each step, 3 of 20 jobs end
 DISK_BANDWIDTH = 1e8
 """Bytes per second of checkpoints and packs where the machine file has no disk.bandwidth: a slow disk, assumed."""
 
-MEASURED_STEPS, TRIAL_STEPS, TRIAL_RATIO = 5, 25, 1.15
+MEASURED_STEPS, TRIAL_STEPS, TRIAL_RATIO = 5, 30, 1.15
 """Steps that are measured before there are times to choose by, steps of trials, and their largest predicted ratio to
 the best (`reducer/tuning.py`)."""
 
