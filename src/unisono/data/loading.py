@@ -99,21 +99,26 @@ class Prefetcher:
         queue: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
         source = iter(wanted)
         current: torch.Tensor | None = None
+
+        def start_up_to(count: int) -> None:
+            while len(queue) < count and (numbers := next(source, None)) is not None:
+                queue.append(self._start(numbers, mode, seed, epoch))
+
         try:
-            while True:
-                while len(queue) <= PREFETCHED_BATCHES and (numbers := next(source, None)) is not None:
-                    queue.append(self._start(numbers, mode, seed, epoch))
-                if not queue:
-                    return
+            start_up_to(PREFETCHED_BATCHES + 1)
+            while queue:
                 memory, numbers, futures = queue[0]
                 for future in futures:
                     future.result()
                 queue.popleft()
+                filled = memory[: len(numbers)]
+                batch = self._batch(filled), self._kind.labels(filled, self._labels[numbers])
+                # last: tensor operations release the GIL, which the threads take once they have work
+                start_up_to(PREFETCHED_BATCHES)
                 if current is not None:
                     self._spare.append(current)
                 current = memory
-                filled = memory[: len(numbers)]
-                yield self._batch(filled), self._kind.labels(filled, self._labels[numbers])
+                yield batch
         finally:
             for memory, _, futures in queue:
                 for future in futures:
