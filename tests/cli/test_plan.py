@@ -161,6 +161,38 @@ def test_bad_input(in_process: Run, options: tuple[str, ...], words: str) -> Non
     assert_one_line_error(in_process("plan", *options), words)
 
 
+PAPERS = [
+    ("taihulight", "alexnet_bn", 256, 94.17),  # swCaffe, table 3: images/s of a node
+    ("taihulight", "vgg16", 64, 6.21),
+    ("taihulight", "vgg19", 64, 5.52),
+    ("taihulight", "resnet50", 32, 5.56),
+    ("taihulight", "googlenet", 128, 14.97),
+    ("minsky_p100", "resnet50", 4 * 32, 90 * 1.2e6 / (48 * 60) / 64),  # DIMD 5.5: 48 minutes on 64 nodes of 4 P100
+    ("mosaic_k20m", "alexnet", 128, 5120 / 31.2),  # Theano-MPI, table 3: seconds of 5,120 images
+    ("mosaic_k20m", "alexnet", 32, 5120 / 36.40),
+    ("mosaic_k20m", "googlenet", 32, 5120 / 134.9),
+    ("copper_k80", "vgg16", 8 * 32, 5120 / 51.79),
+]
+
+
+@pytest.mark.parametrize(("machine", "model", "minibatch", "rate"), PAPERS)
+def test_a_node_has_the_rate_that_its_paper_measured(
+    in_process: Run, machine: str, model: str, minibatch: int, rate: float
+) -> None:
+    done = in_process("plan", f"--machine={machine}", f"--model={model}", f"--minibatch={minibatch}", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert minibatch / row["step"] == pytest.approx(rate, rel=0.005)
+
+
+def test_a_rate_is_that_of_the_networks_own_input(in_process: Run) -> None:
+    options = ("--model=alexnet", "--minibatch=128", "--input=3x227x227")
+    assert_one_line_error(
+        in_process("plan", "--machine=mosaic_k20m", *options),
+        "no rate of alexnet on this input: plan alexnet, googlenet",
+    )
+
+
 def test_a_run_is_checked_part_by_part(in_process: Run, tmp_path: Path) -> None:
     seal = ended(tmp_path / "run")
     done = in_process("plan", "--check=run")

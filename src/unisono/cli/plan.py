@@ -108,6 +108,7 @@ def plan(
         if least is not None and least < 0:
             raise UsageError(f"--{option} {least}: it is 0 at least")
     from unisono.bench.contender import shape_of
+    from unisono.plan.layer_costs import at_rate_of
     from unisono.plan.machines import find_machine
     from unisono.plan.unequal import with_slow_links
     from unisono.training.planned_change import changed
@@ -130,9 +131,12 @@ def plan(
     )
     run = replace(run, optimizer=optimizer or run.optimizer, data=data, job=job)
     run = replace(run, slow_nodes=slow_nodes, simulated=simulated)
+    own = shape_of(run.name, 1)[1:]
     shape = shape or data.shape or shape_of(run.name, 1, run.size)[1:]
     network = network_of(run, shape, classes or data.classes or CLASSES)
     traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
+    measured = run.name if shape == own else ""
+    found = at_rate_of(found, measured, traced.layers, TRACED_SAMPLES, run.minibatch / counts[-1])
     before = predict_rows(run, found, traced, counts, ranks_per_node)
     after = {
         words: predict_rows(*changed(run, found, words), traced, counts, ranks_per_node) for words in what_if or ()
