@@ -189,7 +189,7 @@ def test_a_rate_is_that_of_the_networks_own_input(in_process: Run) -> None:
     options = ("--model=alexnet", "--minibatch=128", "--input=3x227x227")
     assert_one_line_error(
         in_process("plan", "--machine=mosaic_k20m", *options),
-        "no rate of alexnet on this input: plan alexnet, googlenet",
+        "no rate of this network on this input: plan alexnet, googlenet",
     )
 
 

@@ -84,5 +84,7 @@ def test_a_network_with_rows_computes_at_the_rate_of_the_nearest_batch(samples: 
 def test_a_network_without_rows_has_the_nodes_own_rate() -> None:
     found = at_rate_of(replace(MACHINE, networks=ROWS), "mine", LAYERS, 4, 16)
     assert found == MACHINE
-    with pytest.raises(UsageError, match=r"example has no node\.flops, and no rate of mine .*: plan net, other on"):
+    with pytest.raises(
+        UsageError, match=r"example has no node\.flops, and no rate of this network .*: plan net, other on"
+    ):
         at_rate_of(replace(MACHINE, node=NodeFacts(), networks=ROWS), "mine", LAYERS, 4, 16)

@@ -69,8 +69,8 @@ def at_rate_of(
         if machine.networks and not machine.node.flops:
             known = ", ".join(dict.fromkeys(row.name for row in machine.networks))
             raise UsageError(
-                f"{machine.name} has no node.flops, and no rate of {name} on this input: plan {known} on the network's "
-                "own input, or give a file with the FLOPs per second of a node"
+                f"{machine.name} has no node.flops, and no rate of this network on this input: plan {known} on the "
+                "network's own input, or give a file with the FLOPs per second of a node"
             )
         return replace(machine, networks=())
     row = min(rows, key=lambda row: abs(log(row.batch / batch)))
