@@ -12,10 +12,14 @@ import typer
 
 from unisono.cli.garbage import paused_collection
 from unisono.cli.plan_words import factors_of, node_counts, sample_shape
+from unisono.cli.units import check_most
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
     from unisono.training.prediction import RunPrediction
+
+MAX_NUMBER = 10**12
+"""Largest number of samples, epochs and the like: numbers that a plan only multiplies."""
 
 
 @paused_collection()
@@ -95,6 +99,7 @@ def plan(
     if (model is None) == (recipe is None):
         raise UsageError("give --model NAME or --recipe FILE, one of them")
     for option, number in (
+        ("minibatch", minibatch),
         ("ranks-per-node", ranks_per_node),
         ("epochs", epochs),
         ("classes", classes),
@@ -104,9 +109,10 @@ def plan(
     ):
         if number is not None and number < 1:
             raise UsageError(f"--{option} {number}: it is 1 at least")
+        check_most(option, number or 1, MAX_NUMBER)
     for option, least in (("test-samples", test_samples), ("start-seconds", start_seconds)):
-        if least is not None and least < 0:
-            raise UsageError(f"--{option} {least}: it is 0 at least")
+        if least is not None and not 0 <= least <= MAX_NUMBER:
+            raise UsageError(f"--{option} {least}: it is 0 at least, and {MAX_NUMBER:,} at most")
     from unisono.bench.contender import shape_of
     from unisono.plan.layer_costs import at_rate_of
     from unisono.plan.machines import find_machine
