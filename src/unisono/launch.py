@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,29 @@ def on_one_node(environment: Mapping[str, str]) -> bool:
     if "SLURM_STEP_NUM_NODES" in environment and "SLURM_PROCID" in environment:
         return int(environment["SLURM_STEP_NUM_NODES"]) == 1
     return any(environment.get(name) == str(started) for name in LOCAL_SIZE_VARIABLES)
+
+
+LIBRARY_VERSION = re.compile(r"(Open MPI|Intel|MVAPICH2?|CRAY MPICH|MPICH)\D*(\d[\w.]*)")
+"""Name and version in the text with which an MPI library describes itself."""
+
+SLURM_TYPES = {"Open MPI": "pmix", "CRAY MPICH": "cray_shasta"}
+"""Values of srun's --mpi for MPI libraries that do not use pmi2."""
+
+
+def describe_mismatch(environment: Mapping[str, str], started: int, size: int, library: str) -> str:
+    """Return the error message where a launcher has `started` more ranks than the MPI library finds, with the remedy.
+
+    `library` is the text with which the library describes itself. Slurm connects no ranks unless `--mpi` names the
+    protocol of the library.
+    """
+    found = LIBRARY_VERSION.search(library)
+    name, version = found.groups() if found else (library.splitlines()[0].strip(), "")
+    shown = f"{name.replace('CRAY', 'Cray').replace('Intel', 'Intel MPI')} {version}".strip()
+    remedy = "use that library's mpiexec"
+    if "SLURM_JOB_ID" in environment:
+        protocol = SLURM_TYPES.get(name, "pmi2")
+        remedy = f"under Slurm, use srun --mpi={protocol}, or first export SLURM_MPI_TYPE={protocol}"
+    return f"{started} ranks were started, but this MPI library sees {size}: the launcher did not connect {shown}; {remedy}"
 
 
 def available_cores() -> frozenset[int]:
