@@ -68,7 +68,8 @@ def describe_mismatch(environment: Mapping[str, str], started: int, size: int, l
     if "SLURM_JOB_ID" in environment:
         protocol = SLURM_TYPES.get(name, "pmi2")
         remedy = f"under Slurm, use srun --mpi={protocol}, or first export SLURM_MPI_TYPE={protocol}"
-    return f"{started} ranks were started, but this MPI library sees {size}: the launcher did not connect {shown}; {remedy}"
+    sizes = f"{started} ranks were started, but this MPI library sees {size}"
+    return f"{sizes}: the launcher did not connect {shown}; {remedy}"
 
 
 def available_cores() -> frozenset[int]:

@@ -115,10 +115,16 @@ def slurm() -> Iterator[Mapping[str, str]]:
 
 def said(environment: Mapping[str, str], folder: Path, script: str) -> str:
     """Return what commands print, in a folder."""
-    shell = ["bash", "-o", "pipefail", "-c", script]
-    return subprocess.run(
-        shell, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=commands.LIMIT_SECONDS
-    ).stdout
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=commands.LIMIT_SECONDS,
+    )
+    return done.stdout
 
 
 def masked(text: str) -> str:
@@ -139,16 +145,15 @@ def test_the_page_under_slurm(slurm: Mapping[str, str], tmp_path: Path) -> None:
                 lines = [f"rank {rank} of 2: {socket.gethostname()}, node {rank} of 2, 1 threads" for rank in (0, 1)]
                 assert done.stdout.splitlines() == lines
     (shown,) = [body for kind, _, body, _ in commands.FENCE.findall(page) if kind == "console" and "sbatch" in body]
-    answers = ""
+    answers, metrics = "", tmp_path / "runs" / "digits" / "metrics.jsonl"
     for line in re.findall(r"^\$ (.*)$", shown, re.MULTILINE):
         if line.startswith("scancel"):  # in the second epoch
-            metrics = tmp_path / "runs/digits/metrics.jsonl"
             assert poll_until(lambda: metrics.exists() and metrics.stat().st_size, bool), job_logs(tmp_path)
         answers += f"$ {line}\n" + said(slurm, tmp_path, line)
         if line.startswith("scancel"):
             poll_until(lambda: said(slurm, tmp_path, "squeue -h"), lambda text: not text)
     assert masked(answers) == masked(shown), job_logs(tmp_path)
-    assert len((tmp_path / "runs/digits/metrics.jsonl").read_text().splitlines()) == 15, job_logs(tmp_path)
+    assert len(metrics.read_text().splitlines()) == 15, job_logs(tmp_path)
 
     default = run(["srun", "-n", "2", "unisono", "train", "digits"], cwd=tmp_path, env=slurm)
     assert default.returncode == 2

@@ -73,7 +73,7 @@ def main() -> None:
     """Run a command. A usage error prints one line and exits with code 2."""
     shutdown = Shutdown()
     try:
-        code = app(standalone_mode=False)
+        code = typer.main.get_command(app)(standalone_mode=False)  # called itself, Typer puts a hook before ours
     except (UsageError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
         if message:

@@ -50,7 +50,9 @@ def train(
     recipe: Annotated[
         Path | None, typer.Argument(help="Recipe: a TOML file, or a name such as digits. Not needed with --resume.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: that of the recipe.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", help="Number of ranks; default: that of the recipe.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Value of a key of the recipe: training.epochs=3. May be repeated."),
@@ -92,6 +94,8 @@ def train(
         from unisono.plan.machines import find_machine
 
         find_machine(machine)  # an unknown one is reported before any rank starts
+    if started is None and run is not None:
+        run_directory.check_unused(run)  # ranks that others have started may already have made it
     if started is None and count > 1:
         _print(notes)
         paths = {"resume": resume, "replay": replay, "run": run, "timeline": timeline, "ledger": ledger}
@@ -219,6 +223,12 @@ def exit_code(code: int, received: Sequence[int]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _end_early(number: int, _frame: FrameType | None) -> None:
+    """End this process, which still imports its packages, for a signal: no other rank waits for it yet."""
+    print("unisono: SIGTERM before the run began: nothing was saved", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
 def _run_as_rank(
     recipe: Recipe,
     run: Path | None,
@@ -228,9 +238,11 @@ def _run_as_rank(
     machine: str | None,
     ledger: Path | None,
 ) -> None:
+    before = signal.signal(signal.SIGTERM, _end_early)
     from unisono.initialize import init
     from unisono.training.run import train as train_on_rank
 
+    signal.signal(signal.SIGTERM, before)
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():
         code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger)

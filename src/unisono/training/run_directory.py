@@ -51,13 +51,17 @@ def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.take(folder)
-        held = (folder / RECIPE).exists()
+        check_unused(folder)
     except OSError as error:
         raise UsageError(f"cannot create the run's folder {folder}: {error.strerror}") from error
-    if held:
-        raise UsageError(f"{folder} holds a run already; resume it with --resume {folder}")
     write_recipe(folder, recipe)
     return folder
+
+
+def check_unused(folder: Path) -> None:
+    """Check that a folder holds no run. Raises UsageError with the remedy if it does, and OSError."""
+    if (folder / RECIPE).exists():
+        raise UsageError(f"{folder} holds a run already; resume it with --resume {folder}")
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
