@@ -516,6 +516,15 @@ def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[st
     assert_one_line_error(in_process("train", recipe, *options), words)
 
 
+def test_a_folder_that_holds_a_run_starts_no_rank(in_process: Run, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.toml").touch()
+    assert_one_line_error(
+        in_process("train", recipe, "-n", "2", "--run", "mine"),
+        "mine holds a run already; resume it with --resume mine",
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -223,12 +223,6 @@ def exit_code(code: int, received: Sequence[int]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end_early(number: int, _frame: FrameType | None) -> None:
-    """End this process, which still imports its packages, for a signal: no other rank waits for it yet."""
-    print("unisono: SIGTERM before the run began: nothing was saved", file=sys.stderr, flush=True)
-    os._exit(128 + number)
-
-
 def _run_as_rank(
     recipe: Recipe,
     run: Path | None,
@@ -238,11 +232,9 @@ def _run_as_rank(
     machine: str | None,
     ledger: Path | None,
 ) -> None:
-    before = signal.signal(signal.SIGTERM, _end_early)
     from unisono.initialize import init
     from unisono.training.run import train as train_on_rank
 
-    signal.signal(signal.SIGTERM, before)
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():
         code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger)
