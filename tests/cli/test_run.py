@@ -79,7 +79,7 @@ def test_an_error_of_the_program_ends_all_ranks(
     )
     done = unisono("run", "--ranks", "2", str(tmp_path / "broken.py"))
     assert done.returncode not in (0, 2)
-    told = [line for line in done.stderr.splitlines() if "Error" in line or "File" in line]
+    told = [line for line in done.stderr.splitlines() if "Error: " in line or "File " in line]
     assert told == [  # once, from the program's first frame on
         f'rank 1 of 2:   File "{tmp_path / "broken.py"}", line 4, in <module>',
         "rank 1 of 2: EOFError: mine",
