@@ -14,6 +14,7 @@ import torch
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
+from unisono.processor import RankUse
 from unisono.reducer import tuning as module
 from unisono.reducer.tuning import STEPS_PER_TRIAL, Tuning
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
@@ -50,14 +51,19 @@ class Memory:
 class Ranks:
     """World of equal ranks; `said` replaces what rank 0 broadcasts."""
 
-    def __init__(self, size: int = 2, rank: int = 0, said: list[int] | None = None) -> None:
-        self.size, self.rank, self.said = size, rank, said
+    def __init__(self, size: int = 2, rank: int = 0, said: list[int] | None = None, nodes: int = 2) -> None:
+        self.size, self.rank, self.said, self.nodes = size, rank, said, nodes
+        self.use = RankUse("", (0,), 1.0, 1.0, 0.0, 0, 1.0, 0.0)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.said is None else torch.tensor(self.said)
 
     def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         return tensor if op == "maximum" else tensor * self.size
+
+    def all_gather_object(self, use: RankUse) -> list[RankUse]:
+        """Return the use of cores that is simulated, in place of this process's."""
+        return [self.use]
 
 
 class Measured:

@@ -19,6 +19,7 @@ from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer, needs_norms
 from unisono.plan.choose import Candidate, PredictionInputs, Setting
 from unisono.plan.choose_rule import describe, rank_rules
+from unisono.plan.trials import TrialChoice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.period_search import PeriodSearch
@@ -63,12 +64,17 @@ class RuleChoice:
     @property
     def chosen(self) -> Candidate | None:
         """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
-        return self._tuning.chosen
+        return None if self._tuning.choice is None else self._tuning.choice.candidate
+
+    @property
+    def by_trials(self) -> TrialChoice | None:
+        """Chosen setting with what its prediction is worth; None where nothing was predicted."""
+        return self._tuning.choice
 
     @property
     def predicted(self) -> Prediction | None:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
-        return None if self._tuning.chosen is None else self._tuning.chosen.prediction
+        return None if self.chosen is None else self.chosen.prediction
 
     def next_step(self, deferred: bool, clip: float | None, optimizer: torch.optim.Optimizer | None) -> bool:
         """Adopt what has been found for the coming step. Return True where the buckets have changed.
@@ -147,8 +153,7 @@ class RuleChoice:
             norms = needs_norms(optimizer)
         ranked = rank_rules(rules, inputs._replace(clip=clip, layer_norms=norms), *self._tuning.space)
         if ranked[0].rule.sharded:
-            self._tuning.chosen = ranked[0].best
-            self._tuning.setting = ranked[0].best.setting
+            self._tuning.adopt(ranked[0].best)
         self._set_rule(ranked[0].rule)
         self._log(describe(ranked))
 

@@ -22,7 +22,7 @@ import torch
 from unisono.data.feed import Feed
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
-from unisono.foresight.compare import ms
+from unisono.foresight.compare import explain, ms, summarize
 from unisono.foresight.form import as_json
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
 from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
@@ -31,6 +31,7 @@ from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
 from unisono.plan.trace import trace
+from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.training.planned_run import TRACED_SAMPLES, example_of, network_of, run_of, settings_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
@@ -62,6 +63,7 @@ class RunForesight:
     _dropped: int = 0
     _all_steps: float = 0.0
     _kept: list[Seconds] = field(default_factory=list)
+    _counters: Counters = field(default_factory=read_counters)  # when the run began, or the search ended
 
     def begin(self, machine: str | None, done: int) -> None:
         """Seal the prediction of a machine before the first step, which follows `done` steps of a resumed run.
@@ -89,9 +91,10 @@ class RunForesight:
 
     def finish(self, wall: float) -> None:
         """Write the measurement and add the run to the ledger; `wall` is the seconds since the run began."""
+        use = processor_use(self.world.all_gather_object(use_since(self._counters)))
         if self.world.rank == 0:
             try:
-                self._write(wall)
+                self._write(wall, use)
             except UsageError as error:  # the run itself has ended well
                 self.log(f"not in the ledger: {error}")
 
@@ -100,15 +103,15 @@ class RunForesight:
         if not self._pending or reducer.choice.state() is None:
             return
         self._pending = False
-        self._searched = max(0, self._made - 1)
+        self._searched, self._counters = max(0, self._made - 1), read_counters()
         if self._seal is not None:
             return
-        chosen = reducer.choice.chosen
-        if chosen is None:
+        choice = reducer.choice.by_trials
+        if choice is None:
             self.log(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
             return
         self.trainer.wait()
-        sealed = tuned_prediction(chosen, self._facts(done), self._searched)
+        sealed = tuned_prediction(choice, self._facts(done), self._searched)
         self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)))
 
     def _adopt(self, seal: Seal | str | None) -> None:
@@ -160,7 +163,7 @@ class RunForesight:
         names = self.recipe.name, self.recipe.model.name, self.recipe.rule.name
         return RunFacts(*names, world.size, world.nodes, training.batch, steps)
 
-    def _write(self, wall: float) -> None:
+    def _write(self, wall: float, use: ProcessorUse) -> None:
         skip, rule = self._searched + WARMUP_STEPS, self.trainer.reducer.rule
         found = None
         if self._kept:
@@ -169,22 +172,20 @@ class RunForesight:
             self.log(f"no measurement: {reason_without_measurement(rule.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
-        measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest)
-        path = self.home / f"{MEASUREMENT}.json" if self._seal is None else self._seal.measurement
-        replace_file(path, as_json(measured))
-        if self._seal is not None:
-            self._enter(self._seal, measured)
+        measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)
+        if self._seal is None:
+            replace_file(self.home / f"{MEASUREMENT}.json", as_json(measured))
+            return
+        explanation = explain(self._seal.prediction, measured)
+        replace_file(self._seal.measurement, as_json(measured, explanation=explanation))
+        self._enter(self._seal, measured)
 
     def _enter(self, seal: Seal, measured: Measurement) -> None:
         """Add the run to the ledger."""
         ledger = self.home.resolve().parent / LEDGER if self.ledger is None else self.ledger
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
-        step, predicted = measured.step.median, seal.prediction.step
-        self.log(
-            f"measured {ms(step)} a step, {step / predicted - 1:+.0%} of the predicted {ms(predicted)}; by part: "
-            f"unisono plan --check {self.home}"
-        )
+        self.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {self.home}")
 
 
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:
