@@ -121,12 +121,12 @@ def compare_use(first: ProcessorUse | None, later: ProcessorUse) -> str:
     little.
 
     >>> compare_use(ProcessorUse(), ProcessorUse(others=0.5))
-    "other processes took 50% of the ranks' cores, 0% in the first steps"
+    "other processes took 50% of the ranks' cores; in the first steps 0%"
     """
     if first is None:
         return describe(later) if later.shared else ""
     if first.shared or later.shared:
-        return f"{describe(later)}, {first.taken:.0%} in the first steps"
+        return f"{describe(later)}; in the first steps {first.taken:.0%}"
     if later.switches > MORE_SWITCHES * first.switches > 0:
         return f"ranks lost their cores {later.switches:,.0f} times a second, {first.switches:,.0f} in the first steps"
     return ""

@@ -139,9 +139,15 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     return course
 
 
-def fresh(overlap: str = "auto", bucket_bytes: int | None = None, size: int = 2, kind: type[BaseRule] = BSP) -> Tuning:
+def fresh(
+    overlap: str = "auto",
+    bucket_bytes: int | None = None,
+    size: int = 2,
+    kind: type[BaseRule] = BSP,
+    nodes: int = 2,
+) -> Tuning:
     rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
-    return Tuning(Memory(), Ranks(size), Measured(HIDES, FAST), rule)
+    return Tuning(Memory(), Ranks(size, nodes=nodes), Measured(HIDES, FAST), rule)
 
 
 def test_the_first_steps_follow_the_plan(tune: Tune) -> None:
@@ -244,6 +250,44 @@ def test_the_first_step_of_a_trial_and_one_outlier_do_not_count(tune: Tune) -> N
         return {1: 100.0, 3: 50.0}.get(steps["funnel"], 0.19)
 
     assert tune(shows=AT_ONCE, takes=takes).tuning.setting.overlap == "funnel"
+
+
+def test_trials_on_shared_cores_keep_the_simplest_setting(tune: Tune) -> None:
+    """Steps without overlap are clearly faster, but others took half of the ranks' cores."""
+    seconds = {"none": 0.1, "chain": 0.3, "funnel": 0.2, "concurrent": 0.4}
+    ranks = Ranks()
+    ranks.use = ranks.use._replace(cpu=0.5, delayed=0.5)
+    course = tune(ranks=ranks, shows=AT_ONCE, takes=lambda setting: seconds[setting.overlap])
+    setting, choice = course.tuning.setting, course.tuning.choice
+    assert (setting.overlap, setting.end_ratio) == ("chain", 1)
+    assert choice is not None
+    assert choice.candidate.setting == setting
+    assert course.said[1].startswith("other processes took 49% of the ranks' cores: trials decide nothing")
+    alone = tune(shows=AT_ONCE, takes=lambda setting: seconds[setting.overlap])
+    assert (alone.tuning.setting.overlap, len(alone.said)) == ("none", 2)
+
+
+def test_wild_trials_keep_the_simplest_setting(tune: Tune) -> None:
+    """The steps of a setting differ by half, the settings by less."""
+    wild = iter(range(100))
+    course = tune(shows=AT_ONCE, takes=lambda setting: (0.1, 0.15)[next(wild) % 2])
+    assert course.tuning.setting.overlap == "chain"
+    assert "the steps of one setting differ by 50%, the settings by 0%: trials decide nothing" in course.said[1]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_buckets_are_small_at_both_ends_between_nodes_alone(tune: Tune, nodes: int) -> None:
+    course = tune("chain", ranks=Ranks(nodes=nodes), cost=Cost(4e-3, 5e-9))
+    assert any(one.end_ratio > 1 for one in course.settings) is (nodes == 2)
+    assert (course.tuning.setting.end_ratio > 1) is (nodes == 2)
+
+
+def test_small_buckets_at_both_ends_of_an_earlier_release_are_searched_again_on_one_node(tune: Tune) -> None:
+    state = tune("chain", cost=Cost(4e-3, 5e-9)).tuning.state()
+    assert state is not None
+    again = fresh("chain", nodes=1)
+    assert not again.restore(state)
+    assert fresh("chain").restore(state)
 
 
 def test_the_slowest_rank_decides(tune: Tune) -> None:
