@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tests.mpi.training.test_run import recipe_of
 
 from unisono.errors import UsageError
+from unisono.foresight.compare import explain
 from unisono.foresight.ended_runs import changed_seals, ended_run
 from unisono.foresight.ledger import LedgerEntry, read
 from unisono.foresight.measurement import read_measurement
@@ -135,6 +137,10 @@ def test_a_search_predicts_once_it_has_ended(
         assert sealed.run.machine == ""
         assert 0 < sealed.low <= sealed.step < sealed.high
         assert sealed.communicating > 0
+        assert 0 <= sealed.processor.taken <= 1
+        written = json.loads((home / "run/measurement.json").read_text())
+        assert written["processor"] == asdict(entry.measurement.processor)
+        assert written["explanation"] == explain(sealed, entry.measurement)
         shutil.rmtree(max((home / "run/checkpoints").iterdir()))
 
     group.call_on_root(check)
