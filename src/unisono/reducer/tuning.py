@@ -5,8 +5,8 @@
                 predict every overlap and bucket size            plan/choose.py
     then        the best of each overlap within 15% of the best   five steps each, the last four are measured
                 and the very best in buckets a quarter as large, and in equal ones
-    from then on the one predicted to be best, unless another was clearly faster  plan/trials.py
-                or the simplest, where the trials decide nothing: other processes take the cores
+    from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
+                decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
 """
@@ -39,7 +39,7 @@ from unisono.plan.choose import (
     space_of,
 )
 from unisono.plan.trials import TRIAL_RATIO, Trial, TrialChoice, choose
-from unisono.processor import processor_use, read_counters, use_since
+from unisono.processor import Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.step_times import StepTimes
@@ -140,7 +140,7 @@ class Tuning:
 
     def _search_steps(self) -> Iterator[bool]:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
-        self._counters = read_counters()
+        counters = read_counters()
         yield False
         self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
         own_order = self._deferred and self._overlaps == ("chain",)
@@ -156,14 +156,14 @@ class Tuning:
                 seconds.append(mean(took))  # the mean over buckets
             updated = sum(one.nbytes for one in buckets) // (self._world.size if self._rule.sharded else 1)
             computing = self._times.computing(self._world, updated)
-            yield from self._try(computing, fit(sizes, seconds))
+            yield from self._try(computing, fit(sizes, seconds), counters)
         else:
             self._finished = True
             yield True
 
-    def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
-        world = self._world
-        ranks, nodes = world.size, world.nodes
+    def _try(self, computing: Computing, cost: Cost, counters: Counters) -> Iterator[bool]:
+        """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
+        world, ranks, nodes = self._world, self._world.size, self._world.nodes
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
         found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
         variants = (finer(found[0], inputs, self._sizes), in_equal_buckets(found[0], inputs, self._sizes))
@@ -178,7 +178,7 @@ class Tuning:
             took = [after - before for before, after in pairwise(self._begins[-STEPS_PER_TRIAL - 1 :])]
             slowest = world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
             trials.append(Trial(one, slowest.tolist()))
-        use = processor_use(world.all_gather_object(use_since(self._counters)))
+        use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, initial_setting(self._rule, self._buckets, ranks).overlap, use)
         self._finished, self.inputs = True, inputs
         if world.rank == 0:
