@@ -29,7 +29,7 @@ LIMIT_SECONDS = 900
 ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "make test": (".ci/run", "make check test"),
     "make check": (".ci/run", "make check test"),
-    "make .venv/.dev": ("Makefile", "test: .venv/.dev"),
+    "make .venv/.dev": ("Makefile", "test: $(VENV)/.dev"),
     "make train": ("tests/cli/test_train.py", '"train"'),
     "make docs": ("tests/docs/test_site.py", "mkdocs"),
     "pip install": ("tests/test_wheel.py", '"pip", "install"'),
