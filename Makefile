@@ -49,9 +49,9 @@ $(VENV)/bin/python:
 	  echo "unisono needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Another PyTorch may need another SymPy than the one that was tested.
+# Another PyTorch needs other versions of what it names exactly.
 $(VENV)/.constraints: $(VENV)/bin/python constraints.txt
-	sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^sympy==/d' constraints.txt > $@
+	sed -E 's/^torch==.*/torch==$(TORCH)/; /^(cuda|nvidia|setuptools|sympy|triton)/d' constraints.txt > $@
 
 $(VENV)/.run: $(VENV)/bin/python $(CONSTRAINTS) pyproject.toml
 	$(PIP) -e '.[mpich]'
