@@ -1,7 +1,7 @@
 """Registration of the name "unisono" with torch.distributed. Neither MPI nor the collectives are loaded before use.
 
-Newer releases of PyTorch call `register` through the entry point `torch.distributed.backends` when the name is
-requested. For older ones `import unisono` registers it: at once where PyTorch has been imported, else as soon as it is.
+PyTorch from 2.14 on calls `register` through the entry point `torch.distributed.backends` when the name is requested.
+`import unisono` registers it too: at once where PyTorch has been imported, else as soon as it is.
 """
 
 from __future__ import annotations

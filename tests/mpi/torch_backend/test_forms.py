@@ -182,9 +182,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda at, _, i: dist.all_reduce(i[0], dist.ReduceOp.MAX, at.group),
         lambda me, given: [torch.stack([tensors[0].double() for tensors in given]).amax(0).to(given[0][0].dtype)],
     ),
-    "all_reduce_coalesced": Operation(
-        lambda at, _, i: at.group.allreduce_coalesced(i).wait(), summed, inputs=two(one)
-    ),
+    "all_reduce_coalesced": Operation(lambda at, _, i: at.group.allreduce_coalesced(i).wait(), summed, inputs=two(one)),
     "broadcast": Operation(lambda at, _, i: dist.broadcast(i[0], last(at), at.group), lambda me, given: given[-1]),
     "reduce": Operation(lambda at, _, i: dist.reduce(i[0], last(at), group=at.group), at_last(summed)),
     "all_gather": Operation(
