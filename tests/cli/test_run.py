@@ -52,7 +52,7 @@ def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess
     lines = [line for line in done.stdout.replace("][", "]\n[").splitlines() if line.startswith("[")]
     assert len(lines) == 2
     assert len(set(lines)) == 1
-    assert lines[0].startswith("[unisono, unisono, 2.0, ")
+    assert lines[0].startswith("[gloo, gloo, 2.0, ")
 
 
 def test_a_mesh_and_a_module_and_an_exit_code(
@@ -60,7 +60,8 @@ def test_a_mesh_and_a_module_and_an_exit_code(
 ) -> None:
     (tmp_path / "meshed.py").write_text(
         "import sys, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
-        "mesh = init_device_mesh('cpu', (2,))\nassert dist.get_backend() == 'unisono', dist.get_backend()\n"
+        "from unisono.torch_backend import name\n"
+        "mesh = init_device_mesh('cpu', (2,))\nassert name() == 'unisono', name()\n"
         "assert mesh.size() == 2 and sys.argv[1:] == ['--x']\ndist.destroy_process_group()\nsys.exit(3)\n"
     )
     done = unisono("run", "--ranks", "2", "-m", "meshed", "--x")

@@ -29,7 +29,8 @@ def run(
     """Run a program written for torchrun, unmodified. Inside mpiexec or srun, this process is one of its ranks.
 
     Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. init_process_group uses the
-    unisono backend if the program names none, or one of --backend-for.
+    unisono backend if the program names none, or one of --backend-for. get_backend() then answers gloo or mpi if the
+    program has named it; with UNISONO_BACKEND_NAME=unisono it answers unisono.
     """
     if not module and not Path(program).is_file():
         raise UsageError(f"there is no program {program}; run a module with: unisono run -m {program}")
