@@ -53,8 +53,8 @@ def describe_isolation(ranks: int, grouped: bool) -> str:
     """Return a line that says that the ranks ran alone, and the remedy; `grouped` if there was a process group."""
     if grouped:
         return (
-            f"unisono: {ranks} ranks ran alone: the program made a process group, but rank 0 exchanged no tensor in it; "
-            "wrap the model in torch.nn.parallel.DistributedDataParallel"
+            f"unisono: {ranks} ranks ran alone: the program made a process group, but rank 0 exchanged no tensor in "
+            "it; wrap the model in torch.nn.parallel.DistributedDataParallel"
         )
     return (
         f"unisono: {ranks} ranks ran alone: the program made no process group; call "
