@@ -86,3 +86,7 @@ def test_bad_input_gets_one_line(in_process: Callable[..., subprocess.CompletedP
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no program" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    (tmp_path / "program.py").touch()
+    done = in_process("run", str(tmp_path / "program.py"), UNISONO_BACKEND_NAME="gloo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "UNISONO_BACKEND_NAME=gloo: it is unisono, or not set" in done.stderr

@@ -12,6 +12,7 @@ import typer
 from unisono.cli.train import launch
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import cores, ranks_started
+from unisono.torch_backend.register import NAME, NAME_VARIABLE
 
 
 def run(
@@ -36,6 +37,8 @@ def run(
         raise UsageError(f"there is no program {program}; run a module with: unisono run -m {program}")
     if ranks is not None and ranks < 1:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    if (name := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
+        raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
     started = ranks_started(os.environ)
     if started is None:
         options = [f"--backend-for={backend_for}", *(["-m"] if module else [])]

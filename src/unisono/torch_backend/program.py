@@ -16,13 +16,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from unisono.torch_backend.isolation import Exchanges
-from unisono.torch_backend.register import NAME, register
+from unisono.torch_backend.register import NAME, NAME_VARIABLE, register
 from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
 from unisono.torch_backend.stand_in import StandIns
 from unisono.world import World
-
-NAME_VARIABLE = "UNISONO_BACKEND_NAME"
-"""Variable that has groups of ours answer "unisono" whatever the program has asked for."""
 
 
 def environment_of(world: World) -> dict[str, str]:

@@ -18,6 +18,9 @@ NAME = "unisono"
 
 DEVICES = ["cpu", "cuda"]
 
+NAME_VARIABLE = "UNISONO_BACKEND_NAME"
+"""Variable that, set to our name, has groups answer it under `unisono run`, whatever the program has asked for."""
+
 
 def register() -> None:
     """Register the backend, and the rendezvous that sets the variables which an MPI launcher leaves out.
