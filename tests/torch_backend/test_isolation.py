@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from unisono.torch_backend.isolation import Exchanges, describe_isolation
+from unisono.torch_backend.isolation import CommunicationRecord, describe_isolation
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.torch_backend.pytorch import GroupBase
 
@@ -42,20 +42,20 @@ def group_of(kind: Any) -> Any:
 
 
 def test_a_group_of_another_backend_is_not_judged() -> None:
-    exchanges = Exchanges()
-    exchanges.record(group_of(ProcessGroup))
-    assert exchanges.describe(2) == describe_isolation(2, grouped=True)
-    assert exchanges.describe(1) == ""
-    exchanges.record(group_of(GroupBase))
-    assert exchanges.describe(2) == ""
+    communication = CommunicationRecord()
+    communication.record(group_of(ProcessGroup))
+    assert communication.describe(2) == describe_isolation(2, grouped=True)
+    assert communication.describe(1) == ""
+    communication.record(group_of(GroupBase))
+    assert communication.describe(2) == ""
 
 
 def test_one_group_that_is_used_is_enough() -> None:
-    exchanges = Exchanges()
+    communication = CommunicationRecord()
     first, second = group_of(ProcessGroup), group_of(ProcessGroup)
-    exchanges.record(first)
-    exchanges.record(second)
-    exchanges.record(SimpleNamespace())  # a group that this rank is no member of
-    assert exchanges.describe(4).startswith("unisono: 4 ranks ran alone")
+    communication.record(first)
+    communication.record(second)
+    communication.record(SimpleNamespace())  # a group that this rank is no member of
+    assert communication.describe(4).startswith("unisono: 4 ranks ran alone")
     first.exchanged = True
-    assert exchanges.describe(4) == ""
+    assert communication.describe(4) == ""

@@ -13,7 +13,7 @@ from unisono.torch_backend.process_group import ProcessGroup
 from unisono.torch_backend.pytorch import GroupBase
 
 
-class Exchanges:
+class CommunicationRecord:
     """Record of a program's process groups, until one of them has exchanged a tensor."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from unisono.torch_backend.isolation import Exchanges
+from unisono.torch_backend.isolation import CommunicationRecord
 from unisono.torch_backend.register import NAME, NAME_VARIABLE, register
 from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
 from unisono.torch_backend.stand_in import StandIns
@@ -48,9 +48,9 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
     """
     os.environ.update(environment_of(world))
     register()
-    exchanges = Exchanges()
-    exchanges.watch_worlds()
-    StandIns(backends, os.environ.get(NAME_VARIABLE) != NAME, exchanges.record).install()
+    communication = CommunicationRecord()
+    communication.watch_worlds()
+    StandIns(backends, os.environ.get(NAME_VARIABLE) != NAME, communication.record).install()
     sys.argv = [program, *arguments]
     ended = SystemExit(0)
     try:
@@ -62,6 +62,6 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
             runpy.run_path(program, run_name="__main__")
     except SystemExit as exit_of_program:
         ended = exit_of_program
-    if world.rank == 0 and not ended.code and (line := exchanges.describe(world.size)):
+    if world.rank == 0 and not ended.code and (line := communication.describe(world.size)):
         print(line, file=sys.stderr, flush=True)
     raise ended
