@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check format docs benchmark conformance examples clean
+.PHONY: train test check format docs docs-check benchmark conformance examples clean
 
 train: .venv/.run
 	$(BIN)/unisono train digits
@@ -22,9 +22,11 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 docs: .venv/.dev
-	$(BIN)/python docs/commands.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+docs-check: .venv/.dev
+	$(BIN)/python docs/commands.py
 
 benchmark: .venv/.dev
 	$(BIN)/python benchmarks/allreduce_on_one_node/run.py

@@ -31,6 +31,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "make check": (".ci/run", "make check test"),
     "make .venv/.dev": ("Makefile", "test: .venv/.dev"),
     "make train": ("tests/cli/test_train.py", '"train"'),
+    "make docs-check": ("tests/docs/test_commands.py", "commands.run"),
     "make docs": ("tests/docs/test_site.py", "mkdocs"),
     "pip install": ("tests/test_wheel.py", '"pip", "install"'),
     "unisono predict": ("tests/cli/test_predict.py", '"predict"'),
