@@ -102,9 +102,7 @@ def test_a_recipe_with_a_time_and_a_chart(in_process: Run, recipe: str, tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout == "0-00:01:00\n"
     assert "<svg" in (tmp_path / "speedup.svg").read_text()
-    parts = json.loads(
-        in_process("plan", f"--recipe={recipe}", *options[:2], "--time", "--json", "--start-seconds=90").stdout
-    )
+    parts = json.loads(in_process("plan", recipe, *options[:2], "--time", "--json", "--start-seconds=90").stdout)
     assert (parts["start"], parts["time"]) == (90, "0-00:02:00")
     assert parts["total"] == sum(parts[part] for part in ("start", "pack", "tuning", "steps", "tests", "checkpoints"))
 
@@ -129,8 +127,10 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--machine=taihulight",), "give --model NAME or --recipe FILE"),
-        ((*SMALL, "--recipe=digits"), "give --model NAME or --recipe FILE"),
+        (("--machine=taihulight",), "give a recipe or --model NAME"),
+        ((*SMALL, "digits"), "give a recipe or --model NAME"),
+        (("digits", "--recipe=digits"), "digits and --recipe digits: give one recipe"),
+        (("digits",), "--machine is missing: there are aws_c4_8xlarge, "),
         ((*SMALL, "--machine=nowhere"), "no machine nowhere: there are aws_c4_8xlarge"),
         ((*SMALL, "--model=resnet9000"), "resnet9000"),
         ((*SMALL, "--nodes=1,128"), "a minibatch of 64 is less than a sample for each of 128 ranks"),

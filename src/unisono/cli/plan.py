@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 @paused_collection()
 def plan(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Recipe, a TOML file or a name such as digits: its network, batch, rule, exchange, optimizer and data."
+        ),
+    ] = None,
     machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes: 1,2,4, or 1,2,4,...,1024 with the same factor.")] = "1",
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:function.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe: its network, batch, rule, exchange, optimizer and data.")
+    recipe_option: Annotated[
+        Path | None, typer.Option("--recipe", help="The same as the argument: plan --recipe digits.")
     ] = None,
     minibatch: Annotated[int | None, typer.Option(help="Samples of a step, over all ranks.")] = None,
     inputs: Annotated[
@@ -84,6 +90,9 @@ def plan(
     ] = None,
 ) -> None:
     """Predict the step, speedup, memory and bottleneck of a run on each number of nodes, before it starts."""
+    if recipe is not None and recipe_option is not None:
+        raise UsageError(f"{recipe} and --recipe {recipe_option}: give one recipe")
+    recipe = recipe or recipe_option
     if check is not None:
         _check(check, as_json, machine or model or recipe)
         return
@@ -93,7 +102,7 @@ def plan(
         known = ", ".join(machine_names())
         raise UsageError(f"--machine is missing: there are {known}, or give a TOML file, such as ./mine.toml")
     if (model is None) == (recipe is None):
-        raise UsageError("give --model NAME or --recipe FILE, one of them")
+        raise UsageError("give a recipe or --model NAME, one of them: unisono plan digits --machine NAME")
     for option, number in (
         ("ranks-per-node", ranks_per_node),
         ("epochs", epochs),
