@@ -28,7 +28,7 @@ def test_ranks_started(environment: dict[str, str], ranks: int | None) -> None:
 def test_no_mpiexec_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch.sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match=r"no mpiexec .* pip install 'unisono\[mpich\]'"):
+    with pytest.raises(LaunchError, match=r"no mpiexec .* pip install '\.\[mpich\]'"):
         find_mpiexec()
 
 

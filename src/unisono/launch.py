@@ -9,12 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unisono.errors import LaunchError
+from unisono.errors import LaunchError, install_command
 
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 """Variables with the number of ranks, of launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS."""
 
-INSTALL_HINT = "install one with: pip install 'unisono[mpich]'"
+INSTALL_HINT = f"install one with: {install_command('mpich')}"
 
 
 def ranks_started(environment: Mapping[str, str]) -> int | None:

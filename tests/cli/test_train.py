@@ -607,4 +607,4 @@ def test_no_mpiexec_names_the_extra(recipe: str, tmp_path: Path) -> None:
     pretend = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = ['unisono', 'train', {recipe!r}]"
     code = f"{pretend}; from unisono.cli import main; main()"
     done = run([sys.executable, "-c", code], env={**os.environ, "PATH": str(tmp_path)})
-    assert_one_line_error(done, "pip install 'unisono[mpich]'")
+    assert_one_line_error(done, "pip install '.[mpich]'")
