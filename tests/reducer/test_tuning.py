@@ -217,6 +217,17 @@ def test_settings_predicted_to_be_slow_are_not_tried(tune: Tune) -> None:
     assert re.search(r"(none|funnel|concurrent) [\d.]+ ms \(measured", others) is None
 
 
+def test_entries_that_differ_in_their_buckets_name_them(tune: Tune) -> None:
+    """The setting that is chosen, a funnel, is not one of them."""
+    course = tune(takes=lambda setting: 0.05 if setting.overlap == "funnel" else 0.1)
+    assert "overlap funnel" in course.said[0]
+    entries = course.said[1].removeprefix("the others as predicted: ").split(", ")
+    chains = [entry for entry in entries if entry.startswith("chain")]
+    assert len(chains) > 1
+    assert all(re.match(r"chain of [\d.]+ MiB", entry) for entry in chains), chains
+    assert len({re.sub(r" [\d.]+ ms.*", "", entry) for entry in entries}) == len(entries)
+
+
 def test_the_fastest_measured_setting_near_the_best_is_chosen(tune: Tune) -> None:
     """Nothing can be hidden, so that all are predicted alike; steps show what is so."""
     seconds = {"none": 0.2, "chain": 0.3, "funnel": 0.15, "concurrent": 0.4}

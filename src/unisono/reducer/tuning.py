@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -201,7 +202,7 @@ def _report(
     found: Sequence[Candidate],
 ) -> Iterator[str]:
     """Yield a few lines: the choice, and the reasons for it."""
-    setting, prediction = chosen.setting, chosen.prediction
+    prediction = chosen.prediction
     off = seconds / prediction.step - 1
     rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
@@ -210,9 +211,10 @@ def _report(
         f"computing {_ms(computing.whole)}, communicating {_ms(prediction.communicating)} at {rate}"
     )
     took = {one.setting: median(steps) for steps, one in measured}
+    alike = Counter(map(_name, found))
     others = [
         _name(one)
-        + (f" of {_mib(one)}" if one.setting.overlap == setting.overlap else "")
+        + (f" of {_mib(one)}" if alike[_name(one)] > 1 else "")
         + f" {_ms(one.prediction.step)}"
         + (f" (measured {_ms(took[one.setting])})" if one.setting in took else "")
         for one in found
