@@ -33,6 +33,12 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
 """Variables in which the same launchers number a rank."""
 
+
+def rank_started(environment: Mapping[str, str]) -> int:
+    """Return the rank that the launcher gave to this process; 0 where no launcher started it."""
+    return int(next((environment[name] for name in (*RANK_VARIABLES, "SLURM_PROCID") if name in environment), "0"))
+
+
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 """Variables in which the same launchers count the ranks on this node."""
 

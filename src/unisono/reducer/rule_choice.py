@@ -25,7 +25,7 @@ from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.step_times import StepTimes
-from unisono.reducer.tuning import Tuning
+from unisono.reducer.tuning import Log, Tuning
 from unisono.rules import BaseRule
 from unisono.step.costs import Prediction
 
@@ -49,6 +49,7 @@ class RuleChoice:
         self._memory, self._collectives, self._programs = memory, collectives, programs
         self._wait_for_all = wait_for_all
         self._tuning = Tuning(memory, collectives, times, rule)
+        self._report = self._tuning.log
         weakref.finalize(self, self._tuning.close).atexit = False
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
@@ -129,9 +130,10 @@ class RuleChoice:
         if self.rule.keeps_anchor:
             self.rule_memory.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
 
-    def log_with(self, log: Callable[[str], None]) -> None:
-        """Report the choices of the first steps with `log`, on rank 0."""
-        self._tuning.log = log
+    def log_with(self, log: Log, details: Log | None = None) -> None:
+        """Report the choices of the first steps with `log`, on rank 0, and the search for an overlap and buckets with
+        `details`, which is `log` unless given."""
+        self._report, self._tuning.log = log, details or log
         buckets, wanted = len(self._memory.layout.buckets), self.rule.least_buckets
         if buckets < wanted:
             self._log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
@@ -163,7 +165,7 @@ class RuleChoice:
 
     def _log(self, line: str) -> None:
         if self._collectives.rank == 0:
-            self._tuning.log(line)
+            self._report(line)
 
 
 def can_be_sharded(optimizer: torch.optim.Optimizer) -> bool:

@@ -34,7 +34,7 @@ from unisono.plan.trace import trace
 from unisono.training.planned_run import TRACED_SAMPLES, example_of, network_of, run_of, settings_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
-from unisono.training.run_directory import replace_file
+from unisono.training.run_directory import LOG, replace_file
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -53,6 +53,8 @@ class RunForesight:
     home: Path
     log: Callable[[str], None]
     """Function that rank 0 reports with."""
+    detail: Callable[[str], None]
+    """Function that rank 0 reports details with."""
     ledger: Path | None = None
     """Ledger of the run; None for that beside its folder."""
     _seal: Seal | None = None
@@ -69,9 +71,9 @@ class RunForesight:
         Raises UsageError for an unknown machine, and where the seal cannot be written.
         """
         if machine is not None:
-            self._adopt(self.world.call_on_root(lambda: self._planned(machine, done)))
+            self._adopt(self.world.call_on_root(lambda: self._planned(machine, done)), self.log)
         elif done:
-            self._adopt(self.world.call_on_root(lambda: self._of_before(done)))
+            self._adopt(self.world.call_on_root(lambda: self._of_before(done)), self.detail)
         self._seal_search(done)
 
     def after_step(self, done: int) -> None:
@@ -101,24 +103,27 @@ class RunForesight:
             return
         self._pending = False
         self._searched = max(0, self._made - 1)
+        chosen = reducer.choice.chosen
+        if chosen is not None:
+            how = f"how gradients are averaged: overlap {chosen.setting.overlap} (more: {self.home / LOG})"
+            self.log(f"the first {self._searched} steps tuned {how}")
         if self._seal is not None:
             return
-        chosen = reducer.choice.chosen
         if chosen is None:
-            self.log(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
+            self.detail(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
             return
         self.trainer.wait()
         sealed = tuned_prediction(chosen, self._facts(done), self._searched)
-        self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)))
+        self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)), self.detail)
 
-    def _adopt(self, seal: Seal | str | None) -> None:
-        """Adopt a seal and report it, or the reason for which there is none."""
+    def _adopt(self, seal: Seal | str | None, log: Callable[[str], None]) -> None:
+        """Adopt a seal and report it with `log`, or the reason for which there is none."""
         if isinstance(seal, Seal):
             self._seal, found = seal, seal.prediction
             interval = f" ({ms(found.low)} - {ms(found.high)})" if found.high > found.low else ""
-            self.log(f"prediction sealed {found.sealed}: {ms(found.step)} a step{interval}, in {seal.path}")
+            log(f"prediction sealed {found.sealed}: {ms(found.step)} a step{interval}, in {seal.path}")
         elif seal is not None:
-            self.log(f"no prediction is sealed before the first step: {seal}")
+            log(f"no prediction is sealed before the first step: {seal}")
 
     def _planned(self, machine: str, done: int) -> Seal | str:
         """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
@@ -166,7 +171,7 @@ class RunForesight:
         if self._kept:
             found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
         if found is None:
-            self.log(f"no measurement: {reason_without_measurement(rule.period, skip)}")
+            self.detail(f"no measurement: {reason_without_measurement(rule.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest)

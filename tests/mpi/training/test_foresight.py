@@ -120,14 +120,18 @@ def test_a_search_predicts_once_it_has_ended(
     train(searched(packs), group, home / "run", None)
 
     def check() -> None:
-        output = capsys.readouterr().out
+        output, log = capsys.readouterr().out, (home / "run/log.txt").read_text()
+        assert "prediction is sealed" not in output, "a detail"
+        assert "prediction sealed" not in output
         if group.size == 1:
-            assert "no prediction is sealed: one rank measures no exchange; give --machine" in output
+            assert "no prediction is sealed: one rank measures no exchange; give --machine" in log
             assert (home / "run/measurement.json").exists()
             assert not (home / "ledger.jsonl").exists()
             return
         (entry,) = entries_of(home)
         sealed, count = entry.prediction, int(entry.prediction.sealed.split()[1])
+        assert f"the first {count} steps tuned how gradients are averaged: overlap " in output
+        assert f"prediction sealed after {count} tuning steps: " in log
         assert sealed.sealed == f"after {count} tuning steps"
         assert entry.measurement.skipped == count + 5
         assert entry.measurement.steps == 45 - count - 5
@@ -155,7 +159,7 @@ def test_a_run_that_is_not_predicted_says_so(
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
-    train(replace(recipe, rule=replace(recipe.rule, name=name)), group, home / "run", None)
+    train(replace(recipe, rule=replace(recipe.rule, name=name)), group, home / "run", None, verbose=True)
 
     def check() -> None:
         (line,) = [one for one in capsys.readouterr().out.splitlines() if "no prediction is sealed" in one]
