@@ -326,7 +326,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     step = int(last.group(1))
     assert step == max(steps_kept(folder))
     found = {path.name for path in folder.iterdir()} - {"prediction.json"}  # the search may not have ended
-    assert found == {"checkpoints", "metrics.jsonl", "recipe.toml", "steps"}
+    assert found == {"checkpoints", "log.txt", "metrics.jsonl", "recipe.toml", "steps"}
     if target == "launcher":
         return
     epochs = ("--set", f"training.epochs={step // 23 + 1}")
