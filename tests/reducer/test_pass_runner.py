@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
@@ -68,7 +69,7 @@ class Passes:
         self.layout = Layout(2, 4, tuple(buckets), updates=Updates.OUTSIDE)
         self.player = Recorder()
         programs = SimpleNamespace(player=self.player, by_main=by_main)
-        self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None)  # type: ignore[arg-type]
+        self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None, Accumulation(self.memory))  # type: ignore[arg-type]
         self.runner.readings = Readings(self.parameters, 2, self.runner.on_reading_ended)
 
     def begin(self, message: ControlMessage | None = None) -> BackwardPass:

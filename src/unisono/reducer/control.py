@@ -20,7 +20,7 @@ from unisono.errors import UsageError
 REQUEST_KINDS = ("save", "stop", "join")
 """Kinds of requests that a rank can make of all ranks."""
 
-FIXED_FIELDS = 5 + 2 * len(REQUEST_KINDS)
+FIXED_FIELDS = 9 + 2 * len(REQUEST_KINDS)
 """Number of fields before the bits of ranks."""
 
 RANKS_PER_NUMBER = 48
@@ -40,6 +40,8 @@ class ControlMessage:
     first_dimension: int | None = None
     """First dimension of its last input, where one was seen. Used for a warning only."""
     requests: frozenset[str] = frozenset()
+    changed: bool | None = None
+    """True where its weights have changed since the last pass; None where they are not compared."""
 
     @property
     def samples_given(self) -> bool:
@@ -68,6 +70,10 @@ class ControlResult:
     """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of ranks that made each of these requests."""
+    changed: str = ""
+    """Ranks whose weights have changed since the last pass, in words; empty where there are none."""
+    unchanged: str = ""
+    """Ranks whose weights have not."""
 
     def weight_of(self, message: ControlMessage) -> float:
         """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where no rank gave
@@ -79,7 +85,14 @@ class ControlResult:
         return message.samples / self.samples
 
     def error(self) -> UsageError | None:
-        """Return the error of all ranks where only some have given their samples; else None."""
+        """Return the error of all ranks where only some have changed their weights, or given their samples; else
+        None."""
+        if self.changed and self.unchanged:
+            return UsageError(
+                f"since the last backward pass the optimizer has changed the weights on {self.changed}, but not on "
+                f"{self.unchanged}, so ranks differ: make or leave out optimizer.step() on all ranks alike; a rank "
+                "that drops its batch calls unisono.synchronize(model) in place of backward(), and makes the step"
+            )
         if not self.samples_given or not self.without_samples:
             return None
         one = len(self.without_samples) == 1
@@ -111,6 +124,7 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
     first_dimension = (
         float(message.first_dimension) if without_samples and message.first_dimension is not None else None
     )
+    changes = [float(message.changed is True), float(message.changed is False)]
     names = [0.0] * -(-size // RANKS_PER_NUMBER)
     if without_samples:
         names[rank // RANKS_PER_NUMBER] = 2.0 ** (rank % RANKS_PER_NUMBER)
@@ -122,6 +136,8 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
         (first_dimension or 0.0) ** 2,
         *(float(kind in message.requests) for kind in REQUEST_KINDS),
         *(float(kind in message.requests) * rank for kind in REQUEST_KINDS),
+        *changes,
+        *(change * rank for change in changes),
         *names,
     ]
 
@@ -137,11 +153,13 @@ def decode(sums: Sequence[float]) -> ControlResult:
         if names >> bit & 1
     ]
     uneven = known * squares < MAX_EXACT_INTEGER and known * squares != total * total
-    counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : FIXED_FIELDS]
+    counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : 5 + 2 * len(REQUEST_KINDS)]
+    changed, unchanged, *named = sums[5 + 2 * len(REQUEST_KINDS) : FIXED_FIELDS]
     asked = zip(REQUEST_KINDS, counts, ranks, strict=True)
     requests = {kind: requested_by(count, total_rank) for kind, count, total_rank in asked if count}
     by_kind = {kind: int(count) for kind, count in zip(REQUEST_KINDS, counts, strict=True) if count}
-    return ControlResult(samples, int(samples_given), tuple(without_samples), uneven, requests, by_kind)
+    changes = [requested_by(*one) if one[0] else "" for one in zip((changed, unchanged), named, strict=True)]
+    return ControlResult(samples, int(samples_given), tuple(without_samples), uneven, requests, by_kind, *changes)
 
 
 def requested_by(count: float, ranks: float) -> str:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Run:
         """Three layers, so that the gradient of the first needs weights that the forward pass has saved."""
         torch.manual_seed(seed)
         sizes = sizes or (4, 5, 5, 2)
-        layers = [nn.Linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False)]
+        layers = [nn.Linear(before, after) for before, after in pairwise(sizes)]
         return nn.Sequential(*(one for layer in layers for one in (layer, nn.Tanh()))).double()
 
     def optimizer(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
