@@ -90,8 +90,8 @@ class ControlResult:
         if self.changed and self.unchanged:
             return UsageError(
                 f"since the last backward pass the optimizer has changed the weights on {self.changed}, but not on "
-                f"{self.unchanged}, so ranks differ: make or leave out optimizer.step() on all ranks alike; a rank "
-                "that drops its batch calls unisono.synchronize(model) in place of backward(), and makes the step"
+                f"{self.unchanged}, so ranks differ: call optimizer.step() on all ranks after the same backward "
+                "passes, or on none; a rank that drops its batch calls unisono.synchronize(model) in place of backward(), and makes the step"
             )
         if not self.samples_given or not self.without_samples:
             return None

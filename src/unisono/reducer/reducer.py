@@ -29,7 +29,7 @@ from torch.autograd import Variable
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool
-from unisono.errors import UsageError
+from unisono.errors import OperationError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.attachment import attach, detach, reducer_of
@@ -57,6 +57,12 @@ from unisono.step.build import CONTROL
 from unisono.step.layout import Updates
 from unisono.weak import weakly
 from unisono.world import World
+
+STEPS_COUNT = (
+    "{} counts the calls of optimizer.step(): a rank that has left one out is behind the others; in its place, call "
+    "optimizer.zero_grad() and then optimizer.step(), which changes nothing"
+)
+"""Note on an exchange of weights that has failed in a loop of the user's own."""
 
 
 class Reducer:
@@ -234,15 +240,21 @@ class Reducer:
         pass."""
         if self.rule.differs and not self._runner.awaits_step:
             self.synchronize()
-        self.optimizer.finish_step()
+        try:
+            self.optimizer.finish_step()
+        except OperationError as error:
+            if self.rule.differs:
+                error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
+            raise
 
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self.structure.check_pass(self._model())
         if not self.rule.differs:
             self.optimizer.finish_step()  # if the program has left it out, as the other ranks gather weights
-        elif self._runner.awaits_step:  # another pass of the same step
+        elif self._runner.awaits_step:  # another pass of the same step, with the same setting
             self.programs.take_back()
+            self._prepared = True
         if not self._prepared:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False

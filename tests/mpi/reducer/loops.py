@@ -165,6 +165,17 @@ def accumulated_both_ways(run: Run) -> Iterator[Sequence[nn.Module]]:
         yield [model]
 
 
+def accumulated_unevenly(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """The last rank has fewer batches between two steps than the others."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2 if run.is_last else 3):
+            run.loss(10 * step + part, square(model)).backward()
+        optimizer.step()
+        yield [model]
+
+
 def forwards_before_backwards(run: Run) -> Iterator[Sequence[nn.Module]]:
     model, optimizer = run.setup()
     for step in range(STEPS):
@@ -522,6 +533,7 @@ LOOPS: dict[str, Loop] = {
         accumulated,
         accumulated_under_no_sync,
         accumulated_both_ways,
+        accumulated_unevenly,
         forwards_before_backwards,
         one_graph_twice,
         disjoint,

@@ -46,8 +46,8 @@ class Refused(NamedTuple):
 SPARSE = Refused("the model gives sparse gradients, which are not averaged: use sparse=False", ranks=1)
 
 ALIKE = Refused(
-    r"the optimizer has changed the weights on (rank 0|\d ranks), but not on rank \d, so ranks differ: make or leave "
-    r"out optimizer.step\(\) on all ranks alike"
+    r"the optimizer has changed the weights on (rank \d|\d ranks), but not on (rank \d|\d ranks), so ranks "
+    r"differ: call optimizer.step\(\) on all ranks after the same backward passes, or on none"
 )
 
 ONE_OPTIMIZER = Refused(
@@ -57,6 +57,7 @@ ONE_OPTIMIZER = Refused(
 REFUSED: dict[str, dict[str, Refused]] = {
     "skipped_by_one": {"bsp": ALIKE, "sum": ALIKE},
     "dropped_by_one": {"bsp": ALIKE, "sum": ALIKE},
+    "accumulated_unevenly": {"bsp": ALIKE, "sum": ALIKE},
     "two_optimizers": {"local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
     "sparse_gradients": dict.fromkeys(RULES, SPARSE),
 }
