@@ -24,7 +24,6 @@ from unisono.tensor_parallel.model import data_world, named_parts, parameter_par
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.tensor_parallel.trace import Example
-from unisono.weak import weakly
 from unisono.world import World
 
 SPLIT_LOOP = (
@@ -51,9 +50,10 @@ def parallel(
     `backward()`.
 
     `rule` is `BSP()` by default. A rule on weights (`LocalSGD`, `DiLoCo`) needs the `optimizer`: `.grad` is then this
-    rank's own, and `optimizer.step()` averages the weights when that is due. So does `Sharded`: each rank then has its
-    shards of the gradients, and `optimizer.step()` updates and gathers the weights. Raises UsageError if the optimizer
-    is missing, for an asynchronous rule (`EASGD`), and for a model that is already parallel or has sparse gradients.
+    rank's own, and `optimizer.step()`, whose calls a period counts, averages the weights when that is due. So does
+    `Sharded`: each rank then has its shards of the gradients, and `optimizer.step()` updates and gathers the weights.
+    Raises UsageError if the optimizer is missing or lacks a trainable parameter, for an asynchronous rule (`EASGD`),
+    and for a model that is already parallel or has sparse gradients.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
     (`tensor_parallel/plan.py`). Ranks of a group then use the same samples, and each holds a part of those weights:
@@ -91,8 +91,7 @@ def parallel(
     if chosen.sharded and optimizer is not None:
         reducer.optimizer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
-        end_step = weakly(reducer.end_step)
-        optimizer.register_step_post_hook(lambda *_: end_step())
+        reducer.follow(optimizer)
     return model
 
 

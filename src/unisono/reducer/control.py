@@ -91,7 +91,7 @@ class ControlResult:
             return UsageError(
                 f"since the last backward pass the optimizer has changed the weights on {self.changed}, but not on "
                 f"{self.unchanged}, so ranks differ: call optimizer.step() on all ranks after the same backward "
-                "passes, or on none; a rank that drops its batch calls unisono.synchronize(model) in place of backward(), and makes the step"
+                "passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of backward()"
             )
         if not self.samples_given or not self.without_samples:
             return None

@@ -235,6 +235,11 @@ class Reducer:
             self.optimizer.hide_gradients(begun)
             self.accumulation.end_average()
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call `end_step` after each step of the optimizer of a user's own loop."""
+        end_step = weakly(self.end_step)
+        self._hooks.append(optimizer.register_step_post_hook(lambda *_: end_step()))
+
     def end_step(self) -> None:
         """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward
         pass."""

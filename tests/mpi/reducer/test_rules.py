@@ -140,6 +140,22 @@ def test_uneven_accumulation_while_settings_are_tried(group: World) -> None:
     assert all(torch.equal(one, weights) for one in group.all_gather_object(weights))
 
 
+def test_an_optimizer_is_left_with_the_model(group: World) -> None:
+    """Made parallel again with a layer less, the model's steps are those of the second reducer alone."""
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, group, LocalSGD(every=2), optimizer)
+    first = reducer_of(model)
+    optimizer.step()
+    model[1].requires_grad_(requires_grad=False)
+    unisono.parallel(model, group, LocalSGD(every=2), optimizer)
+    optimizer.step()
+    second = reducer_of(model)
+    assert first is not None
+    assert second is not None
+    assert (first.programs.number, second.programs.number) == (1, 1)
+
+
 def test_a_rank_that_leaves_out_a_step_is_told_how(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer = optimizer_of(model)

@@ -7,16 +7,18 @@ local_sgd, diloco   one model for each rank, whose weights are averaged by hand 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import pytest
 import torch
-from tests.mpi.reducer.loops import LOOPS, OPTIMIZERS, Loop, Run
+from tests.mpi.loops.loops import LOOPS, OPTIMIZERS, Loop, Run
 from torch import nn
 
 import unisono
 from unisono.errors import UsageError
 from unisono.rules import BaseRule, DiLoCo, LocalSGD
+from unisono.tensor_parallel import whole_state_dict
 from unisono.world import World
 
 SMALL = unisono.Exchange(bucket_bytes=200)
@@ -63,7 +65,9 @@ REFUSED: dict[str, dict[str, Refused]] = {
 }
 """Outcomes that are not "right", by loop and rule."""
 
-CELLS = [(loop, rule) for loop in LOOPS for rule in RULES]
+Cell = tuple[str, str]
+
+CELLS: list[Cell] = [(loop, rule) for loop in LOOPS for rule in RULES]
 
 
 class Average:
@@ -93,14 +97,13 @@ class Average:
                 one.copy_(anchor)
 
 
-def by_hand(loop: Loop, rule: BaseRule, optimizer: str, world: World) -> Run:
-    """Return the run that a rank's parallel run is to equal."""
+def by_hand(loop: Loop, rule: BaseRule, optimizer: str, ranks: int) -> list[Run]:
+    """Return the runs that the parallel runs of the ranks are to equal: one of each rank, or one of all."""
     if not rule.differs:
-        serial = Run(world.size, range(world.size), optimizer, rule)
-        for _ in loop(serial):
-            pass
-        return serial
-    runs = [Run(world.size, [rank], optimizer, rule) for rank in range(world.size)]
+        serial = Run(ranks, range(ranks), optimizer, rule)
+        list(loop(serial))
+        return [serial]
+    runs = [Run(ranks, [rank], optimizer, rule) for rank in range(ranks)]
     averages: dict[int, Average] = {}
     for stepped in zip(*map(loop, runs), strict=True):
         for models in zip(*stepped, strict=True):
@@ -108,7 +111,7 @@ def by_hand(loop: Loop, rule: BaseRule, optimizer: str, world: World) -> Run:
             if number not in averages:
                 averages[number] = Average(rule, models, runs[0].starts[number])
             averages[number].count_step()
-    return runs[world.rank]
+    return runs
 
 
 def tensors(run: Run) -> Iterator[tuple[str, torch.Tensor]]:
@@ -123,20 +126,71 @@ def tensors(run: Run) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"optimizer {place}, {number}, {name}", value
 
 
-@pytest.mark.parametrize(("loop", "rule"), CELLS)
-def test_loop(world: World, loop: str, rule: str) -> None:
-    """Each cell has each optimizer, by turns with the number of ranks."""
-    optimizer = list(OPTIMIZERS)[(CELLS.index((loop, rule)) + world.size) % len(OPTIMIZERS)]
-    mine = Run(world.size, [world.rank], optimizer, RULES[rule], world)
-    refused = REFUSED.get(loop, {}).get(rule)
-    if refused is not None and world.size >= refused.ranks:
+def optimizer_of(cell: Cell, ranks: int) -> str:
+    """Return the optimizer of a cell: each has all of them, by turns with the number of ranks."""
+    return list(OPTIMIZERS)[(CELLS.index(cell) + ranks) % len(OPTIMIZERS)]
+
+
+def refused_on(cell: Cell, ranks: int) -> Refused | None:
+    refused = REFUSED.get(cell[0], {}).get(cell[1])
+    return refused if refused is not None and ranks >= refused.ranks else None
+
+
+@cache
+def references(world: World) -> dict[Cell, list[dict[str, torch.Tensor]]]:
+    """Return what the runs by hand give, of all cells that are not refused. Each rank makes its part of them."""
+    mine = {}
+    for place, cell in enumerate(CELLS):
+        if place % world.size == world.rank and refused_on(cell, world.size) is None:
+            runs = by_hand(LOOPS[cell[0]], RULES[cell[1]], optimizer_of(cell, world.size), world.size)
+            mine[cell] = [dict(tensors(run)) for run in runs]
+    return {cell: runs for part in world.all_gather_object(mine) for cell, runs in part.items()}
+
+
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+def test_loop(world: World, cell: Cell) -> None:
+    loop, rule = LOOPS[cell[0]], RULES[cell[1]]
+    run = Run(world.size, [world.rank], optimizer_of(cell, world.size), rule, world)
+    if (refused := refused_on(cell, world.size)) is not None:
         with pytest.raises(UsageError, match=refused.words):
-            list(LOOPS[loop](mine))
+            list(loop(run))
         return
-    list(LOOPS[loop](mine))
-    expected, found = dict(tensors(by_hand(LOOPS[loop], RULES[rule], optimizer, world))), dict(tensors(mine))
+    list(loop(run))
+    runs = references(world)[cell]
+    expected, found = runs[world.rank % len(runs)], dict(tensors(run))
     assert list(found) == list(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=0, atol=TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(found[name], value, rtol=0, atol=TOLERANCE, msg=partial("{}: {}".format, name))
+
+
+SPLIT = {"0": "column 2 gives part", "2": "row 2 takes part"}
+"""Plan that splits the first two layers of a network over pairs of ranks."""
+
+WITH_SPLIT_LAYERS = (
+    "plain",
+    "accumulated",
+    "accumulated_under_no_sync",
+    "one_graph_twice",
+    "some_gradients_removed",
+    "dropped_without_step",
+    "skipped_by_all",
+    "no_batch_on_one",
+    "no_second_batch_on_one",
+    "frozen_for_a_while",
+)
+
+
+@pytest.mark.parametrize("loop", WITH_SPLIT_LAYERS)
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.takes_split_layers])
+def test_loop_with_split_layers(world: World, loop: str, rule: str) -> None:
+    """Ranks of a pair train on the same samples."""
+    if world.size % 2:
+        pytest.skip("layers are split over pairs of ranks")
+    mine = Run(world.size // 2, [world.rank // 2], "momentum", RULES[rule], world, SPLIT)
+    list(LOOPS[loop](mine))
+    serial = Run(world.size // 2, range(world.size // 2), "momentum", RULES[rule])
+    list(LOOPS[loop](serial))
+    expected, found = serial.models[0].state_dict(), whole_state_dict(mine.models[0])
+    assert list(found) == (list(expected) if world.rank == 0 else [])
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=TOLERANCE, msg=partial("{}: {}".format, name))

@@ -8,7 +8,7 @@ in a serial one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -39,10 +39,16 @@ class Run:
     """Run of a loop: on one rank of a world, or by hand, without a world, on the samples of some ranks."""
 
     def __init__(
-        self, ranks: int, members: Sequence[int], optimizer: str, rule: BaseRule, world: World | None = None
+        self,
+        ranks: int,
+        members: Sequence[int],
+        optimizer: str,
+        rule: BaseRule,
+        world: World | None = None,
+        plan: Mapping[str, str] | None = None,
     ) -> None:
-        """`members`: the ranks whose samples the run trains on."""
-        self.ranks, self.members, self.rule, self._world = ranks, members, rule, world
+        """`members`: the ranks whose samples the run trains on, of all `ranks` that have samples of their own."""
+        self.ranks, self.members, self.rule, self._world, self._plan = ranks, members, rule, world, plan
         self._make_optimizer = OPTIMIZERS[optimizer]
         self.summed = getattr(rule, "scale", "mean") == "sum"
         self.models: list[nn.Module] = []
@@ -59,7 +65,7 @@ class Run:
     def network(self, *sizes: int, seed: int = 0) -> nn.Module:
         """Three layers, so that the gradient of the first needs weights that the forward pass has saved."""
         torch.manual_seed(seed)
-        sizes = sizes or (4, 5, 5, 2)
+        sizes = sizes or (4, 6, 5, 2)
         layers = [nn.Linear(before, after) for before, after in pairwise(sizes)]
         return nn.Sequential(*(one for layer in layers for one in (layer, nn.Tanh()))).double()
 
@@ -72,7 +78,7 @@ class Run:
         self.models.append(model)
         self.starts.append([parameter.detach().clone() for parameter in model.parameters()])
         if self._world is not None:
-            unisono.parallel(model, self._world, self.rule, optimizer)
+            unisono.parallel(model, self._world, self.rule, optimizer, self._plan)
         return model
 
     def setup(self, model: nn.Module | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -111,6 +117,7 @@ def sine(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def plain(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """One backward pass, then a step."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -120,6 +127,7 @@ def plain(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def zero_grad_after_forward(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`zero_grad()` between the forward and the backward pass."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         loss = run.loss(step, square(model))
@@ -141,6 +149,7 @@ def accumulated(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def accumulated_under_no_sync(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """The same under `unisono.no_sync`, but for the last pass."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -153,7 +162,7 @@ def accumulated_under_no_sync(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def accumulated_both_ways(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """An average, then a pass of this rank alone, then the next average."""
+    """A pass that averages, one under `unisono.no_sync`, and one that averages, before a step."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -166,7 +175,7 @@ def accumulated_both_ways(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def accumulated_unevenly(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """The last rank has fewer batches between two steps than the others."""
+    """Fewer backward passes before a step on one rank."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -177,6 +186,7 @@ def accumulated_unevenly(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def forwards_before_backwards(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """Two forward passes, then their backward passes."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -205,7 +215,7 @@ def _next(outputs: Sequence[Tensor], power: int) -> Callable[[Tensor], Tensor]:
 
 
 def disjoint(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """Two towers with a loss each: each backward pass has the gradients of one."""
+    """Two towers with a loss each: backward passes on different parameters."""
     towers = nn.ModuleDict({"a": run.network(), "b": run.network(4, 3, seed=1)})
     model, optimizer = run.setup(towers)
     for step in range(STEPS):
@@ -217,7 +227,7 @@ def disjoint(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def overlapping(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """Two heads with a loss each behind one body."""
+    """Two heads with a loss each behind one body: backward passes that share parameters."""
     parts = nn.ModuleDict({"body": run.network(), "a": run.network(2, 3, seed=1), "b": run.network(2, 2, seed=2)})
     model, optimizer = run.setup(parts)
     for step in range(STEPS):
@@ -229,7 +239,7 @@ def overlapping(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def some_gradients_removed(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """As DINO and SwAV do for their last layer in the first steps."""
+    """`.grad = None` for the last layer in some steps, as DINO and SwAV do."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -242,7 +252,7 @@ def some_gradients_removed(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def gradients_replaced(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """As PCGrad does: the gradient of each of two losses, then one made of both."""
+    """`.grad` replaced by one's own, made of the gradients of two losses, as PCGrad does."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         found = []
@@ -257,7 +267,7 @@ def gradients_replaced(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def gradients_by_autograd_grad(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """`torch.autograd.grad` leaves `.grad` as it is: the program sets it, and averages it."""
+    """`torch.autograd.grad`, then `.grad` set by the program, then `unisono.synchronize`."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         found = torch.autograd.grad(run.loss(step, square(model)), list(model.parameters()))
@@ -269,6 +279,7 @@ def gradients_by_autograd_grad(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def gradients_clipped(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`clip_grad_norm_` before the step."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -279,7 +290,7 @@ def gradients_clipped(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def gradients_with_noise(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """Scaled, with the same noise added on all ranks."""
+    """`.grad` scaled in place, with noise added, the same on all ranks."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -292,7 +303,7 @@ def gradients_with_noise(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def gradient_penalty(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """A loss on the gradient of the inputs."""
+    """A loss on the gradient of the inputs (`create_graph=True`)."""
     model, optimizer = run.setup()
 
     def penalized(inputs: Tensor) -> Tensor:
@@ -308,7 +319,7 @@ def gradient_penalty(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def dropped_without_step(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """All ranks drop a batch: gradients are cleared, and no step is made."""
+    """A batch that all ranks drop: `zero_grad()`, and no step."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -321,7 +332,7 @@ def dropped_without_step(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def dropped_with_step(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """All ranks drop a batch: gradients are cleared, and the step that is made changes nothing."""
+    """A batch that all ranks drop: `zero_grad()`, and a step that changes nothing."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -346,7 +357,7 @@ def zeros_kept(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def layer_unused(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """A layer that some steps do not use has no gradient there: it stays as it is."""
+    """A layer that some steps do not use: it has no gradient there."""
     parts = nn.ModuleDict({"a": run.network(), "b": run.network(2, 2, seed=1)})
     model, optimizer = run.setup(parts)
     for step in range(STEPS):
@@ -358,6 +369,7 @@ def layer_unused(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def skipped_by_all(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A step that all ranks leave out."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -368,7 +380,7 @@ def skipped_by_all(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def skipped_by_one(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """One rank leaves out a step, as a GradScaler does, and makes as many as the others in the end."""
+    """A step that one rank leaves out, as a `GradScaler` does, and makes up for at the end."""
     model, optimizer = run.setup()
     for step in range(STEPS + run.is_last):
         optimizer.zero_grad()
@@ -379,7 +391,7 @@ def skipped_by_one(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def dropped_by_one(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """One rank drops its gradients and makes the step without: it stays in time with the others."""
+    """A batch that one rank drops: `zero_grad()`, and a step that changes nothing there."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -391,7 +403,7 @@ def dropped_by_one(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def no_batch_on_one(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """One rank has no batch in some steps, and calls `unisono.synchronize` in place of `backward`."""
+    """A rank without a batch in some steps: `unisono.synchronize` in place of `backward()`."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -405,7 +417,7 @@ def no_batch_on_one(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def no_second_batch_on_one(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """One rank has fewer batches between two steps than the others."""
+    """A rank with fewer batches between two steps: `unisono.synchronize` in place of the last `backward()`."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -419,7 +431,7 @@ def no_second_batch_on_one(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def generator_and_critic(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """Two models with two optimizers. The generator's backward pass leaves gradients in the critic."""
+    """Two models with two optimizers (GAN): the backward pass of one leaves gradients in the other."""
     generator, its = run.setup(run.network(4, 5, 4))
     critic, own = run.setup(run.network(4, 5, 5, 1, seed=1))
     for step in range(STEPS):
@@ -435,6 +447,7 @@ def generator_and_critic(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def two_models_one_optimizer(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """Two models with one optimizer."""
     encoder, decoder = run.network(4, 5, 3), run.network(3, 5, 4, seed=1)
     optimizer = run.optimizer([*encoder.parameters(), *decoder.parameters()])
     for model in (encoder, decoder):
@@ -447,7 +460,7 @@ def two_models_one_optimizer(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def two_optimizers(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """One model, whose halves have an optimizer each."""
+    """One model whose halves have an optimizer each."""
     model = run.network()
     body, head = run.optimizer(model[:2].parameters()), run.optimizer(model[2:].parameters())
     run.parallel(model, head)
@@ -461,6 +474,7 @@ def two_optimizers(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def frozen_for_a_while(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A layer that is frozen for some steps."""
     model, optimizer = run.setup()
     for step in range(STEPS):
         model[0].requires_grad_(step not in (2, 3, 4))
@@ -471,7 +485,7 @@ def frozen_for_a_while(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def averaged_teacher(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """A teacher whose weights are a moving average of the student's."""
+    """A teacher whose weights are a moving average of the model's."""
     model, optimizer = run.setup()
     teacher = copy.deepcopy(model).requires_grad_(False)
     run.models.append(teacher)
@@ -486,7 +500,7 @@ def averaged_teacher(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def tied_weights(run: Run) -> Iterator[Sequence[nn.Module]]:
-    """An embedding whose weight is that of the output layer, too; most rows have no gradient from the embedding."""
+    """An embedding whose weight is that of the output layer, too."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"embedding": nn.Embedding(9, 4), "output": nn.Linear(4, 9)}).double()
     model["output"].weight = model["embedding"].weight
@@ -504,6 +518,7 @@ def tied_weights(run: Run) -> Iterator[Sequence[nn.Module]]:
 
 
 def sparse_gradients(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """Sparse gradients (`nn.Embedding(sparse=True)`)."""
     model = nn.Embedding(9, 4, sparse=True).double()
     run.setup(model)
     yield [model]
