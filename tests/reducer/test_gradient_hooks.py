@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from unisono.reducer.gradient_hooks import register_hooks, register_incoming_hooks
+from unisono.reducer.gradient_hooks import register_hooks
 
 
 class Record:
@@ -18,9 +18,6 @@ class Record:
 
     def mark_ready(self, number: int, last: bool) -> None:
         self.calls.append((number, last))
-
-    def before_adding(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
-        return 2 * gradient if number else None
 
 
 def test_each_complete_gradient_is_reported_once() -> None:
@@ -54,15 +51,3 @@ def test_they_do_not_keep_the_receiver_alive() -> None:
     finally:
         gc.enable()
     model(torch.ones(1, 2)).sum().backward()
-
-
-def test_a_gradient_can_be_replaced_before_it_is_added() -> None:
-    model, record = torch.nn.Linear(2, 2), Record()
-    register_incoming_hooks(list(model.parameters()), record.before_adding)
-    for _ in range(2):
-        model(torch.ones(1, 2)).sum().backward()
-    assert model.weight.grad.tolist() == [[2.0, 2.0]] * 2
-    assert model.bias.grad.tolist() == [4.0, 4.0]
-    del record
-    model(torch.ones(1, 2)).sum().backward()
-    assert model.bias.grad.tolist() == [5.0, 5.0]

@@ -1,7 +1,5 @@
-"""Hooks of parameters, which autograd calls before a gradient is added to `.grad`, and when it is complete.
-
-They keep nothing alive: Python's collector does not see what holds hooks.
-"""
+"""Hooks of parameters, which autograd calls when a gradient is complete. They keep nothing alive: Python's collector
+does not see what holds hooks."""
 
 from __future__ import annotations
 
@@ -14,21 +12,6 @@ from torch.utils.hooks import RemovableHandle
 MarkReady = Callable[[int, bool], None]
 """Function of a parameter's number, and True where no hooks of the program's own follow: they may change its
 gradient."""
-
-
-BeforeAdding = Callable[[int, torch.Tensor], torch.Tensor | None]
-"""Function of a parameter's number and the gradient that is about to be added to `.grad`; it may return another."""
-
-
-class IncomingGradientHook:
-    """Hook of the parameter with this number, for gradients that are about to be added."""
-
-    def __init__(self, number: int, before_adding: weakref.ref[BeforeAdding]) -> None:
-        self._number, self._before_adding = number, before_adding
-
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        before_adding = self._before_adding()
-        return None if before_adding is None else before_adding(self._number, gradient)
 
 
 class GradientHook:
@@ -48,14 +31,5 @@ def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) ->
     reference = weakref.WeakMethod(mark_ready)
     return [
         parameter.register_post_accumulate_grad_hook(GradientHook(number, reference))  # type: ignore[no-untyped-call]
-        for number, parameter in enumerate(parameters)
-    ]
-
-
-def register_incoming_hooks(parameters: Sequence[torch.Tensor], before_adding: BeforeAdding) -> list[RemovableHandle]:
-    """Call a bound method before each gradient is added, as long as its object lives. Return the handles."""
-    reference = weakref.WeakMethod(before_adding)
-    return [
-        parameter.register_hook(IncomingGradientHook(number, reference))  # type: ignore[no-untyped-call]
         for number, parameter in enumerate(parameters)
     ]

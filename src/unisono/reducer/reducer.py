@@ -29,14 +29,14 @@ from torch.autograd import Variable
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool
-from unisono.errors import OperationError, UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.gradient_hooks import register_hooks, register_incoming_hooks
+from unisono.reducer.gradient_hooks import register_hooks
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.model_weights import ModelWeights
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
@@ -106,7 +106,9 @@ class Reducer:
         self.weights = ModelWeights(model, self.memory, self.buffers, self._collectives, self.choice, self.pending)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
         if rule.sums_gradients:
-            self._hooks += register_incoming_hooks(self.parameters, self.before_adding)
+            before = weakly(self.before_adding)
+            for number, parameter in enumerate(self.parameters):
+                self._hooks.append(parameter.register_hook(partial(before, number)))  # type: ignore[no-untyped-call]
         self._runner.readings = take(model, self.parameters, world.size, weakly(self._runner.on_reading_ended))
         attach(model, self)
 
@@ -247,7 +249,7 @@ class Reducer:
             self.synchronize()
         try:
             self.optimizer.finish_step()
-        except OperationError as error:
+        except UnisonoError as error:
             if self.rule.differs:
                 error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
             raise
