@@ -40,11 +40,13 @@ def test_averages_and_placeholders_are_not_the_ranks_own_gradients() -> None:
     accumulation = Accumulation(memory)
     assert not accumulation.has_gradients()
     memory.parameters[0].grad = memory.views[0]
-    memory.parameters[1].grad = ScatteredGradient(memory.parameters[1])
+    memory.parameters[1].grad = ScatteredGradient(memory.parameters[1], "b")
     assert not accumulation.has_gradients()
     accumulation.accumulated = True
     assert accumulation.has_gradients()  # added to the average
     accumulation.accumulated = False
+    memory.parameters[1].grad = torch.zeros(2)
+    assert not accumulation.has_gradients()  # `zero_grad(set_to_none=False)` has left them
     memory.parameters[1].grad = torch.ones(2)
     assert accumulation.has_gradients()
 

@@ -147,14 +147,15 @@ def test_a_rank_without_samples_contributes_nothing() -> None:
     assert begun.gradients == {3: None}
 
 
-def test_a_placeholder_that_was_not_cleared_is_no_gradient() -> None:
+def test_a_placeholder_that_was_not_cleared_stays_and_is_stale() -> None:
     passes = Passes()
     begun = passes.begin()
     passes.ready(3)
-    passes.parameters[2].grad = ScatteredGradient(passes.parameters[2])
+    passes.parameters[2].grad = placeholder = ScatteredGradient(passes.parameters[2], "w2")
     passes.end()
     assert begun.gradients[2] is None
-    assert passes.parameters[2].grad is None
+    assert passes.parameters[2].grad is placeholder
+    assert placeholder.stale
 
 
 def test_a_failed_pass_is_discarded() -> None:

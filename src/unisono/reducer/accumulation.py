@@ -76,10 +76,14 @@ class Accumulation:
         return sum(parameter._version for parameter in self._memory.parameters)
 
     def has_gradients(self) -> bool:
-        """Return True where this rank has gradients that no average has set."""
+        """Return True where this rank has gradients that no average has set. Zeros count if accumulated."""
         return any(
             parameter.grad is not None
             and not isinstance(parameter.grad, ScatteredGradient)
-            and (self.accumulated or parameter.grad.is_sparse or parameter.grad.data_ptr() != view.data_ptr())
+            and (
+                self.accumulated
+                or parameter.grad.is_sparse
+                or (parameter.grad.data_ptr() != view.data_ptr() and bool(parameter.grad.any()))
+            )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )

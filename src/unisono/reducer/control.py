@@ -97,7 +97,7 @@ class ControlResult:
             return None
         one = len(self.without_samples) == 1
         return UsageError(
-            f"{_names(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
+            f"{names_of(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
             f"but {self.samples_given} other rank{'s' if self.samples_given > 1 else ''} "
             f"{'have' if self.samples_given > 1 else 'has'}: call unisono.add_samples(model, n) before backward() on "
             "every rank, or on none"
@@ -125,9 +125,6 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
         float(message.first_dimension) if without_samples and message.first_dimension is not None else None
     )
     changes = [float(message.changed is True), float(message.changed is False)]
-    names = [0.0] * -(-size // RANKS_PER_NUMBER)
-    if without_samples:
-        names[rank // RANKS_PER_NUMBER] = 2.0 ** (rank % RANKS_PER_NUMBER)
     return [
         message.samples or 0.0,
         float(message.samples_given),
@@ -138,20 +135,13 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
         *(float(kind in message.requests) * rank for kind in REQUEST_KINDS),
         *changes,
         *(change * rank for change in changes),
-        *names,
+        *rank_bit(rank if without_samples else None, size),
     ]
 
 
 def decode(sums: Sequence[float]) -> ControlResult:
     """Return the words of all ranks, decoded from the sums of their numbers."""
     samples, samples_given, known, total, squares = sums[:5]
-    without_samples = [
-        place * RANKS_PER_NUMBER + bit
-        for place, names in enumerate(map(int, sums[FIXED_FIELDS:]))
-        if names
-        for bit in range(RANKS_PER_NUMBER)
-        if names >> bit & 1
-    ]
     uneven = known * squares < MAX_EXACT_INTEGER and known * squares != total * total
     counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : 5 + 2 * len(REQUEST_KINDS)]
     changed, unchanged, *named = sums[5 + 2 * len(REQUEST_KINDS) : FIXED_FIELDS]
@@ -159,7 +149,27 @@ def decode(sums: Sequence[float]) -> ControlResult:
     requests = {kind: requested_by(count, total_rank) for kind, count, total_rank in asked if count}
     by_kind = {kind: int(count) for kind, count in zip(REQUEST_KINDS, counts, strict=True) if count}
     changes = [requested_by(*one) if one[0] else "" for one in zip((changed, unchanged), named, strict=True)]
-    return ControlResult(samples, int(samples_given), tuple(without_samples), uneven, requests, by_kind, *changes)
+    without_samples = ranks_of(sums[FIXED_FIELDS:])
+    return ControlResult(samples, int(samples_given), without_samples, uneven, requests, by_kind, *changes)
+
+
+def rank_bit(rank: int | None, size: int) -> list[float]:
+    """Return numbers in which the bit of a rank is set; that of none for None. They add up to the bits of all ranks."""
+    bits = [0.0] * -(-size // RANKS_PER_NUMBER)
+    if rank is not None:
+        bits[rank // RANKS_PER_NUMBER] = 2.0 ** (rank % RANKS_PER_NUMBER)
+    return bits
+
+
+def ranks_of(sums: Sequence[float]) -> tuple[int, ...]:
+    """Return the ranks whose bits are set in a sum of such numbers."""
+    return tuple(
+        place * RANKS_PER_NUMBER + bit
+        for place, bits in enumerate(map(int, sums))
+        if bits
+        for bit in range(RANKS_PER_NUMBER)
+        if bits >> bit & 1
+    )
 
 
 def requested_by(count: float, ranks: float) -> str:
@@ -185,7 +195,8 @@ def warning_of(result: ControlResult, before: bool) -> str | None:
     )
 
 
-def _names(ranks: Sequence[int]) -> str:
+def names_of(ranks: Sequence[int]) -> str:
+    """Return ranks in words: "rank 2", or "ranks 0, 1 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 8:

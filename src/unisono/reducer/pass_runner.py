@@ -148,10 +148,10 @@ class PassRunner:
         if there:
             self._times.record_ready(number)
         gradient = parameter.grad
-        if isinstance(gradient, ScatteredGradient):  # the program has neither made a step nor cleared it
-            gradient = gradient.clone() if there else None
         share = self._accumulation.take_share(number, self._contributes)
-        if self._releases:
+        if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
+            gradient = gradient.take_added()
+        elif self._releases:
             parameter.grad = None  # before it is added: an update may set another at once
         begun.add(number, gradient if self._takes or share else None)
         self._on_progress()

@@ -102,7 +102,9 @@ class Reducer:
             self.parameters, self.buffers, programs, self._runner, self.control, self.times, observe, world.rank
         )
         self.choice = RuleChoice(rule, self.memory, self._collectives, self.times, programs, self.pending.wait_for_all)
-        self.optimizer = UserOptimizer(self.memory, self._collectives, programs, self._runner, self.pending.wait)
+        self.optimizer = UserOptimizer(
+            self.memory, self._collectives, programs, self._runner, self.pending.wait, self.structure.names
+        )
         self.weights = ModelWeights(model, self.memory, self.buffers, self._collectives, self.choice, self.pending)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
         if rule.sums_gradients:

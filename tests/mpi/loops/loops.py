@@ -539,6 +539,79 @@ def closure(run: Run) -> Iterator[Sequence[nn.Module]]:
         yield [model]
 
 
+def gradients_set(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """The same tensors on all ranks take the place of the gradients."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach().cos()
+        optimizer.step()
+        yield [model]
+
+
+def never_cleared(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """No `zero_grad`: each step has the gradients of all steps before it, too."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        run.loss(step, square(model)).backward()
+        optimizer.step()
+        yield [model]
+
+
+def zeros_kept_in_one_pass(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`zero_grad(set_to_none=False)`, with a layer that some steps do not use, and one that has not been used yet."""
+    parts = nn.ModuleDict({"a": run.network(), "b": run.network(2, 2, seed=1)})
+    model, optimizer = run.setup(parts)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        both = nn.Sequential(parts["a"], parts["b"]) if step in (1, 4) else parts["a"]
+        run.loss(step, square(both)).backward()
+        optimizer.step()
+        yield [model]
+
+
+def critic_then_generator(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A pass for each of two models; that of the generator adds to the gradients that the critic's step has used."""
+    generator, its = run.setup(run.network(4, 5, 4))
+    critic, own = run.setup(run.network(4, 5, 5, 1, seed=1))
+    for step in range(STEPS):
+        own.zero_grad()
+        run.loss(step, lambda x: (critic(generator(x.cos()).detach()) - critic(x)).pow(2).mean()).backward()
+        own.step()
+        yield [critic]
+        for part in range(2):
+            its.zero_grad()
+            run.loss(2 * step + part, lambda x: critic(generator(x.cos())).sub(1).pow(2).mean()).backward()
+            its.step()
+            yield [generator]
+
+
+def body_without_optimizer(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """The optimizer has the head alone, and never clears the gradients of the body."""
+    model = run.network()
+    head = run.optimizer(model[2:].parameters())
+    run.parallel(model, head)
+    for step in range(STEPS):
+        head.zero_grad()
+        run.loss(step, square(model)).backward()
+        head.step()
+        yield [model]
+
+
+def empty_parameter(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A parameter without elements has a state, too."""
+    model = run.network()
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0, 3, dtype=torch.float64)))
+    _, optimizer = run.setup(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, lambda x: square(model)(x) + model.empty.sum()).backward()
+        optimizer.step()
+        yield [model]
+
+
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
@@ -575,5 +648,11 @@ LOOPS: dict[str, Loop] = {
         averaged_teacher,
         tied_weights,
         sparse_gradients,
+        gradients_set,
+        never_cleared,
+        zeros_kept_in_one_pass,
+        critic_then_generator,
+        body_without_optimizer,
+        empty_parameter,
     )
 }

@@ -1,6 +1,6 @@
 """Loops of people's own under each rule: what they train is what a serial run, or models averaged by hand, give.
 
-bsp, sum            a serial run on the samples of all ranks; the sum's loss is the sum of the ranks' losses
+bsp, sum, sharded   a serial run on the samples of all ranks; the sum's loss is the sum of the ranks' losses
 local_sgd, diloco   one model for each rank, whose weights are averaged by hand after every third step
 """
 
@@ -16,7 +16,7 @@ from tests.mpi.loops.loops import LOOPS, OPTIMIZERS, Loop, Run
 from torch import nn
 
 import unisono
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UnisonoError, UsageError
 from unisono.rules import BaseRule, DiLoCo, LocalSGD
 from unisono.tensor_parallel import whole_state_dict
 from unisono.world import World
@@ -29,6 +29,7 @@ EVERY = 3
 RULES: dict[str, BaseRule] = {
     "bsp": unisono.BSP(SMALL),
     "sum": unisono.BSP(SMALL, scale="sum"),
+    "sharded": unisono.Sharded(SMALL),
     "local_sgd": LocalSGD(SMALL, every=EVERY),
     "diloco": DiLoCo(SMALL, every=EVERY, fragments=1, delay=0),
 }
@@ -37,12 +38,13 @@ TOLERANCE = 1e-12
 
 
 class Refused(NamedTuple):
-    """Outcome of a loop that a rule does not take: a UsageError on every rank."""
+    """Outcome of a loop that a rule does not take: the same error on every rank."""
 
     words: str
     """Expression that the message matches."""
     ranks: int = 2
     """Least number of ranks on which it is refused; on fewer the loop is right."""
+    error: type[UnisonoError] = UsageError
 
 
 SPARSE = Refused("the model gives sparse gradients, which are not averaged: use sparse=False", ranks=1)
@@ -56,11 +58,44 @@ ONE_OPTIMIZER = Refused(
     "averages all weights after the step of one optimizer, which does not have parameter 0.weight: give it all", ranks=1
 )
 
+SHARDS = Refused(r"needs the gradient of parameter \S+, which Sharded has summed in shards, .* give all", ranks=1)
+
+ONE_PASS = Refused(
+    r"parameter \S+ has a gradient of an earlier backward pass, which Sharded has not kept: call optimizer.zero_grad",
+    ranks=1,
+)
+
+NOT_SUMMED = Refused(r"parameter \S+ has a gradient in .grad that Sharded has not summed: the program has set", ranks=1)
+
+LEFT_OUT = Refused(r"rank \d of \d has left out the optimizer.step\(\) after a backward pass", error=MismatchError)
+
+UNEVEN = Refused(rf"have left out the optimizer.step|has left out the optimizer.step|{ONE_PASS.words}", 1, UnisonoError)
+
+REMOVED_BY_ONE = Refused(r"parameter \S+ has no gradient on 1 of \d ranks at optimizer.step", error=MismatchError)
+
+OF_TWO_MODELS = Refused("has hooks on its step, which would see no gradients: .* give each model its own", ranks=1)
+
 REFUSED: dict[str, dict[str, Refused]] = {
-    "skipped_by_one": {"bsp": ALIKE, "sum": ALIKE},
-    "dropped_by_one": {"bsp": ALIKE, "sum": ALIKE},
-    "accumulated_unevenly": {"bsp": ALIKE, "sum": ALIKE},
-    "two_optimizers": {"local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
+    "accumulated": {"sharded": ONE_PASS},
+    "accumulated_both_ways": {"sharded": ONE_PASS},
+    "forwards_before_backwards": {"sharded": ONE_PASS},
+    "one_graph_twice": {"sharded": ONE_PASS},
+    "disjoint": {"sharded": ONE_PASS},
+    "overlapping": {"sharded": ONE_PASS},
+    "zeros_kept": {"sharded": ONE_PASS},
+    "no_second_batch_on_one": {"sharded": ONE_PASS},
+    "generator_and_critic": {"sharded": ONE_PASS},
+    "gradients_replaced": {"sharded": SHARDS},
+    "gradients_clipped": {"sharded": SHARDS},
+    "gradients_with_noise": {"sharded": SHARDS},
+    "skipped_by_one": {"bsp": ALIKE, "sum": ALIKE, "sharded": LEFT_OUT},
+    "dropped_by_one": {"bsp": ALIKE, "sum": ALIKE, "sharded": REMOVED_BY_ONE},
+    "accumulated_unevenly": {"bsp": ALIKE, "sum": ALIKE, "sharded": UNEVEN},
+    "two_models_one_optimizer": {"sharded": OF_TWO_MODELS},
+    "two_optimizers": {"sharded": SHARDS, "local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
+    "never_cleared": {"sharded": ONE_PASS},
+    "body_without_optimizer": {"local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
+    "gradients_set": {"sharded": NOT_SUMMED},
     "sparse_gradients": dict.fromkeys(RULES, SPARSE),
 }
 """Outcomes that are not "right", by loop and rule."""
@@ -152,7 +187,7 @@ def test_loop(world: World, cell: Cell) -> None:
     loop, rule = LOOPS[cell[0]], RULES[cell[1]]
     run = Run(world.size, [world.rank], optimizer_of(cell, world.size), rule, world)
     if (refused := refused_on(cell, world.size)) is not None:
-        with pytest.raises(UsageError, match=refused.words):
+        with pytest.raises(refused.error, match=refused.words):
             list(loop(run))
         return
     list(loop(run))
