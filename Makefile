@@ -1,56 +1,68 @@
 # Two commands from a bare clone:  make train  and  make test.  The first call of each installs into .venv.
+# TORCH=2.14.0 runs a command with another PyTorch, in an environment of its own.
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+BIN := $(VENV)/bin
+CONSTRAINTS := $(if $(TORCH),$(VENV)/.constraints,constraints.txt)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: train test check format docs benchmark conformance examples clean
+.PHONY: train test check format docs docs-check benchmark conformance examples clean
 
-train: .venv/.run
+train: $(VENV)/.run
 	$(BIN)/unisono train digits
 
-test: .venv/.dev
-	$(BIN)/python -m pytest -q -n 2 -m "not launches"
-	$(BIN)/python -m pytest -q -m launches
+test: $(VENV)/.dev
+	@failed=0; \
+	$(BIN)/python -m pytest -q -n 2 -m "not launches" || failed=1; \
+	$(BIN)/python -m pytest -q -m launches || failed=1; \
+	exit $$failed
 
-check: .venv/.dev
+check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/.dev
+format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/.dev
-	$(BIN)/python docs/commands.py
+docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
-benchmark: .venv/.dev
+docs-check: $(VENV)/.dev
+	$(BIN)/python docs/commands.py
+
+benchmark: $(VENV)/.dev
 	$(BIN)/python benchmarks/allreduce_on_one_node/run.py
 
-conformance: .venv/.dev
+conformance: $(VENV)/.dev
 	$(BIN)/python conformance/run.py
 
-examples: .venv/.dev .venv/.examples
+examples: $(VENV)/.dev $(VENV)/.examples
 	UNISONO_EXAMPLES=all $(BIN)/python -m pytest -q tests/examples
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-torch-*
 
-.venv/bin/python:
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "unisono needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 
-.venv/.run: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich]'
+# Another PyTorch needs other versions of what it names exactly.
+$(VENV)/.constraints: $(VENV)/bin/python constraints.txt
+	sed -E 's/^torch==.*/torch==$(TORCH)/; /^(cuda|nvidia|setuptools|sympy|triton)/d' constraints.txt > $@
+
+$(VENV)/.run: $(VENV)/bin/python $(CONSTRAINTS) pyproject.toml
+	$(PIP) -e '.[mpich]'
 	@touch $@
 
-.venv/.dev: .venv/.run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich,dev]'
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) -e '.[mpich,dev]'
 	@touch $@
 
-.venv/.examples: .venv/.run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mpich,examples]'
+$(VENV)/.examples: $(VENV)/.run
+	$(PIP) -e '.[mpich,examples]'
 	@touch $@

@@ -5,8 +5,8 @@
     <!-- prints: a, b -->          below commands: their output has `a`, and `b` after it
     ```console                     not run here: ELSEWHERE names the test that runs it
 
-Each page has an empty folder, with what `docs/setup/NAME.py` makes in it, where there is one. `srun` there starts
-SLURM_NTASKS ranks by mpiexec.
+Each page has an empty folder, with what `docs/setup/NAME.py` makes in it, where there is one. `srun` there is
+mpiexec; `tests/docs/test_slurm.py` runs the page about Slurm under Slurm.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ LIMIT_SECONDS = 900
 ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "make test": (".ci/run", "make check test"),
     "make check": (".ci/run", "make check test"),
-    "make .venv/.dev": ("Makefile", "test: .venv/.dev"),
+    "make .venv/.dev": ("Makefile", "test: $(VENV)/.dev"),
     "make train": ("tests/cli/test_train.py", '"train"'),
+    "make docs-check": ("tests/docs/test_commands.py", "commands.run"),
     "make docs": ("tests/docs/test_site.py", "mkdocs"),
     "pip install": ("tests/test_wheel.py", '"pip", "install"'),
+    "EPOCHS=500 sbatch": ("tests/docs/test_slurm.py", '"sbatch"'),
+    "sbatch": ("tests/docs/test_slurm.py", '"sbatch"'),
     "unisono predict": ("tests/cli/test_predict.py", '"predict"'),
     "unisono lab": ("tests/cli/test_lab.py", '"lab"'),
     "unisono run --ranks 2 train_": ("tests/examples/test_frameworks.py", '"run", "--ranks", "2"'),
@@ -46,7 +49,8 @@ FENCE = re.compile(
 )
 
 LAUNCHER = """#!/bin/sh
-exec mpiexec -n "${SLURM_NTASKS:-2}" "$@"
+shift # --mpi=pmi2
+exec mpiexec "$@"
 """
 
 

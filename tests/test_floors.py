@@ -14,7 +14,7 @@ FLOORS = [
     ("lab",),
     ("mpi",),
     ("schedules",),
-    ("binding", "network", "optimizers", "wires"),
+    ("binding", "network", "optimizers", "processor", "wires"),
     ("transports",),
     ("choosing",),
     ("collectives",),

@@ -7,7 +7,7 @@ import pytest
 
 from unisono import launch
 from unisono.errors import LaunchError
-from unisono.launch import find_mpiexec, launch_command, launch_environment, ranks_started
+from unisono.launch import describe_mismatch, find_mpiexec, launch_command, launch_environment, ranks_started
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,32 @@ def test_ranks_started(environment: dict[str, str], ranks: int | None) -> None:
     assert ranks_started(environment) == ranks
 
 
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "library", "words"),
+    [
+        (SLURM, "MPICH Version:      5.0.2\nMPICH Release date: ...", "MPICH 5.0.2; under Slurm, use srun --mpi=pmi2"),
+        (SLURM, "MPICH Version:\t4.2rc1\n", "MPICH 4.2rc1; under Slurm, use srun --mpi=pmi2"),
+        (SLURM, "Intel(R) MPI Library 2021.13 for Linux* OS\n", "Intel MPI 2021.13; under Slurm, use srun --mpi=pmi2"),
+        (SLURM, "MVAPICH2 Version      :\t2.3.7\n", "MVAPICH2 2.3.7; under Slurm, use srun --mpi=pmi2"),
+        (SLURM, "MPI VERSION    : CRAY MPICH version 8.1.29.18 (ANL base 3.4a2)", "Cray MPICH 8.1.29.18; under Slurm"),
+        (SLURM, "Open MPI v5.0.8, package: Open MPI a@b", "Open MPI 5.0.8; under Slurm, use srun --mpi=pmix, or"),
+        (SLURM, "Some MPI 3\nmore", "Some MPI 3; under Slurm, use srun --mpi=pmi2"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "MPICH Version:      5.0.2", "MPICH 5.0.2; use that library's mpiexec"),
+    ],
+)
+def test_a_launcher_of_another_mpi_gets_the_remedy(environment: dict[str, str], library: str, words: str) -> None:
+    message = describe_mismatch(environment, 2, 1, library)
+    assert f"2 ranks were started, but this MPI library sees 1: the launcher did not connect {words}" in message
+    assert ("SLURM_MPI_TYPE=" in message) == ("SLURM_JOB_ID" in environment)
+
+
 def test_no_mpiexec_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch.sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match=r"no mpiexec .* pip install 'unisono\[mpich\]'"):
+    with pytest.raises(LaunchError, match=r"no mpiexec .* pip install '\.\[mpich\]'"):
         find_mpiexec()
 
 

@@ -84,6 +84,22 @@ def test_the_first_rank_that_dies_is_named_and_the_others_end(
     assert not supervision.active
 
 
+def test_the_first_of_two_ranks_found_dead_at_once_is_named(
+    launcher: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where the launcher has ended the others before this process ran again."""
+    supervision = Startup(launcher.pid, 3, 600.0)
+    supervision.poll()
+    ranks = find_processes(launcher.pid).ranks
+    for rank in (2, 0):
+        os.kill(ranks[rank].process, signal.SIGKILL)
+        poll_until(lambda rank=rank: alive({rank: ranks[rank]}), lambda left: not left)  # type: ignore[misc]
+    supervision.poll()
+    os.kill(launcher.pid, signal.SIGKILL)
+    supervision.finish(stop_requested=False, code=9, listener=witness.Listener())
+    assert f"unisono: rank 2 of 3 (process {ranks[2].process} on " in capfd.readouterr().err
+
+
 def test_a_stopped_rank_is_named_and_all_ranks_end(
     launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +114,7 @@ def test_a_stopped_rank_is_named_and_all_ranks_end(
     assert report.count("rank") - report.count("ranks") == 2, report  # nobody else
 
 
-def test_no_report_after_a_requested_stop(
+def test_no_rank_is_reported_after_a_requested_stop(
     launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(startup, "GRACE_SECONDS", 0.1)
@@ -107,7 +123,7 @@ def test_no_report_after_a_requested_stop(
     os.kill(find_processes(launcher.pid).ranks[0].process, signal.SIGKILL)
     poll_to_the_end(supervision, launcher)
     supervision.finish(stop_requested=True, code=9, listener=witness.Listener())
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "unisono: stopped by a signal during the start of the ranks\n"
 
 
 def test_supervision_ends_when_the_witness_is_ready(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +113,41 @@ sys.stdout.write(f"rank {world.rank} went on after the child\\n")
     ]
     assert 'rank 1 of 2, thread "a logger\'s helper", which ends: ZeroDivisionError' in done.stderr
     assert done.stderr.count("in the child") == 2, "both children write at once, so their lines may mix"
+
+
+PROGRAM_RUN_BY_OTHERS = """
+import runpy, sys
+from unisono import uncaught
+try:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+except BaseException as error:
+    error = error.with_traceback(uncaught.frames_of_program(error, error.__traceback__.tb_next))
+    sys.__excepthook__(type(error), error, error.__traceback__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "lines"),
+    [
+        ("def f():\n    raise EOFError('mine')\nf()", ["line 3, in <module>", "line 2, in f", "EOFError: mine"]),
+        ("def f(:", ["line 1", "SyntaxError: invalid syntax"]),
+        ("import json\njson.loads('{')", ["line 2, in <module>", "json/__init__.py", "JSONDecodeError"]),
+    ],
+)
+def test_a_traceback_begins_with_the_program(tmp_path: Path, program: str, lines: list[str]) -> None:
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-c", PROGRAM_RUN_BY_OTHERS, "program.py"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+    assert "runpy" not in shown
+    places = [shown.index(line) for line in lines]
+    assert places == sorted(places)
+
+
+def test_an_error_outside_of_the_program_keeps_its_frames() -> None:
+    try:
+        uncaught.frames_of_program(None, 3)  # type: ignore[arg-type]
+    except AttributeError as error:
+        trace = error.__traceback__
+        assert trace is not None
+        assert uncaught.frames_of_program(error, trace.tb_next) is trace.tb_next
+        assert uncaught.frames_of_program(error, trace) is trace

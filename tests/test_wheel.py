@@ -85,4 +85,4 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     assert "test accuracy" in trained.stdout
     refused = command(bare / "bin" / "unisono", "pack", "images", "packs", cwd=tmp_path)
     assert refused.returncode == 2, refused
-    assert "pip install 'unisono[data]'" in refused.stderr
+    assert "pip install '.[data]'" in refused.stderr

@@ -70,6 +70,21 @@ def test_a_rank_that_ended_before_the_witness_began_is_reported() -> None:
         assert not witness.watch(channel, 2, numbers)
 
 
+def test_the_first_of_two_ranks_found_dead_at_once_is_reported() -> None:
+    """As where the launcher has ended the others before the witness ran again."""
+    processes = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+
+    def end() -> None:
+        for rank in (2, 0):
+            processes[rank].communicate()
+
+    channel, _sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with channel, _sender:
+        report = witness.watch(channel, 3, {rank: one.pid for rank, one in enumerate(processes)}, end)
+    processes[1].communicate()
+    assert report.startswith(f"unisono: rank 2 of 3 (process {processes[2].pid} on ")
+
+
 def test_ranks_that_end_in_order_are_not_reported(ranks: WatchedRanks) -> None:
     for rank in (2, 0, 1):
         ranks.sender.send(str(rank).encode())

@@ -152,7 +152,7 @@ def place_of(entry: ledger.LedgerEntry) -> tuple[str, str]:
 
 def _ms(milliseconds: float) -> str:
     if milliseconds < 1:
-        return f"{1e3 * milliseconds:.0f} us"
+        return f"{1e3 * milliseconds:.0f} µs"
     return f"{milliseconds:,.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
 
 

@@ -54,7 +54,7 @@ def main() -> None:
             cells = [name, f"{ratio:g}", f"{max(computing.whole, ALONE):.3f}"]
             for rule, latency in LATENCIES.items():
                 cost = Cost(latency, ALONE / TOTAL)
-                inputs = PredictionInputs(rule, computing, partial(buckets_of, sizes), cost, ranks=HOSTS)
+                inputs = PredictionInputs(rule, computing, partial(buckets_of, sizes), cost, ranks=HOSTS, nodes=HOSTS)
                 equal = min(predicted(inputs, size, "chain", OUTSTANDING[0]).prediction.step for size in BUCKET_SIZES)
                 best = candidates(inputs, ["chain"])[0]
                 setting = f"{best.setting.bucket_bytes / (1 << 20):g} MiB / {best.setting.end_ratio}"

@@ -17,13 +17,13 @@ from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.model_comparison import compare_models
+from unisono.reducer.structure import trainable
 from unisono.rules import BSP, BaseRule
 from unisono.tensor_parallel.choose_plan import choose_plan, whole_layers
 from unisono.tensor_parallel.model import data_world, named_parts, parameter_parts, split_model, split_of
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.tensor_parallel.trace import Example
-from unisono.weak import weakly
 from unisono.world import World
 
 SPLIT_LOOP = (
@@ -50,9 +50,10 @@ def parallel(
     `backward()`.
 
     `rule` is `BSP()` by default. A rule on weights (`LocalSGD`, `DiLoCo`) needs the `optimizer`: `.grad` is then this
-    rank's own, and `optimizer.step()` averages the weights when that is due. So does `Sharded`: each rank then has its
-    shards of the gradients, and `optimizer.step()` updates and gathers the weights. Raises UsageError if the optimizer
-    is missing, for an asynchronous rule (`EASGD`), and for a model that is already parallel or has sparse gradients.
+    rank's own, and `optimizer.step()`, whose calls a period counts, averages the weights when that is due. So does
+    `Sharded`: each rank then has its shards of the gradients, and `optimizer.step()` updates and gathers the weights.
+    Raises UsageError if the optimizer is missing or lacks a trainable parameter, for an asynchronous rule (`EASGD`),
+    and for a model that is already parallel or has sparse gradients.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
     (`tensor_parallel/plan.py`). Ranks of a group then use the same samples, and each holds a part of those weights:
@@ -69,6 +70,8 @@ def parallel(
         raise UsageError(
             f"{type(chosen).__name__} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)"
         )
+    if chosen.differs and optimizer is not None:
+        check_parameters(model, optimizer, chosen)
     if chosen.alternatives:
         names = " or ".join(f"{type(one).__name__}()" for one in chosen.alternatives)
         raise UsageError(f"{type(chosen).__name__} is for a Trainer and recipes: in a loop of your own choose {names}")
@@ -88,8 +91,7 @@ def parallel(
     if chosen.sharded and optimizer is not None:
         reducer.optimizer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
-        finish = weakly(reducer.optimizer.finish_step)
-        optimizer.register_step_post_hook(lambda *_: finish())
+        reducer.follow(optimizer)
     return model
 
 
@@ -137,6 +139,19 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     if plan is not None:
         split_model(model, world, plan)
     return Reducer(model, world, rule, parameter_parts(model))
+
+
+def check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: BaseRule) -> None:
+    """Raise UsageError for a trainable parameter that the optimizer does not have: its step would not be the last
+    change of weights before they are averaged."""
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in zip(*trainable(model), strict=True):
+        if id(parameter) not in known:
+            raise UsageError(
+                f"{type(rule).__name__} averages all weights after the step of one optimizer, which does not have "
+                f"parameter {name}: give it all parameters, in groups where their options differ, or freeze {name} by "
+                "requires_grad_(False)"
+            )
 
 
 def _plan_by_prediction(

@@ -19,6 +19,11 @@ UnisonoError
 """
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of `pyproject.toml`: Unisono is installed from its clone."""
+    return f"pip install '.[{extra}]' in the clone of Unisono"
+
+
 class UnisonoError(Exception):
     """Base class of all errors of Unisono."""
 

@@ -15,7 +15,7 @@ from unisono import uncaught, witness
 from unisono.binding import shares_of
 from unisono.choosing.schedule_table import ScheduleTable, read_table
 from unisono.errors import LaunchError, TableError
-from unisono.launch import available_cores, ranks_started
+from unisono.launch import available_cores, describe_mismatch, ranks_started
 from unisono.mpi import MPI
 from unisono.placement import place
 from unisono.timeouts import timeout_of
@@ -39,10 +39,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     world = MPI.COMM_WORLD
     started = ranks_started(os.environ)
     if started is not None and started != world.size:
-        raise LaunchError(
-            f"{started} ranks were started, but this MPI library sees {world.size}: the launcher and "
-            f"{MPI.Get_library_version().splitlines()[0].strip()} are incompatible; use that library's mpiexec"
-        )
+        raise LaunchError(describe_mismatch(os.environ, started, world.size, MPI.Get_library_version()))
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError("MPI was started without MPI_THREAD_MULTIPLE; let unisono.init() start it")
     seconds = timeout_of(timeout)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unisono.errors import LaunchError
+from unisono.errors import LaunchError, install_command
 
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 """Variables with the number of ranks, of launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS."""
 
-INSTALL_HINT = "install one with: pip install 'unisono[mpich]'"
+INSTALL_HINT = f"install one with: {install_command('mpich')}"
 
 
 def ranks_started(environment: Mapping[str, str]) -> int | None:
@@ -33,6 +34,12 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
 """Variables in which the same launchers number a rank."""
 
+
+def rank_started(environment: Mapping[str, str]) -> int:
+    """Return the rank that the launcher gave to this process; 0 where no launcher started it."""
+    return int(next((environment[name] for name in (*RANK_VARIABLES, "SLURM_PROCID") if name in environment), "0"))
+
+
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 """Variables in which the same launchers count the ranks on this node."""
 
@@ -45,6 +52,30 @@ def on_one_node(environment: Mapping[str, str]) -> bool:
     if "SLURM_STEP_NUM_NODES" in environment and "SLURM_PROCID" in environment:
         return int(environment["SLURM_STEP_NUM_NODES"]) == 1
     return any(environment.get(name) == str(started) for name in LOCAL_SIZE_VARIABLES)
+
+
+LIBRARY_VERSION = re.compile(r"(Open MPI|Intel|MVAPICH2?|CRAY MPICH|MPICH)\D*(\d[\w.]*)")
+"""Name and version in the text with which an MPI library describes itself."""
+
+SLURM_TYPES = {"Open MPI": "pmix", "CRAY MPICH": "cray_shasta"}
+"""Values of srun's --mpi for MPI libraries that do not use pmi2."""
+
+
+def describe_mismatch(environment: Mapping[str, str], started: int, size: int, library: str) -> str:
+    """Return the error message where a launcher has `started` more ranks than the MPI library finds, with the remedy.
+
+    `library` is the text with which the library describes itself. Slurm connects no ranks unless `--mpi` names the
+    protocol of the library.
+    """
+    found = LIBRARY_VERSION.search(library)
+    name, version = found.groups() if found else (library.splitlines()[0].strip(), "")
+    shown = f"{name.replace('CRAY', 'Cray').replace('Intel', 'Intel MPI')} {version}".strip()
+    remedy = "use that library's mpiexec"
+    if "SLURM_JOB_ID" in environment:
+        protocol = SLURM_TYPES.get(name, "pmi2")
+        remedy = f"under Slurm, use srun --mpi={protocol}, or first export SLURM_MPI_TYPE={protocol}"
+    sizes = f"{started} ranks were started, but this MPI library sees {size}"
+    return f"{sizes}: the launcher did not connect {shown}; {remedy}"
 
 
 def available_cores() -> frozenset[int]:

@@ -70,22 +70,22 @@ class Startup:
         self._stopped: dict[int, float] = {}  # since when, by rank
         self._reported: set[int] = set()
         self._helpers: dict[int, int] = {}  # descriptor by process of the launcher
-        self._dead: tuple[list[int], float] | None = None  # ranks found dead in one poll, and when
+        self._dead: tuple[list[int], float] | None = None  # the ranks to report, and when
         self.active = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
         if self.active:
             self._ended, self._begun = os.pidfd_open(launcher), _started(launcher)
+            self._poller = select.epoll()  # returns descriptors in the order in which they became ready
+            self._poller.register(self._ended, select.EPOLLIN)
 
     def poll(self) -> None:
         """Wait for an event or an interval, and check all processes; end all ranks if the launcher does not."""
-        poller = select.poll()
-        for descriptor in (self._ended, *(self._watched if self._dead is None else ())):
-            poller.register(descriptor, select.POLLIN)
         interval = POLL_SECONDS if len(self._processes) == self._size else FIRST_POLL_SECONDS
-        ready = {descriptor for descriptor, _ in poller.poll(interval * 1000)}
+        ready = [descriptor for descriptor, _ in self._poller.poll(interval)]
         now = time.monotonic()
-        died = sorted(self._watched[descriptor] for descriptor in ready & self._watched.keys())
-        if died and self._dead is None:
-            self._dead = died, now
+        for descriptor in ready:
+            if descriptor in self._watched:
+                self._dead = self._dead or ([self._watched[descriptor]], now)
+                self._poller.unregister(descriptor)
         if self._ended in ready:
             return
         seen = find_processes(self._launcher)
@@ -105,8 +105,9 @@ class Startup:
         for rank, (process, stopped) in seen.ranks.items():
             if rank not in self._processes:
                 with suppress(ProcessLookupError):
-                    self._watched[os.pidfd_open(process)] = rank
-                    self._processes[rank] = process
+                    descriptor = os.pidfd_open(process)
+                    self._watched[descriptor], self._processes[rank] = rank, process
+                    self._poller.register(descriptor, select.EPOLLIN)
             if not stopped:
                 self._stopped.pop(rank, None)
             since = self._stopped.setdefault(rank, now) if stopped else now
@@ -141,10 +142,16 @@ class Startup:
         self._wait_for_processes()
         self.close()
         if code not in (0, 2):  # 2: the ranks have reported bad input
-            if self._dead is not None and not stop_requested:
-                _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
+            if self._size > 1:  # a single rank has no witness, which ends the start
+                self._report_end(stop_requested)
             remove_leftover_files(self._begun)
         return code
+
+    def _report_end(self, stop_requested: bool) -> None:
+        if stop_requested:
+            _report("stopped by a signal during the start of the ranks")
+        elif self._dead is not None:
+            _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
 
     def _wait_for_processes(self) -> None:
         """Wait at most GRACE_SECONDS for the processes of the launcher, which may end before them."""
@@ -155,6 +162,7 @@ class Startup:
     def close(self) -> None:
         """Stop the supervision."""
         self.active = False
+        self._poller.close()
         for descriptor in (self._ended, *self._watched, *self._helpers.values()):
             os.close(descriptor)
         self._watched.clear()

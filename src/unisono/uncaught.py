@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +22,26 @@ from unisono import witness
 
 THREAD_PREFIX = "unisono "
 """Prefix of the names of Unisono's own threads."""
+
+OWN_FOLDERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
+"""Beginnings of the file names of Unisono and of Python's standard library."""
+
+
+def frames_of_program(error: BaseException | None, trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of the user's program on, without those that started it.
+
+    A syntax error of the program has no frame of it, and needs none. Any other error without such a frame keeps all.
+    """
+    first = trace
+    while first is not None and not _is_of_program(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first if first is not None or isinstance(error, SyntaxError) else trace
+
+
+def _is_of_program(file: str) -> bool:
+    path = Path(file)
+    is_library = file.startswith(OWN_FOLDERS) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return not is_library and path.name != "unisono"  # the command
 
 
 def install(rank: int, size: int, abort: Callable[[int], object]) -> None:
@@ -78,7 +100,7 @@ class ExceptionHooks:
     def _prefixed_traceback(
         self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, where: str
     ) -> str:
-        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        lines = "".join(traceback.format_exception(kind, error, frames_of_program(error, trace))).splitlines()
         return "".join(f"rank {self._rank} of {self._size}{where}: {line}\n" for line in lines)
 
     def _call(self, hook: Callable[..., object], *arguments: object) -> None:

@@ -36,6 +36,8 @@ class UserFunction:
     folder: str = ""
     what: str = "a network"
     example: str = "nets:wide"
+    parameters: str = "classes, channels"
+    """Names of the arguments that it is called with."""
 
     def check(self) -> None:
         """Raise RecipeError if there is no such module. Does not import it."""
@@ -57,7 +59,7 @@ class UserFunction:
         """Return the result of the function.
 
         Python searches `folder` and the current folder first, for the module and for its imports. Raises RecipeError if
-        there is no such module or function.
+        there is no such module or function, or if it does not take the arguments.
         """
         name, word = self._parts()
         with self._search_path():
@@ -73,7 +75,12 @@ class UserFunction:
                 near = difflib.get_close_matches(word, callables, n=1)
                 hint = f"; did you mean {name}:{near[0]}?" if near else ""
                 raise self.error(f"{module.__file__} has no function {word}{hint}")
-            return function(*arguments)
+            try:
+                return function(*arguments)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise  # the function has raised it
+                raise self.error(f"it is called as {word}({self.parameters}), which gives {error}") from error
 
     def error(self, words: str) -> RecipeError:
         """Return an error that names the key."""

@@ -139,15 +139,18 @@ def watch(
     """Wait until all processes (by their ranks) have ended; return the report on the first that gave no notice.
 
     The report is empty if all did. `on_ready` is called when every end of a process will be noticed.
+
+    A launcher ends the others at once, perhaps before this process runs again: epoll returns the descriptors in the
+    order in which they became ready.
     """
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     watched, gone = _open(processes)
-    on_ready()
-    poll = select.poll()
+    poll = select.epoll()
     for descriptor in (channel.fileno(), *watched):
-        poll.register(descriptor, select.POLLIN)
+        poll.register(descriptor, select.EPOLLIN)
+    on_ready()
     while watched or gone:
-        ready = {descriptor for descriptor, _ in poll.poll(0 if gone else None)}
+        ready = [descriptor for descriptor, _ in poll.poll(0 if gone else None)]
         for _ in range(MAX_MESSAGES_PER_CHECK):
             if not select.select([channel], [], [], 0)[0]:
                 break
@@ -158,9 +161,9 @@ def watch(
             for descriptor in [descriptor for descriptor, rank in watched.items() if str(rank) == message]:
                 poll.unregister(descriptor)
                 del watched[descriptor]
-        died = sorted([*gone, *(rank for descriptor, rank in watched.items() if descriptor in ready)])
-        if died:
-            who = describe(died, size, processes)
+        died = [watched[descriptor] for descriptor in ready if descriptor in watched][:1]
+        if gone or died:
+            who = describe(gone or died, size, processes)
             return f"unisono: {who} ended unexpectedly: killed by a signal, out of memory, or os._exit"
     return ""
 

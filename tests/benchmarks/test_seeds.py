@@ -36,6 +36,18 @@ def test_a_difference_has_a_reason() -> None:
     assert [one for one in all_figures() if not one.close and not one.reason] == []
 
 
+def test_swcaffes_speedups_agree_with_its_shares_of_communication() -> None:
+    """6.3 pairs them in the same order: 1,024 (1 - share) is the speedup, of both networks."""
+    found = [one for one in all_figures() if one.system == "swCaffe" and not one.predicted]
+    assert [one.ours for one in found] == pytest.approx([one.theirs for one in found], rel=0.015)
+    assert len(found) == 5
+
+
+def test_cd_dnn_has_the_minibatch_of_the_papers_other_runs() -> None:
+    found = [one for one in all_figures() if one.place == "figure 7"]
+    assert [one.close for one in found] == [True] * 4
+
+
 def test_the_example_of_the_page() -> None:
     """VGG-A on 16 nodes with 10 Gbit/s Ethernet: 486 ms + 0 + 50 ms, 14.5 times one node."""
     step = scaled("vgg_a", find_machine("aws_c4_8xlarge"), 256, 16)

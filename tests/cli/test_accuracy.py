@@ -41,5 +41,5 @@ def test_without_matplotlib_the_error_names_the_extra(command: Run, tmp_path: Pa
     done = command("accuracy", ".", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     assert "50.00% after 1 epochs" in done.stdout
-    assert "pip install 'unisono[bench]'" in done.stderr
+    assert "pip install '.[bench]'" in done.stderr
     assert not (tmp_path / "accuracy.svg").exists()

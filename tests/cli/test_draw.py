@@ -63,6 +63,11 @@ def test_a_step(in_process: Run, tmp_path: Path) -> None:
         (["step", "--rule", "easy"], "there is no rule 'easy'; there are bsp, sharded, easgd, local_sgd, diloco, auto"),
         (["step", "--overlap", "tunnel"], "there is no overlap 'tunnel'"),
         (["step", "--buckets", "0"], "--buckets 0: a picture of steps has at least 1"),
+        (["ring", f"--ranks={10**18}"], "--ranks 1,000,000,000,000,000,000: the limit is 1,024"),
+        (["step", "--ranks=2000"], "--ranks 2,000: the limit is 1,024"),
+        (["step", f"--buckets={10**9}"], "--buckets 1,000,000,000: the limit is 10,000"),
+        (["step", "--buckets=100", "--steps=101"], "--steps 101: the limit is 100"),
+        (["step", "--rule=diloco", f"--fragments={10**9}"], "--fragments 1,000,000,000: the limit is 10,000"),
         (["ring", "--svg", "/nowhere/picture.svg"], "--svg /nowhere/picture.svg: No such file"),
     ],
 )

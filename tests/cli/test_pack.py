@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +101,26 @@ def test_text_is_cut_into_windows(in_process: Run, tmp_path: Path) -> None:
     heads = [line.split(", 0.0 MB")[0] for line in done.stdout.splitlines()]
     assert heads == ["out/train: 29 samples of 256 tokens", "out/test: 3 samples of 256 tokens"]
     assert read_index(tmp_path / "out/train").about.shape == (4,)
+
+
+def test_links_in_a_tar_and_classes_without_samples_are_listed(
+    in_process: Run, image_samples: Pictures, tmp_path: Path
+) -> None:
+    data = image_samples(tmp_path / "data", count=2)
+    (data / "bird").mkdir()
+    (data / "cat/link.jpg").symlink_to("000.jpg")
+    with tarfile.open(tmp_path / "data.tar", "w") as tar:
+        for class_ in ("bird", "cat", "dog"):
+            tar.add(data / class_, class_)
+    for _ in range(2):  # the second finds the pack of the first
+        done = in_process("pack", "data.tar", "out")
+        assert (done.returncode, done.stderr) == (1, "")
+        head, *rest = done.stdout.splitlines()
+        assert head.startswith("out: 4 samples of 2 classes")
+        assert rest == [
+            "  skipped data.tar/cat/link.jpg: it is a link, to 000.jpg",
+            "  folders without samples, so no classes: bird",
+        ]
 
 
 def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(

@@ -102,9 +102,7 @@ def test_a_recipe_with_a_time_and_a_chart(in_process: Run, recipe: str, tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout == "0-00:01:00\n"
     assert "<svg" in (tmp_path / "speedup.svg").read_text()
-    parts = json.loads(
-        in_process("plan", f"--recipe={recipe}", *options[:2], "--time", "--json", "--start-seconds=90").stdout
-    )
+    parts = json.loads(in_process("plan", recipe, *options[:2], "--time", "--json", "--start-seconds=90").stdout)
     assert (parts["start"], parts["time"]) == (90, "0-00:02:00")
     assert parts["total"] == sum(parts[part] for part in ("start", "pack", "tuning", "steps", "tests", "checkpoints"))
 
@@ -129,8 +127,10 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--machine=taihulight",), "give --model NAME or --recipe FILE"),
-        ((*SMALL, "--recipe=digits"), "give --model NAME or --recipe FILE"),
+        (("--machine=taihulight",), "give a recipe or --model NAME"),
+        ((*SMALL, "digits"), "give a recipe or --model NAME"),
+        (("digits", "--recipe=digits"), "digits and --recipe digits: give one recipe"),
+        (("digits",), "--machine is missing: there are aws_c4_8xlarge, "),
         ((*SMALL, "--machine=nowhere"), "no machine nowhere: there are aws_c4_8xlarge"),
         ((*SMALL, "--model=resnet9000"), "resnet9000"),
         ((*SMALL, "--nodes=1,128"), "a minibatch of 64 is less than a sample for each of 128 ranks"),
@@ -149,6 +149,17 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         ((*SMALL, "--sample-pixels=0"), "--sample-pixels 0"),
         ((*SMALL, "--start-seconds=-1"), "--start-seconds -1"),
         ((*SMALL, "--ranks-per-node=0"), "--ranks-per-node 0"),
+        (
+            (*SMALL[:2], f"--minibatch={10**18}"),
+            "--minibatch 1,000,000,000,000,000,000: the limit is 1,000,000,000,000",
+        ),
+        ((*SMALL[:2], "--minibatch=0"), "--minibatch 0: it is 1 at least"),
+        ((*SMALL, f"--epochs={10**18}"), "the limit is 1,000,000,000,000"),
+        ((*SMALL, "--start-seconds=nan"), "--start-seconds nan: it is 0 at least"),
+        ((*SMALL, f"--nodes={10**17}"), "ranks are too many to price; the limit is 40,960"),
+        ((*SMALL, f"--nodes={'9' * 5000}"), "give rising numbers"),
+        ((*SMALL, f"--ranks-per-node={10**10}"), "10,000,000,000 ranks are too many to price; the limit is 40,960"),
+        ((*SMALL, f"--input=3x{10**9}x9"), f"--input 3x{10**9}x9 has 27,000,000,000: the limit is 1,000,000,000"),
         ((*SMALL, "--optimizer=adagrad"), "there is no optimizer 'adagrad'"),
         ((*SMALL, "--time"), "--time is that of one rule"),
         (("--model=small_convnet", "--minibatch=64"), "--machine is missing: there are aws_c4_8xlarge, "),
@@ -159,6 +170,38 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
 )
 def test_bad_input(in_process: Run, options: tuple[str, ...], words: str) -> None:
     assert_one_line_error(in_process("plan", *options), words)
+
+
+PAPERS = [
+    ("taihulight", "alexnet_bn", 256, 94.17),  # swCaffe, table 3: images/s of a node
+    ("taihulight", "vgg16", 64, 6.21),
+    ("taihulight", "vgg19", 64, 5.52),
+    ("taihulight", "resnet50", 32, 5.56),
+    ("taihulight", "googlenet", 128, 14.97),
+    ("minsky_p100", "resnet50", 4 * 32, 90 * 1.2e6 / (48 * 60) / 64),  # DIMD 5.5: 48 minutes on 64 nodes of 4 P100
+    ("mosaic_k20m", "alexnet", 128, 5120 / 31.2),  # Theano-MPI, table 3: seconds of 5,120 images
+    ("mosaic_k20m", "alexnet", 32, 5120 / 36.40),
+    ("mosaic_k20m", "googlenet", 32, 5120 / 134.9),
+    ("copper_k80", "vgg16", 8 * 32, 5120 / 51.79),
+]
+
+
+@pytest.mark.parametrize(("machine", "model", "minibatch", "rate"), PAPERS)
+def test_a_node_has_the_rate_that_its_paper_measured(
+    in_process: Run, machine: str, model: str, minibatch: int, rate: float
+) -> None:
+    done = in_process("plan", f"--machine={machine}", f"--model={model}", f"--minibatch={minibatch}", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert minibatch / row["step"] == pytest.approx(rate, rel=0.005)
+
+
+def test_a_rate_is_that_of_the_networks_own_input(in_process: Run) -> None:
+    options = ("--model=alexnet", "--minibatch=128", "--input=3x227x227")
+    assert_one_line_error(
+        in_process("plan", "--machine=mosaic_k20m", *options),
+        "no rate of this network on this input: plan alexnet, googlenet",
+    )
 
 
 def test_a_run_is_checked_part_by_part(in_process: Run, tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from unisono.cli.run import SEVERAL_NODES
 
 PROGRAM = '''
 """Program written for torchrun, without MPI and unisono."""
@@ -52,7 +55,7 @@ def test_a_program_for_torchrun(program: Path, unisono: Callable[..., subprocess
     lines = [line for line in done.stdout.replace("][", "]\n[").splitlines() if line.startswith("[")]
     assert len(lines) == 2
     assert len(set(lines)) == 1
-    assert lines[0].startswith("[unisono, unisono, 2.0, ")
+    assert lines[0].startswith("[gloo, gloo, 2.0, ")
 
 
 def test_a_mesh_and_a_module_and_an_exit_code(
@@ -60,7 +63,8 @@ def test_a_mesh_and_a_module_and_an_exit_code(
 ) -> None:
     (tmp_path / "meshed.py").write_text(
         "import sys, torch.distributed as dist\nfrom torch.distributed.device_mesh import init_device_mesh\n"
-        "mesh = init_device_mesh('cpu', (2,))\nassert dist.get_backend() == 'unisono', dist.get_backend()\n"
+        "from unisono.torch_backend import name\n"
+        "mesh = init_device_mesh('cpu', (2,))\nassert name() == 'unisono', name()\n"
         "assert mesh.size() == 2 and sys.argv[1:] == ['--x']\ndist.destroy_process_group()\nsys.exit(3)\n"
     )
     done = unisono("run", "--ranks", "2", "-m", "meshed", "--x")
@@ -76,12 +80,65 @@ def test_an_error_of_the_program_ends_all_ranks(
     )
     done = unisono("run", "--ranks", "2", str(tmp_path / "broken.py"))
     assert done.returncode not in (0, 2)
-    assert "rank 1 of 2" in done.stderr
-    assert "EOFError: mine" in done.stderr
+    told = [line for line in done.stderr.splitlines() if "Error: " in line or "File " in line]
+    assert told == [  # once, from the program's first frame on
+        f'rank 1 of 2:   File "{tmp_path / "broken.py"}", line 4, in <module>',
+        "rank 1 of 2: EOFError: mine",
+    ]
 
 
-def test_bad_input_gets_one_line(in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    done = in_process("run", str(tmp_path / "nothing.py"))
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing.py",), "there is no program {folder}/nothing.py"),
+        (("nothing",), "there is no program {folder}/nothing; run a module with: unisono run -m nothing"),
+        (("--nnodes", "2", "a.py"), "--nnodes 2: {nodes}"),
+        (("--node_rank=1", "a.py"), "--node-rank 1: {nodes}"),
+        (("--max-restarts=3", "a.py"), "--max-restarts 3: no rank is started again: resume the program {checkpoint}"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = in_process("run", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no program" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    told = words.format(folder=tmp_path, nodes=SEVERAL_NODES, checkpoint="from its checkpoint")
+    assert done.stderr == f"unisono: {told}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "warned"),
+    [
+        ("-n 2", 2, False),
+        ("--nproc-per-node 2 --standalone", 2, False),
+        ("--nproc_per_node=2 --nnodes=1:1 --node_rank 0 --max_restarts=0", 2, False),
+        ("--ranks 2 --rdzv-backend c10d --rdzv_endpoint=a:0 --rdzv-id 1 --master_addr a --master-port 1", 2, False),
+        ("--ranks 99", 99, True),
+    ],
+)
+def test_options_of_torchrun_start_ranks(
+    in_process: Callable[..., subprocess.CompletedProcess[str]],
+    program: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    ranks: int,
+    warned: bool,
+) -> None:
+    started: list[tuple[int, list[str]]] = []
+    command = import_module("unisono.cli.run")
+    monkeypatch.setattr(command, "cores", lambda: 2)
+    monkeypatch.setattr(command, "launch", lambda *given: started.append(given) or 0)
+    done = in_process("run", *options.split(), str(program), "--steps", "-n", "3")
+    assert done.returncode == 0
+    assert started == [(ranks, ["run", "--backend-for=gloo,mpi", str(program), "--steps", "-n", "3"])]
+    words = "unisono: 99 ranks take turns on 2 cores; fewer would be faster\n"
+    assert done.stderr == (words if warned else "")
+
+
+def test_a_backend_name_that_is_not_known_is_refused(
+    in_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").touch()
+    done = in_process("run", str(tmp_path / "program.py"), UNISONO_BACKEND_NAME="gloo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "UNISONO_BACKEND_NAME=gloo: it is unisono, or not set" in done.stderr

@@ -97,6 +97,8 @@ def test_very_many_ranks_along_halving_and_rings(in_process: Run) -> None:
         (["--slow-link=1"], "--slow-link 1: write RANK:FACTOR, such as 3:4"),
         (["--slow-link=1:fast"], "--slow-link 1:fast: write RANK:FACTOR, such as 3:4"),
         (["--slow-link=1:0.5"], "node 1: its link is 0.5 times slower; give 1 or more"),
+        ([f"--ranks={10**18}"], "1,000,000,000,000,000,000 ranks are too many to price; the limit is 40,960"),
+        ([f"--slow-link={'9' * 5000}:2"], ": there is no rank 9999"),
         (["--late=9:1"], "--late 9:1: there is no rank 9; ranks are 0 to 3"),
         (["--late=-1:1"], "--late -1:1: write RANK:SECONDS, such as 3:5ms"),
         (["--late=1:soon"], "--late 1:soon: write a time like 30us"),

@@ -69,7 +69,7 @@ def test_sigterm_saves_and_resume_makes_the_rest(unisono: Run, tmp_path: Path) -
     [
         ((), "missing recipe: unisono sweep RECIPE --set KEY=a,b"),
         (("digits",), "nothing to sweep"),
-        (("digit", "--set", "rule.every=1,4"), "no recipe digit: it is neither a file nor one of"),
+        (("digit", "--set", "rule.every=1,4"), "no recipe digit: did you mean digits?"),
         (("digits", "--set", "rule.evry=1,4"), "unknown key rule.evry; did you mean rule.every?"),
         (("digits", "--set", "rule.every=1,4,0"), "rule.every = 0, but it has to be at least 1"),
         (("digits", "--set", "rule.every=1,4", "--ranks", "0"), "ranks = 0, but it has to be at least 1"),

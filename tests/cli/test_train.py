@@ -67,21 +67,20 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_a_run_from_beginning_to_end(ended: Ended) -> None:
     done, run = ended
     lines = done.stdout.splitlines()
-    assert lines[0] == "digits: 2 ranks on 1 node, 1437 samples, into mine"
-    assert lines[1].startswith("cores: ")
-    assert re.match(r"products in (float32|bfloat16), \d+ threads? a rank, \S", lines[2])
+    assert lines[0] == "digits: training on 2 ranks of this machine"
+    assert lines[1] == "digits: 2 ranks on 1 node, 1437 samples, into mine"
+    assert lines[2].startswith("cores: ")
+    assert re.match(r"products in (float32|bfloat16), \d+ threads? a rank, \S", lines[3])
     assert [line.split("  ")[0] for line in lines if line.startswith("epoch")] == [
         "epoch 1/3",
         "epoch 2/3",
         "epoch 3/3",
     ]
-    (chosen,) = [place for place, line in enumerate(lines) if line.startswith("overlap ")]
-    assert re.match(
-        r"overlap \w+(?: \(\d+ at once\))?, buckets of at most [\d.]+ MiB(?: \([\d.]+ at both ends\))?: "
-        r"[\d.]+ ms a step \(predicted ",
-        lines[chosen],
+    last = lines.index(next(line for line in lines if line.startswith("epoch 3/3")))
+    (tuned,) = [line for line in lines[4:last] if not line.startswith("epoch")]
+    assert re.fullmatch(
+        r"the first \d+ steps tuned how gradients are averaged: overlap \w+ \(more: mine/log.txt\)", tuned
     )
-    assert lines[chosen + 1].startswith("the others as predicted: ")
     overlapped = "communicating, overlapped", "updating, overlapped"
     for word in ("samples per second", "loading", "computing", "waiting", *overlapped):
         assert any(word in line for line in lines)
@@ -97,6 +96,7 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
     assert 0 < elapsed[0] < elapsed[1] < elapsed[2]
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoints",
+        "log.txt",
         "measurement.json",
         "metrics.jsonl",
         "prediction.json",
@@ -110,9 +110,22 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
             assert (steps["seconds"][..., steps["kinds"] == "computing"] > 0).all()
 
 
+def test_the_reasons_for_an_overlap_are_in_the_log_file(ended: Ended) -> None:
+    done, run = ended
+    logged, shown = (run / "log.txt").read_text().splitlines(), done.stdout.splitlines()
+    (chosen,) = [place for place, line in enumerate(logged) if line.startswith("overlap ")]
+    assert re.match(
+        r"overlap \w+(?: \(\d+ at once\))?, buckets of at most [\d.]+ MiB(?: \([\d.]+ at both ends\))?: "
+        r"[\d.]+ ms a step \(predicted ",
+        logged[chosen],
+    )
+    assert logged[chosen + 1].startswith("the others as predicted: ")
+    assert [line for line in logged if line in shown] == [line for line in shown[1:] if line[0] not in "┌│├└"]
+
+
 def test_a_run_is_in_the_ledger_and_can_be_checked(ended: Ended, in_process: Run) -> None:
     done, run = ended
-    (sealed,) = [line for line in done.stdout.splitlines() if line.startswith("prediction sealed after ")]
+    (sealed,) = [line for line in (run / "log.txt").read_text().splitlines() if line.startswith("prediction sealed")]
     assert sealed.endswith("in mine/prediction.json")
     assert "\nmeasured " in done.stdout
     table = in_process("foresight", str(run.parent / "ledger.jsonl"))
@@ -313,7 +326,7 @@ def test_sigusr1_saves_and_sigterm_saves_and_ends(on_ranks: Run, recipe: str, tm
     step = int(last.group(1))
     assert step == max(steps_kept(folder))
     found = {path.name for path in folder.iterdir()} - {"prediction.json"}  # the search may not have ended
-    assert found == {"checkpoints", "metrics.jsonl", "recipe.toml", "steps"}
+    assert found == {"checkpoints", "log.txt", "metrics.jsonl", "recipe.toml", "steps"}
     if target == "launcher":
         return
     epochs = ("--set", f"training.epochs={step // 23 + 1}")
@@ -443,13 +456,20 @@ def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(on_ranks: Run, e
     )
 
 
-def test_a_finished_run_reports_again_and_can_be_extended(
-    command: Run, on_ranks: Run, ended: Ended, tmp_path: Path
+def test_a_finished_run_says_so_and_can_be_extended(
+    command: Run, in_process: Run, on_ranks: Run, ended: Ended, tmp_path: Path
 ) -> None:
     shutil.copytree(ended[1], tmp_path / "mine")
-    again = on_ranks("train", "--resume", "mine")
+    files = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    line = "mine is finished, with training.epochs = 3; to train longer, add --set training.epochs=N, with N above 3"
+    alone = in_process("train", "--resume", "mine")
+    assert (alone.returncode, alone.stdout) == (0, f"{line}\n"), "without ranks"
+    again = on_ranks("train", "cifar10", "--resume", "mine")
     assert again.returncode == 0, again.stderr
-    assert again.stdout.splitlines()[-1].startswith("test accuracy: ")
+    other, beginning, said = again.stdout.splitlines()
+    assert other.startswith("the run's own recipe is used; cifar10 differs from it in name, ")
+    assert (beginning, said) == ("digits: resuming mine on 2 ranks", line)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == files
     options = ("--set", "training.epochs=4", "--set", "optimizer.learning_rate=1e-30", "--ranks", "1", *LEAN)
     before = load_newest(tmp_path / "mine/checkpoints")[0]
     longer = command("train", "--resume", "mine", "--timeline", "longer.json", *options)
@@ -477,7 +497,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
     assert done.returncode == 0, done.stderr
     done = on_ranks("train", "--resume", "mine", "--set", "training.epochs=2")
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()[:2]
+    _, first, second = done.stdout.splitlines()[:3]
     where = (
         f"module nets, from {tmp_path}/recipes/nets.py (model.name = 'nets:wide', model.folder = '{tmp_path}/recipes')"
     )
@@ -514,6 +534,15 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
 )
 def test_bad_input_starts_no_rank(in_process: Run, recipe: str, options: list[str], words: str) -> None:
     assert_one_line_error(in_process("train", recipe, *options), words)
+
+
+def test_a_folder_that_holds_a_run_starts_no_rank(in_process: Run, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.toml").touch()
+    assert_one_line_error(
+        in_process("train", recipe, "-n", "2", "--run", "mine"),
+        "mine holds a run already; resume it with --resume mine",
+    )
 
 
 @pytest.mark.parametrize(
@@ -607,4 +636,4 @@ def test_no_mpiexec_names_the_extra(recipe: str, tmp_path: Path) -> None:
     pretend = f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = ['unisono', 'train', {recipe!r}]"
     code = f"{pretend}; from unisono.cli import main; main()"
     done = run([sys.executable, "-c", code], env={**os.environ, "PATH": str(tmp_path)})
-    assert_one_line_error(done, "pip install 'unisono[mpich]'")
+    assert_one_line_error(done, "pip install '.[mpich]'")

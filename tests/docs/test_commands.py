@@ -1,4 +1,4 @@
-"""Commands of the pages: each is run, by `make docs` (`docs/commands.py`) or by the test that it names."""
+"""Commands of the pages: each is run, by `make docs-check` (`docs/commands.py`) or by the test that it names."""
 
 from __future__ import annotations
 

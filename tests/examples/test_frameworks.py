@@ -46,7 +46,7 @@ def test_it_runs_unmodified(
     unisono: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
     program = write_program(tmp_path, "run_torchrun_programs.md", name, NEEDS[name])
-    done = unisono("run", "--ranks", "2", str(program))
+    done = unisono("run", "--ranks", "2", str(program), UNISONO_BACKEND_NAME="unisono")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unisono 2" in done.stdout
 
@@ -59,6 +59,6 @@ def test_it_is_fed_from_a_pack(
     setup = DOCS / "setup" / "how_to_feed_a_framework.py"
     subprocess.run([sys.executable, str(setup)], cwd=tmp_path, check=True)
     assert unisono("pack", "cifar10-images", "packs/cifar10").returncode == 0
-    done = unisono("run", "--ranks", "2", str(program))
+    done = unisono("run", "--ranks", "2", str(program), UNISONO_BACKEND_NAME="unisono")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(FED[name]) == 2

@@ -33,5 +33,5 @@ def test_a_ledger_without_runs_and_no_matplotlib(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="the ledger has no runs to draw"):
         draw_calibration([], "version", tmp_path / "chart.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"install unisono\[bench\]"):
+    with pytest.raises(UsageError, match=r"install '\.\[bench\]'"):
         draw_calibration([entry()], "version", tmp_path / "chart.svg")

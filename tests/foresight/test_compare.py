@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.foresight.entries import PREDICTION, measured
 
-from unisono.foresight.compare import explain, hidden_or_not, ms, step_parts, whole_step, wrong_part
+from unisono.foresight.compare import explain, hidden_or_not, ms, step_parts, summarize, whole_step, wrong_part
 from unisono.foresight.measurement import Measurement
 from unisono.foresight.seal import CostFacts, SealedPrediction
+from unisono.processor import ProcessorUse
 
 TUNED = replace(PREDICTION, sealed="after 24 tuning steps", run=replace(PREDICTION.run, machine=""))
 
@@ -144,6 +145,32 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
 )
 def test_sentences(prediction: SealedPrediction, found: Measurement, sentence: str) -> None:
     assert explain(prediction, found).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "taken", "sentence"),
+    [
+        (TUNED, 0.45, "other processes took 45% of the ranks' cores; in the first steps 0%"),
+        (PREDICTION, 0.45, "other processes took 45% of the ranks' cores"),
+        (
+            replace(TUNED, processor=ProcessorUse(others=0.5)),
+            0.05,
+            "other processes took 5% of the ranks' cores; in the first steps 50%",
+        ),
+        (TUNED, 0.0, explain(TUNED, measured(0.060, 0.012))),
+    ],
+)
+def test_a_line_says_why_a_prediction_missed(prediction: SealedPrediction, taken: float, sentence: str) -> None:
+    found = replace(measured(0.060, 0.012), processor=ProcessorUse(others=taken))
+    assert (
+        summarize(prediction, found) == f"measured 72 ms a step, predicted 52 ms (48.1 ms - 55.9 ms), +38%: {sentence}"
+    )
+    assert (taken > 0.1) is ("the machine was disturbed (other processes took 45%" in explain(prediction, found))
+
+
+def test_a_line_about_a_prediction_that_was_right() -> None:
+    found = replace(measured(0.0425, 0.012), processor=ProcessorUse(others=0.5))
+    assert summarize(TUNED, found) == "measured 54.5 ms a step, predicted 52 ms (48.1 ms - 55.9 ms)"
 
 
 def test_milliseconds() -> None:

@@ -9,10 +9,12 @@ from tests.foresight.entries import RUN
 from tests.plan.test_choose import NETWORK, ask, at, loads
 from tests.plan.test_run_plan import MACHINE, SETTINGS, network
 
-from unisono.foresight.predictions import LARGEST_ERROR, NOMINAL_SHARE, planned_prediction, program_of, tuned_prediction
+from unisono.foresight.predictions import planned_prediction, program_of, tuned_prediction
 from unisono.plan.choose import PredictionInputs, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
+from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, TrialChoice
+from unisono.processor import ProcessorUse
 from unisono.rules import BSP, Auto, BaseRule, Exchange, LocalSGD, Sharded
 
 MIB = 1 << 20
@@ -47,7 +49,7 @@ def inputs(update: float = 0.0) -> PredictionInputs:
 @pytest.mark.parametrize("update", [0.0, 1e-9])
 def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> None:
     chosen = candidates(inputs(update))[0]
-    found = tuned_prediction(chosen, RUN, 24)
+    found = tuned_prediction(TrialChoice(chosen), RUN, 24)
     assert found.sealed == "after 24 tuning steps"
     assert found.step == pytest.approx(chosen.prediction.step)
     assert found.parts.computing == NETWORK.whole
@@ -57,6 +59,16 @@ def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> N
     assert found.share == NOMINAL_SHARE
     total = sum(bucket.nbytes for bucket in loads(chosen.setting.bucket_bytes, chosen.setting.end_ratio))
     assert found.updating == pytest.approx(total * update)
+
+
+def test_a_prediction_of_shared_cores_says_so_and_is_less_certain() -> None:
+    use = ProcessorUse(others=0.5)
+    choice = TrialChoice(candidates(inputs())[0], "others", use, [0.9, 1.0, 1.3])
+    found, alone = tuned_prediction(choice, RUN, 24), tuned_prediction(choice._replace(doubt=""), RUN, 24)
+    assert (found.doubt, found.processor, found.share) == ("others", use, WIDER_SHARE)
+    assert (alone.doubt, alone.share) == ("", NOMINAL_SHARE)
+    assert found.low < alone.low < alone.high < found.high
+    assert found.step == alone.step
 
 
 def test_programs_are_told_apart_by_their_digests() -> None:

@@ -8,7 +8,11 @@ from dataclasses import asdict, replace
 import pytest
 from tests.foresight.entries import PREDICTION, entry, measured
 
+from unisono.foresight.form import as_json, from_json
+from unisono.foresight.measurement import Measurement
 from unisono.foresight.report import check_data, check_lines, ledger_data, ledger_lines
+from unisono.foresight.seal import SealedPrediction
+from unisono.processor import ProcessorUse
 
 
 def test_the_table_of_a_ledger() -> None:
@@ -44,6 +48,16 @@ def test_the_form_of_a_ledgers_json() -> None:
         "runs": [{**json.loads(json.dumps(asdict(entries[0]))), "error": pytest.approx(0.2), "covered": False}],
         "complaints": ["a complaint"],
     }
+
+
+def test_a_run_on_shared_cores() -> None:
+    """Both records of the run have what others took: the seal during the trials, the measurement afterwards."""
+    doubted = replace(PREDICTION, doubt="a doubt", processor=ProcessorUse(others=0.4))
+    found = replace(measured(0.0524, 0.012), processor=ProcessorUse(others=0.3))
+    lines = list(check_lines(from_json(SealedPrediction, as_json(doubted)), from_json(Measurement, as_json(found))))
+    assert "trials decided nothing: a doubt" in lines
+    assert "shared: other processes took 30% of the ranks' cores" in lines
+    assert not any(line.startswith(("trials", "shared")) for line in check_lines(PREDICTION, measured(0.0524, 0.012)))
 
 
 def test_a_run_part_by_part() -> None:

@@ -137,6 +137,7 @@ def test_bad_rates(text: str) -> None:
     ("change", "words"),
     [
         ({"supernodes": 0}, "--supernodes 0: a lab has 1 to 254"),
+        ({"ranks_per_host": 10**10}, "ranks are too many for a lab on one machine; the limit is 4,096"),
         ({"hosts": 255}, "--hosts 255: a lab has 1 to 254"),
         ({"ranks_per_host": 0}, "--ranks-per-host 0: a host runs at least 1 rank"),
         ({"oversubscribe": 0}, "--oversubscribe 0: give 0.01 to 1000"),

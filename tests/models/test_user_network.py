@@ -7,6 +7,9 @@ import torch
 
 from unisono.errors import RecipeError
 from unisono.models.user_network import make_user_network, user_network
+from unisono.rules import Exchange
+from unisono.training.recipe import RuleRecipe
+from unisono.training.recipe_check import own_rule
 from unisono.user_function import is_user_function
 
 
@@ -117,11 +120,23 @@ def test_functions_that_return_no_network_are_refused(folder: Path, name: str, w
 def test_exceptions_of_the_module_pass_through(folder: Path) -> None:
     """It shows where, as in any program."""
     (folder / "own_broken.py").write_text("import own_missing\n")
-    (folder / "own_strict.py").write_text("def wide(classes): ...\n")
+    (folder / "own_wrong.py").write_text("def wide(classes, channels):\n    return classes + 'a'\n")
     with pytest.raises(ModuleNotFoundError, match="own_missing"):
         make_user_network("own_broken:wide", str(folder), 10, 3)
-    with pytest.raises(TypeError, match="wide"):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        make_user_network("own_wrong:wide", str(folder), 10, 3)
+
+
+def test_a_function_with_another_signature_is_refused(folder: Path) -> None:
+    (folder / "own_strict.py").write_text("def wide(classes): ...\n")
+    words = r"'own_strict:wide': it is called as wide\(classes, channels\), which gives wide\(\) takes 1 positional"
+    with pytest.raises(RecipeError, match=words):
         make_user_network("own_strict:wide", str(folder), 10, 3)
+    rule = own_rule(RuleRecipe("os:system"))
+    with pytest.raises(
+        RecipeError, match=r"rule.name = 'os:system': it is called as system\(exchange, overlap\), which"
+    ):
+        rule.call(Exchange(), "auto")
 
 
 def test_its_location_is_found_without_importing(folder: Path) -> None:

@@ -35,10 +35,12 @@ def test_estimate_includes_waits_of_a_chain() -> None:
 
 def test_few_crossing_messages_are_not_charged_for_all() -> None:
     placement = regular(4, 8, 1)
-    network = shaped(10e9, 8, 4)
-    algorithm = find("ring", placement).allreduce
     n = 1 << 22
-    assert estimate(algorithm, placement, network, n) < price(algorithm, placement, network, n) / 2
+    wide, narrow = shaped(10e9, 8, 1), shaped(10e9, 8, 4)  # whose uplink is still twice a node's link
+    ring, halving = (find(name, placement).allreduce for name in ("ring", "halving"))
+    for cost in (estimate, price):
+        assert cost(ring, placement, narrow, n) == pytest.approx(cost(ring, placement, wide, n))
+        assert cost(halving, placement, narrow, n) > 2 * cost(halving, placement, wide, n)
 
 
 def test_sampled_ranks_represent_many() -> None:

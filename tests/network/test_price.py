@@ -1,10 +1,12 @@
+from collections import Counter
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.network import DEFAULT, Network, NetworkError, price
+from unisono.network import DEFAULT, Network, NetworkError, price, simulate
+from unisono.network.links import shaped
 from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules import find
 from unisono.schedules.direct import direct
@@ -57,6 +59,39 @@ def test_the_price_is_that_of_swcaffe(p: int, q: int, times: int) -> None:
     assert price(find("halving", placement).allreduce, placement, network, n) == equation_2(p, q, n, *betas)
     numbered = price(find("halving/round-robin", placement).allreduce, placement, network, n)
     assert numbered == equation_5(p, q, n, *betas) + equation_6(p, q, n, *betas)
+
+
+SHAPES = [
+    ((0,) * 4 + (1,) * 4 + (2,) * 4),
+    (0, 1) * 4,
+    (0, 0, 0, 1),
+    (0,) * 5 + (1,) * 2 + (2,) * 3,
+    (0,) * 16 + (1,) * 16,
+]
+"""Supernodes of each node: 3 of 4, 2 of 4 whose nodes take turns, 3 and 1, 5 and 2 and 3, 2 of 16."""
+
+
+@pytest.mark.parametrize("supernodes", SHAPES)
+@pytest.mark.parametrize("oversubscription", [1, 4, 40])
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_the_price_of_a_ring_is_what_a_simulation_takes(
+    supernodes: tuple[int, ...], oversubscription: float, ranks_per_node: int
+) -> None:
+    """One node enters and one leaves a supernode, whose uplink carries one node's bytes, not those of all."""
+    of_rank = [node for node in range(len(supernodes)) for _ in range(ranks_per_node)]
+    placement = place(of_rank, [supernodes[node] for node in of_rank])
+    network = shaped(10e9, max(Counter(supernodes).values()), oversubscription, gamma=0, within_alpha=0)
+    ring, nbytes = find("ring", placement).allreduce, placement.ranks << 18
+    simulated = simulate(ring, placement, network, nbytes, piece_bytes=nbytes)
+    assert price(ring, placement, network, nbytes) == pytest.approx(simulated.seconds, rel=0.02)
+
+
+def test_twelve_hosts_on_three_switches() -> None:
+    """A ring takes the time of a node's links, 147 ms for 100 MB, and is cheaper than an exchange of all with all."""
+    placement, network = regular(3, 4, 1), shaped(10e9, 4, 4, gamma=0)
+    found = {name: price(find(name, placement).allreduce, placement, network, 100e6) for name in ("ring", "direct")}
+    assert found["ring"] == pytest.approx(2 * 11 / 12 * 100e6 * 8e-10, rel=0.01)
+    assert found["direct"] == pytest.approx(0.427, rel=0.01)
 
 
 @settings(deadline=None)

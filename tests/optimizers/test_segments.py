@@ -24,6 +24,8 @@ def test_the_ranks_have_every_element_once(lengths: list[int], ranks: int, gap: 
     assert elements == [(number, 5 * number + e) for number, length in enumerate(lengths) for e in range(length)]
     starts = {number: begin for number, begin, _, _ in ranges}
     assert all(start - starts[one.number] == one.first - 5 * one.number for one, start in found)
+    empty = [number for number, length in enumerate(lengths) if not length]
+    assert [one.segment.number for one in found if one.segment.first == one.segment.last] == ranks * empty
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def loads(size: int, end_ratio: int = 1) -> list[Bucket]:
 
 
 def ask(computing: Computing, buckets: Buckets, cost: Cost, deferred: bool = True) -> PredictionInputs:
-    return PredictionInputs(BSP(), computing, buckets, cost, deferred)
+    return PredictionInputs(BSP(), computing, buckets, cost, deferred, nodes=2)
 
 
 def chained(sent: Sequence[Bucket], cost: Cost) -> Prediction:
@@ -129,9 +129,17 @@ def test_the_same_in_equal_buckets() -> None:
 
 
 def test_a_given_size_is_that_of_all_buckets() -> None:
-    assert end_ratios("chain", BUCKET_SIZES) == END_RATIOS
-    assert end_ratios("chain", [MIB]) == (1,)
-    assert {end_ratios(name, BUCKET_SIZES) for name in OVERLAPS if name != "chain"} == {(1,)}
+    assert end_ratios("chain", BUCKET_SIZES, 2) == END_RATIOS
+    assert end_ratios("chain", [MIB], 2) == (1,)
+    assert {end_ratios(name, BUCKET_SIZES, 2) for name in OVERLAPS if name != "chain"} == {(1,)}
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1, 2])
+def test_buckets_of_one_node_are_equal(ratio: float) -> None:
+    """No link is kept busy there, and the cores that compute pay for each further bucket."""
+    inputs = ask(NETWORK, loads, at(ratio, latency=2e-3))
+    assert candidates(inputs)[0].setting.end_ratio > 1
+    assert {one.setting.end_ratio for one in candidates(inputs._replace(nodes=1))} == {1}
 
 
 def test_a_setting_is_predicted_again_with_other_inputs() -> None:
@@ -260,7 +268,7 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
             predicted(inputs, size, one.setting.overlap, count, ratio)
             for size in sizes
             for count in OUTSTANDING
-            for ratio in end_ratios(one.setting.overlap, sizes)
+            for ratio in end_ratios(one.setting.overlap, sizes, 2)
         ]
         fastest = min(each.prediction.step for each in every)
         good = [each for each in every if each.prediction.step <= fastest * BUCKETS_TIE_RATIO]

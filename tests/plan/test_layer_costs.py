@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.plan.layer_costs import computing_of, linear_shape, product_seconds, scaled_layers
+from unisono.errors import UsageError
+from unisono.plan.layer_costs import at_rate_of, computing_of, linear_shape, product_seconds, scaled_layers
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, NodeFacts
-from unisono.plan.measured_rows import ProductRow
+from unisono.plan.measured_rows import NetworkRow, ProductRow
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import trace
@@ -63,3 +64,27 @@ def test_the_nearest_measured_product_of_the_kind_gives_the_rate() -> None:
     alone, many = (computing_of([layer], known, 8, samples).whole for samples in (8, 720))
     assert alone == pytest.approx(16e6 / 2e11 + 32e6 / 1e11)
     assert many == pytest.approx(90 * alone / 4)  # more rows of a rank are another product
+
+
+ROWS = (NetworkRow("net", 16, 50.0), NetworkRow("net", 128, 80.0), NetworkRow("other", 32, 9.0))
+LAYERS = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 5)), torch.empty(4, 3, 6, 6))
+
+
+@pytest.mark.parametrize(("samples", "rate"), [(16, 50), (40, 50), (60, 80), (1000, 80)])
+def test_a_network_with_rows_computes_at_the_rate_of_the_nearest_batch(samples: int, rate: float) -> None:
+    machine = replace(MACHINE, networks=ROWS, assumed={"node.flops": "a guess", "link.latency": "a guess"})
+    for accelerators in (1, 4):
+        node = replace(machine.node, accelerators=accelerators)
+        found = at_rate_of(replace(machine, node=node), "net", LAYERS, 4, samples * accelerators)
+        assert computing_of(LAYERS, found, 4, samples).whole == pytest.approx(samples / rate)
+        assert [row.samples_per_second for row in found.networks] == [rate]
+        assert found.assumptions == {"link.latency": "a guess"}
+
+
+def test_a_network_without_rows_has_the_nodes_own_rate() -> None:
+    found = at_rate_of(replace(MACHINE, networks=ROWS), "mine", LAYERS, 4, 16)
+    assert found == MACHINE
+    with pytest.raises(
+        UsageError, match=r"example has no node\.flops, and no rate of this network .*: plan net, other on"
+    ):
+        at_rate_of(replace(MACHINE, node=NodeFacts(), networks=ROWS), "mine", LAYERS, 4, 16)

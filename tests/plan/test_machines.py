@@ -1,13 +1,23 @@
 import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unisono.errors import UsageError
 from unisono.network import NetworkError
-from unisono.plan.machines import FOLDER, TABLES, MachineFacts, find_machine, machine_file, machine_names, parse_machine
-from unisono.plan.measured_rows import MessageRow
+from unisono.plan.machines import (
+    FOLDER,
+    TABLES,
+    EfficiencyFacts,
+    MachineFacts,
+    find_machine,
+    machine_file,
+    machine_names,
+    parse_machine,
+)
+from unisono.plan.measured_rows import MessageRow, ProductRow
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -23,11 +33,27 @@ def test_each_value_has_a_source_or_is_assumed(name: str) -> None:
     text, machine = (FOLDER / f"{name}.toml").read_text(encoding="utf-8"), find_machine(name)
     table = ""
     for line in text.splitlines():
-        if heading := re.fullmatch(r"\[(\w+)\]", line):
+        if heading := re.fullmatch(r"\[+(\w+)\]+", line):
             table = heading[1]
         elif table in TABLES and (value := re.match(r"(\w+) = ", line)):
             sourced = re.search(r"# .*(PCL-DNN|DIMD|Theano-MPI|swCaffe) ", line)
             assert sourced or f"{table}.{value[1]}" in machine.assumed, line
+        elif line.startswith("samples_per_second"):
+            assert re.search(r"# (DIMD|Theano-MPI|swCaffe) .*\d", line), line
+
+
+def test_computing_at_the_peak_is_assumed_in_words() -> None:
+    """Without [efficiency], and without products or networks of which the rate is known."""
+    words = "computing at 100% of the peak: no efficiency is known"
+    both = {"efficiency.convolution": words, "efficiency.linear": words}
+    machine = MachineFacts("bare", assumed={"link.latency": "a guess"})
+    product = ProductRow("linear", 1, 1, 1, 1, 1e9, 1e9, 0.0)
+    assert machine.assumptions == {"link.latency": "a guess", **both}
+    known = replace(machine, efficiency=EfficiencyFacts(convolution=0.9), products=(product,))
+    assert known.assumptions == machine.assumed
+    assert replace(known, products=()).assumptions == {**machine.assumed, "efficiency.linear": words}
+    for name in machine_names():
+        assert words not in find_machine(name).assumptions.values()
 
 
 def test_the_ratios_of_table_1() -> None:

@@ -22,5 +22,5 @@ def test_the_chart_is_svg_with_text_and_no_background(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"install unisono\[bench\]"):
+    with pytest.raises(UsageError, match=r"install '\.\[bench\]'"):
         draw_chart([ALONE], "a title", "a machine", tmp_path / "chart.svg")

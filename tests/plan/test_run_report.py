@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from unisono.plan.machines import LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.measured_rows import NetworkRow
 from unisono.plan.rank_memory import RankMemory
 from unisono.plan.run_report import as_data, as_lines, worthwhile
 from unisono.plan.run_row import RunPlan
@@ -85,7 +86,8 @@ def test_a_line_names_each_schedule_that_was_not_simulated() -> None:
 
 
 def test_the_form_of_json() -> None:
-    data = json.loads(json.dumps(as_data([ALONE, FOUR], MACHINE, 0.25)))
+    machine = replace(MACHINE, efficiency=EfficiencyFacts(0.9, 0.7))
+    data = json.loads(json.dumps(as_data([ALONE, FOUR], machine, 0.25)))
     assert data == {
         "machine": "example",
         "assumed": {"link.bandwidth": "a guess"},
@@ -150,3 +152,19 @@ def test_a_rule_that_is_replaced_is_named() -> None:
     assert "auto, 4 nodes: Sharded, computing" in "\n".join(
         as_lines([replace(FOUR, rule="auto", choice="Sharded")], MACHINE, 0.5)
     )
+
+
+def test_computing_at_the_peak_or_at_a_measured_rate_is_said() -> None:
+    words = "computing at 100% of the peak: no efficiency is known"
+    bare = list(as_lines([ALONE], MACHINE, 0.5))
+    assert bare[-3:] == [
+        "assumed, link.bandwidth: a guess",
+        f"assumed, efficiency.convolution: {words}",
+        f"assumed, efficiency.linear: {words}",
+    ]
+    assert as_data([ALONE], MACHINE, 0.5)["assumed"]["efficiency.linear"] == words
+    measured = replace(MACHINE, networks=(NetworkRow("net", 32, 9.5),))
+    assert list(as_lines([ALONE], measured, 0.5))[-2:] == [
+        "computing: 9.5 samples/s of a node, as the machine file has them for net, 32 a step",
+        "assumed, link.bandwidth: a guess",
+    ]

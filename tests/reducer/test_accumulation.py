@@ -40,10 +40,57 @@ def test_averages_and_placeholders_are_not_the_ranks_own_gradients() -> None:
     accumulation = Accumulation(memory)
     assert not accumulation.has_gradients()
     memory.parameters[0].grad = memory.views[0]
-    memory.parameters[1].grad = ScatteredGradient(memory.parameters[1])
+    memory.parameters[1].grad = ScatteredGradient(memory.parameters[1], "b")
     assert not accumulation.has_gradients()
     accumulation.accumulated = True
     assert accumulation.has_gradients()  # added to the average
     accumulation.accumulated = False
+    memory.parameters[1].grad = torch.zeros(2)
+    assert not accumulation.has_gradients()  # `zero_grad(set_to_none=False)` has left them
     memory.parameters[1].grad = torch.ones(2)
     assert accumulation.has_gradients()
+
+
+def summed(memory: BucketMemory) -> Accumulation:
+    """Sums of two ranks, 6 in each element of both parameters."""
+    accumulation = Accumulation(memory, summands=2)
+    for parameter in memory.parameters:
+        parameter.grad = torch.full_like(parameter, 6.0)
+    accumulation.end_average()
+    return accumulation
+
+
+def test_a_rank_has_its_share_of_an_earlier_sum_once() -> None:
+    memory = memory_of(3, 2)
+    accumulation = summed(memory)
+    for _ in range(2):  # before a gradient is added to it, and after
+        assert not accumulation.take_share(0, contributes=True)
+    assert [set(one.grad.tolist()) for one in memory.parameters] == [{3.0}, {6.0}]
+    accumulation.end_average()
+    accumulation.take_share(0, contributes=True)
+    assert set(memory.parameters[0].grad.tolist()) == {1.5}
+
+
+def test_a_rank_without_samples_has_its_share_alone_until_a_step() -> None:
+    memory = memory_of(3, 2)
+    accumulation = summed(memory)
+    assert accumulation.take_share(0, contributes=False)
+    assert accumulation.take_share(0, contributes=False)
+    assert not accumulation.weights_changed()
+    with torch.no_grad():
+        memory.parameters[0].add_(1)
+    assert accumulation.weights_changed()
+    assert not accumulation.take_share(1, contributes=False)  # the others have made new ones since
+    assert [set(one.grad.tolist()) for one in memory.parameters] == [{3.0}, {6.0}]
+
+
+def test_means_and_removed_gradients_have_no_shares() -> None:
+    memory = memory_of(3)
+    accumulation = summed(memory)
+    memory.parameters[0].grad = None
+    assert not accumulation.take_share(0, contributes=False)
+    means = Accumulation(memory)
+    memory.parameters[0].grad = torch.ones(3)
+    means.end_average()
+    assert not means.take_share(0, contributes=True)
+    assert memory.parameters[0].grad.tolist() == [1.0] * 3

@@ -69,6 +69,17 @@ def test_samples_given_on_some_ranks_only() -> None:
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 92 more have not given" in str(many)
 
 
+def test_weights_that_some_ranks_have_changed() -> None:
+    changed, unchanged = ControlMessage(changed=True), ControlMessage(changed=False)
+    error = agree([changed, unchanged, changed, ControlMessage(absent=True), ControlMessage(8.0)]).error()
+    assert isinstance(error, UsageError)
+    assert str(error).startswith(
+        "since the last backward pass the optimizer has changed the weights on 2 ranks, but not on rank 1, so"
+    )
+    for alike in ([changed] * 3, [unchanged] * 3, [changed, ControlMessage(absent=True)]):
+        assert agree(alike).error() is None
+
+
 @pytest.mark.parametrize(
     ("words", "before", "warned"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
@@ -68,7 +69,7 @@ class Passes:
         self.layout = Layout(2, 4, tuple(buckets), updates=Updates.OUTSIDE)
         self.player = Recorder()
         programs = SimpleNamespace(player=self.player, by_main=by_main)
-        self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None)  # type: ignore[arg-type]
+        self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None, Accumulation(self.memory))  # type: ignore[arg-type]
         self.runner.readings = Readings(self.parameters, 2, self.runner.on_reading_ended)
 
     def begin(self, message: ControlMessage | None = None) -> BackwardPass:
@@ -146,14 +147,15 @@ def test_a_rank_without_samples_contributes_nothing() -> None:
     assert begun.gradients == {3: None}
 
 
-def test_a_placeholder_that_was_not_cleared_is_no_gradient() -> None:
+def test_a_placeholder_that_was_not_cleared_stays_and_is_stale() -> None:
     passes = Passes()
     begun = passes.begin()
     passes.ready(3)
-    passes.parameters[2].grad = ScatteredGradient(passes.parameters[2])
+    passes.parameters[2].grad = placeholder = ScatteredGradient(passes.parameters[2], "w2")
     passes.end()
     assert begun.gradients[2] is None
-    assert passes.parameters[2].grad is None
+    assert passes.parameters[2].grad is placeholder
+    assert placeholder.stale
 
 
 def test_a_failed_pass_is_discarded() -> None:

@@ -30,7 +30,7 @@ class Ranks:
     """World of equal ranks."""
 
     def __init__(self, size: int, rank: int = 0) -> None:
-        self.size, self.rank = size, rank
+        self.size, self.rank, self.nodes = size, rank, 1
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

@@ -14,6 +14,7 @@ import torch
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
+from unisono.processor import RankUse
 from unisono.reducer import tuning as module
 from unisono.reducer.tuning import STEPS_PER_TRIAL, Tuning
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
@@ -50,14 +51,19 @@ class Memory:
 class Ranks:
     """World of equal ranks; `said` replaces what rank 0 broadcasts."""
 
-    def __init__(self, size: int = 2, rank: int = 0, said: list[int] | None = None) -> None:
-        self.size, self.rank, self.said = size, rank, said
+    def __init__(self, size: int = 2, rank: int = 0, said: list[int] | None = None, nodes: int = 2) -> None:
+        self.size, self.rank, self.said, self.nodes = size, rank, said, nodes
+        self.use = RankUse("", (0,), 1.0, 1.0, 0.0, 0, 1.0, 0.0)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.said is None else torch.tensor(self.said)
 
     def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         return tensor if op == "maximum" else tensor * self.size
+
+    def all_gather_object(self, use: RankUse) -> list[RankUse]:
+        """Return the use of cores that is simulated, in place of this process's."""
+        return [self.use]
 
 
 class Measured:
@@ -133,9 +139,15 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     return course
 
 
-def fresh(overlap: str = "auto", bucket_bytes: int | None = None, size: int = 2, kind: type[BaseRule] = BSP) -> Tuning:
+def fresh(
+    overlap: str = "auto",
+    bucket_bytes: int | None = None,
+    size: int = 2,
+    kind: type[BaseRule] = BSP,
+    nodes: int = 2,
+) -> Tuning:
     rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
-    return Tuning(Memory(), Ranks(size), Measured(HIDES, FAST), rule)
+    return Tuning(Memory(), Ranks(size, nodes=nodes), Measured(HIDES, FAST), rule)
 
 
 def test_the_first_steps_follow_the_plan(tune: Tune) -> None:
@@ -217,6 +229,17 @@ def test_settings_predicted_to_be_slow_are_not_tried(tune: Tune) -> None:
     assert re.search(r"(none|funnel|concurrent) [\d.]+ ms \(measured", others) is None
 
 
+def test_entries_that_differ_in_their_buckets_name_them(tune: Tune) -> None:
+    """The setting that is chosen, a funnel, is not one of them."""
+    course = tune(takes=lambda setting: 0.05 if setting.overlap == "funnel" else 0.1)
+    assert "overlap funnel" in course.said[0]
+    entries = course.said[1].removeprefix("the others as predicted: ").split(", ")
+    chains = [entry for entry in entries if entry.startswith("chain")]
+    assert len(chains) > 1
+    assert all(re.match(r"chain of [\d.]+ MiB", entry) for entry in chains), chains
+    assert len({re.sub(r" [\d.]+ ms.*", "", entry) for entry in entries}) == len(entries)
+
+
 def test_the_fastest_measured_setting_near_the_best_is_chosen(tune: Tune) -> None:
     """Nothing can be hidden, so that all are predicted alike; steps show what is so."""
     seconds = {"none": 0.2, "chain": 0.3, "funnel": 0.15, "concurrent": 0.4}
@@ -238,6 +261,44 @@ def test_the_first_step_of_a_trial_and_one_outlier_do_not_count(tune: Tune) -> N
         return {1: 100.0, 3: 50.0}.get(steps["funnel"], 0.19)
 
     assert tune(shows=AT_ONCE, takes=takes).tuning.setting.overlap == "funnel"
+
+
+def test_trials_on_shared_cores_keep_the_simplest_setting(tune: Tune) -> None:
+    """Steps without overlap are clearly faster, but others took half of the ranks' cores."""
+    seconds = {"none": 0.1, "chain": 0.3, "funnel": 0.2, "concurrent": 0.4}
+    ranks = Ranks()
+    ranks.use = ranks.use._replace(cpu=0.5, delayed=0.5)
+    course = tune(ranks=ranks, shows=AT_ONCE, takes=lambda setting: seconds[setting.overlap])
+    setting, choice = course.tuning.setting, course.tuning.choice
+    assert (setting.overlap, setting.end_ratio) == ("chain", 1)
+    assert choice is not None
+    assert choice.candidate.setting == setting
+    assert course.said[1].startswith("other processes took 49% of the ranks' cores: trials decide nothing")
+    alone = tune(shows=AT_ONCE, takes=lambda setting: seconds[setting.overlap])
+    assert (alone.tuning.setting.overlap, len(alone.said)) == ("none", 2)
+
+
+def test_wild_trials_keep_the_simplest_setting(tune: Tune) -> None:
+    """The steps of a setting differ by half, the settings by less."""
+    wild = iter(range(100))
+    course = tune(shows=AT_ONCE, takes=lambda setting: (0.1, 0.15)[next(wild) % 2])
+    assert course.tuning.setting.overlap == "chain"
+    assert "the steps of one setting differ by 50%, the settings by 0%: trials decide nothing" in course.said[1]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_buckets_are_small_at_both_ends_between_nodes_alone(tune: Tune, nodes: int) -> None:
+    course = tune("chain", ranks=Ranks(nodes=nodes), cost=Cost(4e-3, 5e-9))
+    assert any(one.end_ratio > 1 for one in course.settings) is (nodes == 2)
+    assert (course.tuning.setting.end_ratio > 1) is (nodes == 2)
+
+
+def test_small_buckets_at_both_ends_of_an_earlier_release_are_searched_again_on_one_node(tune: Tune) -> None:
+    state = tune("chain", cost=Cost(4e-3, 5e-9)).tuning.state()
+    assert state is not None
+    again = fresh("chain", nodes=1)
+    assert not again.restore(state)
+    assert fresh("chain").restore(state)
 
 
 def test_the_slowest_rank_decides(tune: Tune) -> None:

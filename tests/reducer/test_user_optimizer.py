@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,8 @@ class Runner:
     def end_step(self) -> None:
         self.awaits_step = False
         self.steps += 1
+        if self.last is not None:
+            self.last.agree_on_step(SimpleNamespace(allreduce=lambda _: None))
 
 
 class Rank:
@@ -49,7 +52,7 @@ class Rank:
         self.programs = SimpleNamespace(layout=lambda: self.layout, layer_norms=True)
         collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
         rooms: tuple[Any, ...] = (self.memory, collectives, self.programs, self.runner)
-        self.optimizer = UserOptimizer(*rooms, lambda: self.waits.append(None))
+        self.optimizer = UserOptimizer(*rooms, lambda: self.waits.append(None), ("a", "b"))
 
     def lay_out(self, order: tuple[int, ...], largest: int = 16) -> None:
         buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out(order, largest).buckets]
@@ -120,7 +123,7 @@ def test_the_program_continues_with_a_step_of_the_users_loop() -> None:
     assert isinstance(rank.parameters[0].grad, ScatteredGradient)
     assert rank.parameters[1].grad is None
     optimizer.step()
-    assert rank.parameters[0].grad is None
+    assert isinstance(rank.parameters[0].grad, ScatteredGradient)
     assert (rank.runner.steps, rank.waits) == (1, [None])
     for key in rank.layout.keys:
         begun.update_shard(key)
@@ -143,14 +146,92 @@ def test_a_step_that_was_left_out_updates_nothing() -> None:
     assert rank.runner.steps == 1
 
 
-def test_gradients_stay_readable_within_a_step_and_after_a_failure() -> None:
+def test_gradients_are_set_aside_after_the_closure_of_a_step() -> None:
+    rank, seen = Rank(), list[Any]()
+    optimizer = rank.sgd()
+    rank.optimizer.shard(optimizer, own_loop=True)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        rank.optimizer.hide_gradients(rank.begin())
+        seen.append(rank.parameters[0].grad)
+        return 2.0
+
+    assert optimizer.step(closure) == 2.0
+    assert isinstance(seen[0], ScatteredGradient)
+    assert rank.runner.last is not None
+    for key in rank.layout.keys:
+        rank.runner.last.update_shard(key)
+        rank.runner.last.unpack_shards(key)
+    assert rank.parameters[0].tolist() == [0.5] * 4
+
+
+def test_a_failed_pass_leaves_no_placeholder() -> None:
     rank = Rank()
-    begun = rank.begin()
-    rank.optimizer.begin_step()
-    rank.optimizer.hide_gradients(begun)  # the closure of a step that evaluates the loss again
-    assert rank.parameters[0].grad is None
-    other = Rank()
-    failed = other.begin()
+    failed = rank.begin()
     failed.discard()
-    other.optimizer.hide_gradients(failed)
-    assert other.parameters[0].grad is None
+    rank.optimizer.hide_gradients(failed)
+    assert rank.parameters[0].grad is None
+
+
+def removed(parameter: torch.nn.Parameter) -> None:
+    parameter.grad = None
+
+
+def replaced(parameter: torch.nn.Parameter) -> None:
+    parameter.grad = torch.ones(4)
+
+
+def stale(parameter: torch.nn.Parameter) -> None:
+    parameter.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (removed, None),
+        (replaced, "parameter a has a gradient in .grad that Sharded has not summed"),
+        (stale, r"parameter a has a gradient of an earlier backward pass.*optimizer.zero_grad\(\)"),
+    ],
+)
+def test_changes_of_grad_before_a_step(change: Callable[[torch.nn.Parameter], None], message: str | None) -> None:
+    rank = Rank()
+    optimizer = rank.sgd()
+    rank.optimizer.shard(optimizer, own_loop=True)
+    begun = rank.begin()
+    rank.optimizer.hide_gradients(begun)
+    change(rank.parameters[0])
+    found = rank.parameters[0].grad
+    if message is None:
+        optimizer.step()
+    else:
+        with pytest.raises(UsageError, match=message):
+            optimizer.step()
+    assert rank.parameters[0].grad is found
+    for key in rank.layout.keys:
+        begun.update_shard(key)
+        begun.unpack_shards(key)
+    assert rank.parameters[0].tolist() == [1.0] * 4
+
+
+def test_a_second_step_and_one_without_a_pass_are_refused() -> None:
+    rank = Rank()
+    optimizer = rank.sgd()
+    rank.optimizer.shard(optimizer, own_loop=True)
+    optimizer.step()  # without a gradient it changes nothing
+    rank.optimizer.hide_gradients(rank.begin())
+    optimizer.step()
+    with pytest.raises(UsageError, match=r"parameter a has a gradient that no backward pass since the last"):
+        optimizer.step()
+    rank.optimizer.release()
+    assert rank.parameters[0].grad is None
+
+
+def test_a_hook_that_was_added_later_is_refused() -> None:
+    rank = Rank()
+    optimizer = rank.sgd()
+    rank.optimizer.shard(optimizer, own_loop=True)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    rank.optimizer.hide_gradients(rank.begin())
+    with pytest.raises(UsageError, match="SGD has hooks on its step"):
+        optimizer.step()

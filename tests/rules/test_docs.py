@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from tests.mpi.loops.table import table
 from tests.rules.leader import Leader
 
 from unisono.step.layout import even_layout
@@ -21,3 +22,7 @@ def test_the_asynchronous_rule_in_the_docs_is_right() -> None:
     for servers in (1, 2):
         rule = Leader(period=2, servers=servers)
         verify(rule, even_layout(4, buckets=3), [Step(98), Step(99), Step(100), Step(101)], seed=servers)
+
+
+def test_the_table_of_loops_in_the_docs_is_the_tested_one() -> None:
+    assert table() in (ROOT / "docs/rules.md").read_text(encoding="utf-8")

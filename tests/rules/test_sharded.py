@@ -154,5 +154,11 @@ def test_a_norm_of_0_is_refused() -> None:
 def test_the_optimizer_of_an_own_loop_steps_after_the_backward_pass() -> None:
     layout = replace(even_layout(2, 3), updates=Updates.OUTSIDE, deferred=False, clip=1.0)
     names = [task.operation.name for task in Sharded()(Step(0), 0, layout)]
-    assert names.index("end") < names.index("step") < names.index("clip") < names.index("update")
+    assert (
+        names.index("end")
+        < names.index("step")
+        < names.index("agree_on_step")
+        < names.index("clip")
+        < names.index("update")
+    )
     assert max(at for at, name in enumerate(names) if name == "grad_input") < names.index("end")

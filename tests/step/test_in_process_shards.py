@@ -242,16 +242,18 @@ def whole_state(optimizers: Sequence[torch.optim.Optimizer], net: nn.Module) -> 
     return {number: join(parts[number], one) for number, one in enumerate(net.parameters())}
 
 
-def test_a_step_that_the_program_leaves_out_changes_no_weight() -> None:
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)])
+def test_a_step_that_some_programs_leave_out_changes_no_weight(ranks: tuple[int, ...]) -> None:
     layout = layout_of(2, updates=Updates.OUTSIDE, deferred=False)
     nets = [model(), model()]
     replicas = replicas_of(
         Sharded(), layout, nets, [OPTIMIZERS["adam"](net) for net in nets], batches_of(2, range(1), [4])
     )
-    for replica in replicas:
-        replica.outside = skipping(replica.outside)  # type: ignore[method-assign]
+    for rank in ranks:
+        replicas[rank].outside = skipping(replicas[rank].outside)  # type: ignore[method-assign]
     play_in_process(Sharded(), replicas, [Step(0)])
-    close(nets[0], model(), 0.0)
+    for net in nets:
+        close(net, model(), 0.0)
 
 
 def skipping(outside: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
 from unisono.mpi import MPI
 from unisono.torch_backend.retirement import Retirement
 
@@ -22,3 +26,15 @@ def test_several_groups_one_after_another() -> None:
     assert freed == [0, 1, 2]
     for comm in comms:
         comm.Free()
+
+
+def test_a_rank_that_ends_its_group_after_another_has_left(
+    mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text(
+        "import time, torch, torch.distributed as dist, unisono\ndist.init_process_group('unisono')\n"
+        "dist.all_reduce(torch.ones(1000))\nif dist.get_rank() == 0:\n    time.sleep(4)\n"  # the other waits for 1 s
+        "dist.destroy_process_group()\n"
+    )
+    done = mpiexec(2, str(tmp_path / "late.py"))
+    assert done.returncode == 0, done.stderr

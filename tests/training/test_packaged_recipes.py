@@ -30,7 +30,9 @@ def test_a_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert find_recipe(Path("below/digits")) == Path("below/digits")
 
 
-def test_an_unknown_name_lists_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_brings_the_nearest_or_all_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=r"no recipe digit: it is neither a file nor one of .*digits"):
+    with pytest.raises(RecipeError, match=r"^no recipe digit: did you mean digits\?$"):
         find_recipe(Path("digit"))
+    with pytest.raises(RecipeError, match=r"no recipe mine: it is neither a file nor one of .*digits"):
+        find_recipe(Path("mine"))

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from unisono.training.progress import ProgressDisplay
@@ -21,6 +24,60 @@ def test_a_line_for_each_epoch_and_a_table(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch  1/12  loss 0.5000  test accuracy 98.10%  1,234 samples/s"
     assert row(lines, "test accuracy") == "test accuracy 98.10%"
+
+
+def test_details_are_in_the_log_file_and_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose in (False, True):
+        with ProgressDisplay(show=True, epochs=1, verbose=verbose, log_file=tmp_path / "log.txt") as report:
+            report.log("short")
+            report.detail("long")
+    assert capsys.readouterr().out.split() == ["short", "short", "long"]
+    assert (tmp_path / "log.txt").read_text().split() == ["short", "long", "short", "long"]
+
+
+def test_a_log_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(show=True, epochs=1, log_file=tmp_path) as report:
+        report.log("one")
+        report.log("two")
+    assert capsys.readouterr().out.splitlines() == ["one", f"{tmp_path} gets no more lines: Is a directory", "two"]
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    for name, value in (
+        ("TTY_COMPATIBLE", "1"),
+        ("TTY_INTERACTIVE", "1"),
+        ("COLUMNS", f"{columns}"),
+        ("TERM", "xterm"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+def test_a_narrow_terminal_folds_lines_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_terminal(monkeypatch, 60)
+    words = " ".join(f"{number / 7:.3f}" for number in range(100))
+    with ProgressDisplay(show=True, epochs=1, live=False) as report:
+        report.log(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert " ".join(line.strip() for line in lines) == words
+
+
+def test_a_bar_has_the_loss_of_its_own_epoch_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_terminal(monkeypatch, 60)
+    with ProgressDisplay(show=True, epochs=12) as report:
+        report.step(0, 2, 2, 2.5)
+        report.epoch(METRICS)
+        capsys.readouterr()
+        report.step(1, 1, 2, 0.25)
+        report._bar.refresh()
+        shown = capsys.readouterr().out
+    (bar,) = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown).split("\r") if "epoch 2/12" in line]
+    assert re.match(r"epoch 2/12 [━╸╺]{10,} 1/2 loss 0\.2500 ", bar), bar
+    assert "98.10%" not in bar
 
 
 def test_the_first_five_guesses_are_reported_where_there_are_more_classes(capsys: pytest.CaptureFixture[str]) -> None:

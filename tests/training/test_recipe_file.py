@@ -7,6 +7,7 @@ import tomli_w
 
 from unisono.errors import RecipeError
 from unisono.models.names import NETWORKS
+from unisono.training.learning_rate import rate_at
 from unisono.training.packaged_recipes import find_recipe
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_check import check_run
@@ -164,3 +165,42 @@ def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
     assert found == {
         name: (one.model.name, one.ranks, one.training.batch, one.training.epochs) for name, one in recipes.items()
     }
+
+
+PAPERS: dict[str, tuple[str, str, str, int, float, float]] = {
+    "imagenet_alexnet": ("Theano-MPI, table 1, 8GPU with BS 32; 4, SUBGD", "sum", "direct", 8, 32, 8 * 0.005),
+    "imagenet_googlenet": ("Theano-MPI, table 1, 8GPU with BS 32; 4, SUBGD", "sum", "direct", 8, 32, 8 * 0.005),
+    "imagenet_resnet50": ("DIMD 5, 0.1 k n / 256 with k = 64", "mean", "auto", 128, 64, 0.1 * 64 * 128 / 256),
+    "imagenet_resnet50_256": ("MXNET-MPI 5.2, figure 16: 1.0 on 256 GPUs", "mean", "auto", 256, 32, 1.0),
+    "imagenet_inception_bn": ("chosen: MXNET-MPI 5.2 has ResNet-50's rate alone", "mean", "auto", 256, 32, 1.0),
+    "imagenet_vgg_a": (
+        "Simonyan and Zisserman 3.1, 0.01 for 256; PCL-DNN 5.2, 512 on 128",
+        "mean",
+        "auto",
+        128,
+        4,
+        0.02,
+    ),
+    "imagenet_alexnet_bn": ("chosen: swCaffe 6.3 has the samples of a node alone", "mean", "auto", 16, 256, 0.16),
+}
+"""Source, combination of gradients, exchange, ranks, samples of a rank, and effective rate: that of their mean."""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("imagenet_*.toml")))
+def test_the_effective_rate_is_that_of_the_paper(name: str) -> None:
+    """The rate of a sum counts once for each rank."""
+    recipe = read_recipe(RECIPES / f"{name}.toml")
+    _, scale, algorithm, ranks, samples, rate = PAPERS[name]
+    assert (recipe.rule.name, recipe.rule.scale, recipe.exchange.algorithm) == ("bsp", scale, algorithm)
+    assert (recipe.ranks, recipe.training.batch) == (ranks, ranks * samples)
+    options, training = recipe.optimizer, recipe.training
+    peak = rate_at(options, options.warm_epochs, training.epochs, training.batch)
+    assert peak * (ranks if recipe.rule.scale == "sum" else 1) == pytest.approx(rate)
+
+
+def test_easgd_is_theano_mpis_with_plain_momentum() -> None:
+    """Nesterov's momentum would be EAMSGD, which Theano-MPI does not train with."""
+    found = {path.stem: read_recipe(path).optimizer for path in RECIPES.glob("*_easgd.toml")}
+    assert {name: (one.name, one.momentum, one.nesterov) for name, one in found.items()} == dict.fromkeys(
+        found, ("sgd", 0.9, False)
+    )

@@ -10,6 +10,7 @@ import typer
 
 from unisono.cli import bench, data
 from unisono.cli.accuracy import accuracy
+from unisono.cli.command_group import CommandGroup
 from unisono.cli.draw import draw
 from unisono.cli.evaluate import evaluate
 from unisono.cli.foresight import foresight
@@ -29,29 +30,26 @@ from unisono.cli.tune import tune
 from unisono.errors import UsageError
 
 app = typer.Typer(
-    add_completion=False,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Parallel training of PyTorch models over MPI, on CPUs.",
 )
-app.command()(train)
-app.command()(sweep)
-app.command()(pack)
-app.command()(draw)
-app.command()(price)
-app.command()(simulate)
-app.command()(accuracy)
-app.command()(evaluate)
-app.command()(predict)
-app.command()(tune)
-app.command()(layers)
-app.command()(plan)
-app.command()(probe)
-app.command()(foresight)
-app.add_typer(bench.app, name="bench")
-app.add_typer(data.app, name="data")
-app.command(context_settings={"allow_interspersed_args": False})(lab)
-app.command(context_settings={"allow_interspersed_args": False})(run)
+
+PANELS = {
+    "Train": (train, run, sweep, pack),
+    "Look at runs": (evaluate, predict, accuracy),
+    "Plan": (plan, price, simulate, draw, probe, tune, foresight),
+    "Tools": (layers, lab),
+}
+"""Groups of the commands in the help."""
+
+for _panel, _functions in PANELS.items():
+    for _function in _functions:
+        _interspersed = _function not in (run, lab)  # what follows their program is the program's
+        app.command(rich_help_panel=_panel, context_settings={"allow_interspersed_args": _interspersed})(_function)
+app.add_typer(data.app, name="data", rich_help_panel="Tools")
+app.add_typer(bench.app, name="bench", rich_help_panel="Tools")
 
 
 def _print_version(requested: bool) -> None:
@@ -73,7 +71,7 @@ def main() -> None:
     """Run a command. A usage error prints one line and exits with code 2."""
     shutdown = Shutdown()
     try:
-        code = app(standalone_mode=False)
+        code = typer.main.get_command(app)(standalone_mode=False)  # called itself, Typer puts a hook before ours
     except (UsageError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
         if message:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, install_command
 
 
 def accuracy(
@@ -31,7 +31,7 @@ def accuracy(
     for curve in curves:
         print(summarize(curve))
     if find_spec("matplotlib") is None:
-        raise UsageError(f"cannot draw {output}: matplotlib is not installed; pip install 'unisono[bench]'")
+        raise UsageError(f"cannot draw {output}: matplotlib is not installed; {install_command('bench')}")
     try:
         draw(curves, output)
     except (OSError, ValueError) as error:  # no such folder; no such format

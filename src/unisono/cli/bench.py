@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.command_group import CommandGroup
 from unisono.cli.ranks import join, write
 from unisono.cli.train import launch
-from unisono.errors import UsageError
+from unisono.errors import UsageError, install_command
 from unisono.lab.plan import parse_rate
 from unisono.launch import cores, ranks_started
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 
 
 @app.command()
@@ -71,7 +72,7 @@ def collectives(
         write(world, output, lambda: collectives_report.plot(found, output / "plot.svg"))
     log(f"\n{files['table.md']}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
     if not drawn:
-        log("no plot: matplotlib is not installed (pip install 'unisono[bench]')")
+        log(f"no plot: matplotlib is not installed ({install_command('bench')})")
 
 
 @app.command()

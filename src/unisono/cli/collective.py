@@ -71,7 +71,7 @@ def case_of(
     wire: str | None,
 ) -> CollectiveCase:
     """Return the collective that the options describe. Raises UsageError for options that do not fit each other."""
-    from unisono.plan.collective_costs import CollectiveCase
+    from unisono.plan.collective_costs import CollectiveCase, check_ranks
 
     sources = {"--machine": machine, "--table": table, "--rate": rate}
     given = [option for option, value in sources.items() if value is not None]
@@ -82,6 +82,7 @@ def case_of(
             raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    check_ranks(ranks)
     if ranks_per_node < 1 or ranks % ranks_per_node:
         raise UsageError(f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many")
     nodes = ranks // ranks_per_node

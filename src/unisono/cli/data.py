@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Statistics of packed data.")
+from unisono.cli.command_group import CommandGroup
+
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Statistics of packed data.")
 
 
 @app.callback()

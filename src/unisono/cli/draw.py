@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unisono.cli.units import check_most
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
     from unisono.placement import Placement
+
+MAX_DRAWN_RANKS = 1024
+"""Largest number of ranks of a picture."""
+
+MAX_DRAWN_BUCKETS = 10_000
+"""Largest number of buckets of a picture, of all its steps together."""
 
 
 def draw(
@@ -73,6 +80,11 @@ def _step(
     for option, number in (("ranks", ranks), ("buckets", buckets), ("steps", steps)):
         if number < 1:
             raise UsageError(f"--{option} {number}: a picture of steps has at least 1")
+    check_most("ranks", ranks, MAX_DRAWN_RANKS)
+    check_most("buckets", buckets, MAX_DRAWN_BUCKETS)
+    check_most("steps", steps, MAX_DRAWN_BUCKETS // buckets)
+    for option, number in options.items():
+        check_most(option, number, MAX_DRAWN_BUCKETS)
     kind = find_rule(name)
     names = {entry.name for entry in fields(kind)}
     beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}
@@ -87,6 +99,7 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
 
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    check_most("ranks", ranks, MAX_DRAWN_RANKS)
     if nodes < 1 or ranks % nodes:
         raise UsageError(f"--nodes {nodes}: {ranks} ranks do not spread evenly over {nodes} nodes")
     if supernodes < 1 or nodes % supernodes:

@@ -48,7 +48,8 @@ def pack(
 ) -> None:
     """Pack a data set into a few large Arrow files, from which training loads it into memory.
 
-    Run it again to resume after a stop. Broken and empty samples are skipped and listed; the exit code is then 1.
+    Run it again to resume after a stop. Broken and empty samples, and links in tar files, are skipped and listed; the
+    exit code is then 1.
     """
     from unisono.data.requirements import check_installed
 
@@ -98,6 +99,8 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
         )
         for key, why in skipped[:MAX_LISTED]:
             console.print(f"  skipped {key}: {why}", markup=False)
+        if empty := [one for one in part.empty if one not in index.about.classes]:
+            console.print(f"  folders without samples, so no classes: {', '.join(empty)}", markup=False)
         if len(skipped) > MAX_LISTED:
             console.print(f"  and {len(skipped) - MAX_LISTED} more: unisono pack --describe {folder}", markup=False)
     return total_skipped

@@ -12,19 +12,29 @@ import typer
 
 from unisono.cli.garbage import paused_collection
 from unisono.cli.plan_words import factors_of, node_counts, sample_shape
+from unisono.cli.units import check_most
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
     from unisono.training.prediction import RunPrediction
 
+MAX_NUMBER = 10**12
+"""Largest number of samples, epochs and the like: numbers that a plan only multiplies."""
+
 
 @paused_collection()
 def plan(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Recipe, a TOML file or a name such as digits: its network, batch, rule, exchange, optimizer and data."
+        ),
+    ] = None,
     machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes: 1,2,4, or 1,2,4,...,1024 with the same factor.")] = "1",
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:function.")] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe: its network, batch, rule, exchange, optimizer and data.")
+    recipe_option: Annotated[
+        Path | None, typer.Option("--recipe", help="The same as the argument: plan --recipe digits.")
     ] = None,
     minibatch: Annotated[int | None, typer.Option(help="Samples of a step, over all ranks.")] = None,
     inputs: Annotated[
@@ -84,6 +94,9 @@ def plan(
     ] = None,
 ) -> None:
     """Predict the step, speedup, memory and bottleneck of a run on each number of nodes, before it starts."""
+    if recipe is not None and recipe_option is not None:
+        raise UsageError(f"{recipe} and --recipe {recipe_option}: give one recipe")
+    recipe = recipe or recipe_option
     if check is not None:
         _check(check, as_json, machine or model or recipe)
         return
@@ -93,8 +106,9 @@ def plan(
         known = ", ".join(machine_names())
         raise UsageError(f"--machine is missing: there are {known}, or give a TOML file, such as ./mine.toml")
     if (model is None) == (recipe is None):
-        raise UsageError("give --model NAME or --recipe FILE, one of them")
+        raise UsageError("give a recipe or --model NAME, one of them: unisono plan digits --machine NAME")
     for option, number in (
+        ("minibatch", minibatch),
         ("ranks-per-node", ranks_per_node),
         ("epochs", epochs),
         ("classes", classes),
@@ -104,10 +118,12 @@ def plan(
     ):
         if number is not None and number < 1:
             raise UsageError(f"--{option} {number}: it is 1 at least")
+        check_most(option, number or 1, MAX_NUMBER)
     for option, least in (("test-samples", test_samples), ("start-seconds", start_seconds)):
-        if least is not None and least < 0:
-            raise UsageError(f"--{option} {least}: it is 0 at least")
+        if least is not None and not 0 <= least <= MAX_NUMBER:
+            raise UsageError(f"--{option} {least}: it is 0 at least, and {MAX_NUMBER:,} at most")
     from unisono.bench.contender import shape_of
+    from unisono.plan.layer_costs import at_rate_of
     from unisono.plan.machines import find_machine
     from unisono.plan.unequal import with_slow_links
     from unisono.training.planned_change import changed
@@ -130,9 +146,12 @@ def plan(
     )
     run = replace(run, optimizer=optimizer or run.optimizer, data=data, job=job)
     run = replace(run, slow_nodes=slow_nodes, simulated=simulated)
+    own = shape_of(run.name, 1)[1:]
     shape = shape or data.shape or shape_of(run.name, 1, run.size)[1:]
     network = network_of(run, shape, classes or data.classes or CLASSES)
     traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
+    measured = run.name if shape == own else ""
+    found = at_rate_of(found, measured, traced.layers, TRACED_SAMPLES, run.minibatch / counts[-1])
     before = predict_rows(run, found, traced, counts, ranks_per_node)
     after = {
         words: predict_rows(*changed(run, found, words), traced, counts, ranks_per_node) for words in what_if or ()

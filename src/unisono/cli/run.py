@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,36 @@ import typer
 from unisono.cli.train import launch
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import cores, ranks_started
+from unisono.torch_backend.register import NAME, NAME_VARIABLE
+
+SEVERAL_NODES = (
+    "unisono run starts the ranks of this machine; start those of several once, together: "
+    "mpiexec -n 8 -ppn 4 -hosts a,b unisono run PROGRAM, or srun unisono run PROGRAM"
+)
+
+REFUSED = {
+    "nnodes": (("1", "1:1"), SEVERAL_NODES),
+    "node_rank": (("0",), SEVERAL_NODES),
+    "max_restarts": (("0",), "no rank is started again: resume the program from its checkpoint"),
+}
+"""Options of torchrun by their names: the values that are accepted, and the remedy for others."""
+
+
+def both_spellings(*names: str) -> tuple[str, ...]:
+    """Return options with hyphens and with underscores, as torchrun accepts them.
+
+    >>> both_spellings("node-rank", "standalone")
+    ('--node-rank', '--node_rank', '--standalone')
+    """
+    return tuple(f"--{name}" for given in names for name in dict.fromkeys((given, given.replace("-", "_"))))
+
+
+def check_torchrun(given: Mapping[str, str]) -> None:
+    """Check the values of torchrun's options. Raises UsageError with the remedy for one that is refused."""
+    for name, value in given.items():
+        accepted, remedy = REFUSED[name]
+        if value not in accepted:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: {remedy}")
 
 
 def run(
@@ -19,24 +50,47 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.")] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(help="Number of ranks to start on this machine; default: one per core, at least 2."),
+        typer.Option(
+            "--ranks",
+            "-n",
+            *both_spellings("nproc-per-node"),
+            help="Number of ranks to start on this machine; default: one per core, at least 2.",
+        ),
     ] = None,
-    module: Annotated[bool, typer.Option("-m", help="Run PROGRAM as a module.")] = False,
+    module: Annotated[bool, typer.Option("-m", "--module", help="Run PROGRAM as a module.")] = False,
     backend_for: Annotated[
         str, typer.Option(help="Backends that the unisono backend replaces, separated by commas.")
     ] = "gloo,mpi",
+    nnodes: Annotated[str, typer.Option("--nnodes", hidden=True)] = "1",
+    node_rank: Annotated[str, typer.Option(*both_spellings("node-rank"), hidden=True)] = "0",
+    max_restarts: Annotated[str, typer.Option(*both_spellings("max-restarts"), hidden=True)] = "0",
+    _standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
+    _rendezvous: Annotated[
+        list[str] | None,
+        typer.Option(
+            *both_spellings("rdzv-backend", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port"), hidden=True
+        ),
+    ] = None,
 ) -> None:
     """Run a program written for torchrun, unmodified. Inside mpiexec or srun, this process is one of its ranks.
 
     Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. init_process_group uses the
-    unisono backend if the program names none, or one of --backend-for.
+    unisono backend if the program names none, or one of --backend-for. get_backend() then answers gloo or mpi if the
+    program has named it; with UNISONO_BACKEND_NAME=unisono it answers unisono. torchrun's options for one machine are
+    accepted.
     """
+    check_torchrun({"nnodes": nnodes, "node_rank": node_rank, "max_restarts": max_restarts})
     if not module and not Path(program).is_file():
-        raise UsageError(f"there is no program {program}; run a module with: unisono run -m {program}")
+        remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
+        raise UsageError(f"there is no program {Path(program).absolute()}{remedy}")
     if ranks is not None and ranks < 1:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    if (name := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
+        raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
     started = ranks_started(os.environ)
     if started is None:
+        if ranks is not None and ranks > cores():
+            print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)
         options = [f"--backend-for={backend_for}", *(["-m"] if module else [])]
         raise typer.Exit(launch(ranks or max(2, cores()), ["run", *options, program, *(arguments or [])]))
     if ranks is not None and ranks != started:
@@ -49,10 +103,12 @@ def run(
 def _run_as_rank(program: str, module: bool, arguments: list[str], backends: set[str]) -> None:
     from unisono.torch_backend.mpi_job import mpi_job
     from unisono.torch_backend.program import run_program
+    from unisono.uncaught import frames_of_program
 
     world = mpi_job().world
     try:
         run_program(world, program, module, arguments, backends)
-    except Exception:  # noqa: BLE001 - the program's, whatever it is: a traceback, and the end of all ranks
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:  # noqa: BLE001 - the program's, whatever it is: a traceback, and the end of all ranks
+        trace = frames_of_program(error, error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None

@@ -31,7 +31,7 @@ from unisono.cli.collective import (
     sizes_of,
     title,
 )
-from unisono.cli.units import format_bytes, format_seconds, parse_seconds
+from unisono.cli.units import MAX_DIGITS, format_bytes, format_seconds, parse_seconds
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _rank_and_value(text: str, option: str, form: str, ranks: int) -> tuple[int,
     rank, colon, value = text.partition(":")
     if not (rank.isdecimal() and colon and value):
         raise UsageError(f"{option} {text}: write {form}")
-    if int(rank) >= ranks:
+    if len(rank) > MAX_DIGITS or int(rank) >= ranks:
         raise UsageError(f"{option} {text}: there is no rank {rank}; ranks are 0 to {ranks - 1}")
     return int(rank), value
 

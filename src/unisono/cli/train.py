@@ -17,12 +17,14 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.start_sign import StartSign
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import (
     find_mpiexec,
     keep_memory,
     launch_command,
     launch_environment,
+    rank_started,
     ranks_started,
     survival_options,
 )
@@ -30,6 +32,7 @@ from unisono.rules import Exchange
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
+from unisono.training.finished import report_if_finished
 from unisono.training.named_rule import named_rule
 from unisono.training.packaged_recipes import find_recipe
 from unisono.training.recipe import Recipe, differences
@@ -50,7 +53,9 @@ def train(
     recipe: Annotated[
         Path | None, typer.Argument(help="Recipe: a TOML file, or a name such as digits. Not needed with --resume.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(help="Number of ranks; default: that of the recipe.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", help="Number of ranks; default: that of the recipe.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Value of a key of the recipe: training.epochs=3. May be repeated."),
@@ -76,6 +81,9 @@ def train(
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger of predictions and measurements; default: beside the run's folder.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the details that are otherwise in the run's log.txt alone.")
+    ] = False,
 ) -> None:
     """Train a network from a recipe. Starts the ranks; inside mpiexec or srun, this process is one of them.
 
@@ -83,6 +91,7 @@ def train(
     run with exit code 143; --resume continues it. A second SIGTERM ends the run at once.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
+    signal.signal(signal.SIGTERM, _end_before_training)
     changes = changes or []
     settings, notes = _recipe(recipe, changes, resume, run, replay)
     started = ranks_started(os.environ)
@@ -92,16 +101,25 @@ def train(
         from unisono.plan.machines import find_machine
 
         find_machine(machine)  # an unknown one is reported before any rank starts
-    if started is None and count > 1:
+    if started is None and run is not None:
+        run_directory.check_unused(run)  # ranks that others have started may already have made it
+    if started is None and count == 1:
+        keep_memory()  # starts this program anew: before anything is printed
+    reports = rank_started(os.environ) == 0 and LISTENER_VARIABLE not in os.environ  # else another process does
+    if reports:
         _print(notes)
+    if started is None and resume is not None and report_if_finished(resume, settings):
+        return
+    if reports:
+        what = f"resuming {resume}" if resume else f"replaying {replay}" if replay else "training"
+        where = f"{count} rank{'s' * (count > 1)}{' of this machine' * (started is None)}"
+        _print([f"{settings.name}: {what} on {where}"])  # long before PyTorch is imported
+    if started is None and count > 1:
         paths = {"resume": resume, "replay": replay, "run": run, "timeline": timeline, "ledger": ledger}
-        arguments = _arguments(recipe, changes, {**paths, "machine": machine})
+        arguments = _arguments(recipe, changes, {**paths, "machine": machine}, verbose)
         survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
-    if started is None:
-        keep_memory()
-        _print(notes)
-    _run_as_rank(settings, run, resume, timeline, replay, machine or None, ledger)
+    _run_as_rank(settings, run, resume, timeline, replay, machine or None, ledger, verbose)
 
 
 def _count(ranks: int | None, started: int | None, settings: Recipe) -> int:
@@ -113,9 +131,12 @@ def _count(ranks: int | None, started: int | None, settings: Recipe) -> int:
     return started or ranks or settings.ranks
 
 
-def _arguments(recipe: Path | None, changes: Sequence[str], options: Mapping[str, Path | str | None]) -> list[str]:
+def _arguments(
+    recipe: Path | None, changes: Sequence[str], options: Mapping[str, Path | str | None], verbose: bool = False
+) -> list[str]:
     """Return the arguments of `unisono` on each rank."""
     given = [f"--{name}={value}" for name, value in options.items() if value]
+    given += ["--verbose"] if verbose else []
     return ["train", *([str(recipe)] if recipe else []), *(f"--set={change}" for change in changes), *given]
 
 
@@ -182,18 +203,21 @@ def launch(
         for early in received:
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
-        code = _wait(process, received, startup)
+        with StartSign(ranks) as sign:
+            code = _wait(process, received, startup, sign)
         code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
     return exit_code(code, received)
 
 
-def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startup) -> int:
+def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startup, sign: StartSign) -> int:
     """Wait for mpiexec to end. It gets a terminal's Ctrl-C as well; a SIGINT sent only to this process is passed on."""
     until = math.inf
     while True:
         try:
             if not startup.active:
+                sign.clear()
                 return process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
+            sign.show()
             startup.poll()
             if (code := process.poll()) is not None:
                 return code
@@ -219,6 +243,15 @@ def exit_code(code: int, received: Sequence[int]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _end_before_training(number: int, _frame: FrameType | None) -> None:
+    """End this process by a signal that came before the first step, or after the last."""
+    if rank_started(os.environ) == 0:
+        words = f"unisono: {signal.Signals(number).name} before the first step or after the last: nothing is saved"
+        print(words, file=sys.stderr, flush=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 def _run_as_rank(
     recipe: Recipe,
     run: Path | None,
@@ -227,13 +260,14 @@ def _run_as_rank(
     replay: Path | None,
     machine: str | None,
     ledger: Path | None,
+    verbose: bool,
 ) -> None:
     from unisono.initialize import init
     from unisono.training.run import train as train_on_rank
 
     world = init(timeout=recipe.training.timeout or None)
     with world.agree_on_errors():
-        code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger)
+        code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger, verbose)
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if code:
         raise typer.Exit(code)

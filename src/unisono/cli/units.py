@@ -27,17 +27,35 @@ SECONDS: Mapping[str, int | Fraction] = {
 }
 
 
+MAX_DIGITS = 18
+"""Largest number of digits of a whole number."""
+
+MAX_BYTES = 1 << 60
+"""Largest size."""
+
+MAX_SECONDS = 10**9
+"""Largest time."""
+
+
+def check_most(option: str, number: int, most: int) -> None:
+    """Raise UsageError for a number above the limit of an option."""
+    if number > most:
+        raise UsageError(f"--{option} {number:,}: the limit is {most:,}")
+
+
 def parse_bytes(text: str) -> int:
     """Return a size in bytes; kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024.
 
     >>> parse_bytes("1.5KiB")
     1536
 
-    Raises UsageError for any other form, and for a part of a byte.
+    Raises UsageError for any other form, for a part of a byte, and for more than 1 EiB.
     """
     value = _parse(text, BYTES)
     if value is None or value.denominator != 1 or not value:
         raise UsageError(f"--bytes {text}: write sizes like 4096, 4KiB or 64MB, of whole bytes, separated by commas")
+    if value > MAX_BYTES:
+        raise UsageError(f"--bytes {text}: the limit is 1 EiB, 2^60 bytes")
     return int(value)
 
 
@@ -47,11 +65,13 @@ def parse_seconds(text: str, option: str) -> float:
     >>> parse_seconds("30us", "--latency ")
     3e-05
 
-    Raises UsageError for any other form.
+    Raises UsageError for any other form, and for more than 30 years.
     """
     value = _parse(text, SECONDS)
     if value is None:
         raise UsageError(f"{option}{text}: write a time like 30us, 2.5ms or 0.01s")
+    if value > MAX_SECONDS:
+        raise UsageError(f"{option}{text}: the limit is {MAX_SECONDS:,} s")
     return float(value)
 
 

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from unisono.foresight.measurement import Measurement
 from unisono.foresight.seal import SealedPrediction
+from unisono.plan.trials import LARGEST_ERROR
+from unisono.processor import compare_use
 
 RIGHT = 0.02
 """Error of a step, relative to its prediction, up to which no cost is called wrong."""
@@ -105,6 +107,22 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
     return f"{part.part} took {_longer(part)} than {source}: {which}; {remedy}{share}"
 
 
+def summarize(prediction: SealedPrediction, measured: Measurement) -> str:
+    """Return a line: the measured and the predicted step, and where they differ the reason, as far as it is known."""
+    step = whole_step(prediction, measured)
+    interval = f" ({ms(prediction.low)} - {ms(prediction.high)})" if prediction.high > prediction.low else ""
+    line = f"measured {ms(step.measured)} a step, predicted {ms(step.predicted)}{interval}"
+    if abs(step.off) <= LARGEST_ERROR * step.predicted:
+        return line
+    why = _use_of_cores(prediction, measured) or explain(prediction, measured)
+    return f"{line}, {step.off / step.predicted:+.0%}: {why}"
+
+
+def _use_of_cores(prediction: SealedPrediction, measured: Measurement) -> str:
+    """Return what others took of the ranks' cores; empty where that was little."""
+    return compare_use(None if prediction.from_machine else prediction.processor, measured.processor)
+
+
 def _longer(part: PartError) -> str:
     if part.relative is None or abs(part.relative) >= 2:
         return f"{ms(abs(part.off))} {'longer' if part.off > 0 else 'less'}"
@@ -114,8 +132,8 @@ def _longer(part: PartError) -> str:
 def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: Measurement) -> tuple[str, str]:
     """Return the value that was wrong, and a remedy."""
     again = "probe again" if prediction.from_machine else "run again on a machine that does nothing else"
-    if measured.disturbed:
-        again = f"the machine was disturbed ({measured.disturbed}): run again"
+    if sign := _use_of_cores(prediction, measured) or measured.disturbed:
+        again = f"the machine was disturbed ({sign}): run again"
     high, low = ("high", "low") if part.off > 0 else ("low", "high")
     if part.part == "computing":
         unequal = measured.computing.median - measured.mean_computing

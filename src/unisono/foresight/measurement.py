@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from unisono.errors import UsageError
 from unisono.foresight.form import from_json
+from unisono.processor import ALONE, ProcessorUse
 
 WARMUP_STEPS = 5
 """Steps that are not measured after a start and after a search: they plan exchanges and fill caches."""
@@ -79,6 +80,8 @@ class Measurement:
     """Sign of a disturbed machine; empty without any."""
     seal: str = ""
     """SHA-256 of the seal that predicts these steps; empty without one."""
+    processor: ProcessorUse = ALONE
+    """Use of the ranks' cores by others since the seal."""
 
 
 def measure(

@@ -9,9 +9,8 @@
 Worked example, 4 ranks: computing 40 ms; the program takes 42 ms where collectives take no time, and 52 ms with them:
 updates that do not hide are 2 ms, communication that does not hide is 10 ms.
 
-**Interval.** With a machine file it is that of a plan (`plan/run_row.py`). Without, it is plus and minus the largest
-error of 24 predictions from measured costs (`benchmarks/overlaps`). The next error of such a series is at most the
-largest of 24 before with probability 24/25, if all 25 come in any order alike: the interval's nominal share.
+**Interval.** With a machine file it is that of a plan (`plan/run_row.py`), without one that of the trials
+(`plan/trials.py`).
 """
 
 from __future__ import annotations
@@ -30,15 +29,9 @@ from unisono.plan.run_plan import exchanges_of, plan_run, predict_fastest
 from unisono.plan.run_row import INTERVAL_SHARE
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer
+from unisono.plan.trials import TrialChoice
 from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step, StepProgram
-
-LARGEST_ERROR = 0.075
-"""Largest error of a step in `benchmarks/overlaps` that was predicted from measured costs, relative to the measured
-one."""
-
-NOMINAL_SHARE = 24 / 25
-"""Share of steps, 0 to 1, within an interval that reaches to the largest of 24 errors."""
 
 
 def planned_prediction(
@@ -68,27 +61,31 @@ def planned_prediction(
     )
 
 
-def tuned_prediction(chosen: Candidate, facts: RunFacts, steps: int) -> SealedPrediction:
+def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> SealedPrediction:
     """Return the prediction that a search of `steps` steps has made for the setting it chose, from its measurements."""
+    chosen = choice.candidate
     costs, prediction = chosen.costs, chosen.prediction
     whole = costs.computing.whole
     silent = predict(chosen.rule, replace(costs, collective=FREE)).step
     update = max(0.0, silent - whole)
     parts = StepParts(whole, max(0.0, prediction.step - whole - update), update)
     program, updating = program_of(chosen)
+    low, high, share = choice.interval(whole + update)
     return SealedPrediction(
         sealed=f"after {steps} tuning steps",
         version=version("unisono"),
         run=facts,
         parts=parts,
-        low=max(whole + update, parts.step * (1 - LARGEST_ERROR)),
-        high=parts.step * (1 + LARGEST_ERROR),
-        share=NOMINAL_SHARE,
+        low=low,
+        high=high,
+        share=share,
         program=program,
         costs=CostFacts(*costs.collective, costs.computing.update),
         communicating=prediction.communicating,
         updating=updating,
         time=_now(),
+        doubt=choice.doubt,
+        processor=choice.use,
     )
 
 

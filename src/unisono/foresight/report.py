@@ -14,6 +14,7 @@ from unisono.foresight.compare import PartError, explain, hidden_or_not, ms, ste
 from unisono.foresight.ledger import LedgerEntry
 from unisono.foresight.measurement import Measurement
 from unisono.foresight.seal import SealedPrediction
+from unisono.processor import describe
 
 WORST = 5
 """Number of runs with the largest errors that are listed."""
@@ -74,6 +75,10 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
             f"{prediction.run.steps:,} steps: predicted {prediction.all_steps:,.1f} s; all steps took "
             f"{measured.all_steps:,.1f} s, the run {measured.wall:,.1f} s with its start, tests and checkpoints"
         )
+    if prediction.doubt:
+        yield f"trials decided nothing: {prediction.doubt}"
+    if measured.processor.shared:
+        yield f"shared: {describe(measured.processor)}"
     if measured.disturbed:
         yield f"disturbed: {measured.disturbed}"
     yield explain(prediction, measured)

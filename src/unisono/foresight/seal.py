@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.foresight.form import as_json, from_json
+from unisono.processor import ALONE, ProcessorUse
 
 SEAL, MEASUREMENT = "prediction", "measurement"
 """Beginnings of the names of files in a run's folder."""
@@ -116,6 +117,10 @@ class SealedPrediction:
     """Seconds of a step in which weights are updated, hidden or not."""
     time: str = ""
     """Local time of the seal, ISO 8601."""
+    doubt: str = ""
+    """Reason for which the trials of the first steps decided nothing; empty where they did, and without trials."""
+    processor: ProcessorUse = ALONE
+    """Use of the ranks' cores by others during the first steps; 0 for a machine file."""
 
     @property
     def step(self) -> float:

@@ -39,6 +39,9 @@ HEAD_ADDRESS = "10.99.0.1"
 
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
+MAX_RANKS = 4096
+"""Largest number of ranks, each a process of this machine."""
+
 SLOWEST, FASTEST = 10**5, 10**11
 """Range of the links that can be requested, in bits per second."""
 
@@ -134,6 +137,8 @@ class Lab:
                 raise LabError(f"--{option} {count}: a lab has 1 to 254, since each is a byte of an address")
         if self.ranks_per_host < 1:
             raise LabError(f"--ranks-per-host {self.ranks_per_host}: a host runs at least 1 rank")
+        if (ranks := self.supernodes * self.hosts * self.ranks_per_host) > MAX_RANKS:
+            raise LabError(f"{ranks:,} ranks are too many for a lab on one machine; the limit is {MAX_RANKS:,}")
         if not 0.01 <= self.oversubscribe <= 1000:
             raise LabError(f"--oversubscribe {self.oversubscribe:g}: give 0.01 to 1000; 1 is not over-subscribed")
         if not SLOWEST <= self.rate <= FASTEST:

@@ -1,4 +1,4 @@
-"""AlexNet with batch norm in place of local response normalisation and dropout (swCaffe 6).
+"""AlexNet with batch norm in place of local response normalisation (swCaffe 6.1), and without dropout.
 
     11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
 

@@ -17,7 +17,17 @@ from typing import NamedTuple
 
 from unisono.network.chain import chain_seconds, count_transfers, slowed, with_sources
 from unisono.network.links import Amount, Network
-from unisono.network.price import MAX_EXAMINED_RANKS, Load, latency, loads, most_expensive, spread, total
+from unisono.network.price import (
+    MAX_EXAMINED_RANKS,
+    Load,
+    latency,
+    loads,
+    most_expensive,
+    sharing_beta,
+    spread,
+    total,
+    uplink_chunks,
+)
 from unisono.network.uneven import EVEN, Uneven
 from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm, Program
@@ -95,11 +105,10 @@ def _largest_price(
     crossing: Amount,
     slow: Mapping[int, float],
 ) -> Amount:
-    crossings = dict.fromkeys(placement.supernodes or (0,), crossing)
     groups = [(network, tuple(rank for rank in programs if placement.node_of(rank) not in slow))]
     groups += [(slowed(network, times), placement.nodes[node]) for node, times in slow.items()]
     return max(
-        most_expensive(programs.__getitem__, ranks, placement, links, nbytes, crossings)
+        most_expensive(programs.__getitem__, ranks, placement, links, nbytes, crossing)
         for links, ranks in groups
         if ranks
     )
@@ -150,11 +159,7 @@ def _busy(
     for rank, load in of_rank.items():
         of_node[placement.node_of(rank)] = of_node[placement.node_of(rank)].with_(load)
     link = max(max(load.node_out, load.node_in) for load in of_node.values())
-    most_across = max(max(load.uplink_out, load.uplink_in) for load in of_node.values())
-    uplink = _uplink(of_node, placement)
-    crossing = network.beta
-    if most_across:
-        crossing = max(network.beta, (network.uplink_beta or 0) * (uplink / most_across))
+    uplink, crossing = uplink_chunks(of_node, placement), sharing_beta(of_node, placement, network)
     seconds_a_byte = (
         max(max(load.node_out, load.node_in) * slow.get(node, 1) for node, load in of_node.items()) * network.beta,
         uplink * (network.uplink_beta or 0),
@@ -166,18 +171,3 @@ def _busy(
     return _Busy(
         max(max(seconds_a_byte) * chunk, message_seconds), crossing, Fraction(link, alone or 1) if link else Fraction(1)
     )
-
-
-def _uplink(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
-    """Return the chunks over the busiest uplink; for a part of the nodes, over one of equally busy uplinks."""
-    if not placement.supernodes:
-        return Fraction(0)
-    out: defaultdict[int, int] = defaultdict(int)
-    into: defaultdict[int, int] = defaultdict(int)
-    for node, load in of_node.items():
-        out[placement.supernodes[node]] += load.uplink_out
-        into[placement.supernodes[node]] += load.uplink_in
-    if len(of_node) == len(placement.nodes):
-        return Fraction(max(*out.values(), *into.values()))
-    examined = Fraction(len(of_node), len(placement.nodes)) * len(set(placement.supernodes))
-    return max(sum(out.values()), sum(into.values())) / examined

@@ -4,14 +4,16 @@
     links          within the node │ the node's link │ the supernode's uplink
 
 Source: the model of Thakur, Rabenseifner and Gropp, 2005, as swCaffe uses it in section 5.1, equations 2 to 6, where
-beta_1 is `beta` and beta_2 is `crossing_beta` of a whole supernode. A price follows from the schedule alone, without
-waits between ranks. `estimate` adds these waits, `simulate` the sharing of links at each moment.
+beta_1 is `beta` and beta_2 is `crossing_beta` of a whole supernode: all its nodes cross at once in halving. Of a ring
+one does, and shares the uplink with nobody (`sharing_beta`). A price follows from the schedule alone, without waits
+between ranks. `estimate` adds these waits, `simulate` the sharing of links at each moment.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
@@ -57,14 +59,15 @@ def price(
 
     A round costs alpha once, because its messages travel together; then the time of the slowest link that the rank uses
     in it, each for the larger of the bytes out and in; then gamma per summed byte and the overhead per message. Ranks
-    of one node in the same round share its link. A byte to another supernode costs as if all nodes of the supernode
-    sent one.
+    of one node in the same round share its link. A byte to another supernode shares the uplink with those of all nodes
+    that cross as well, in any round.
 
     Lanes run side by side. A rank pays the alphas of its longest lane; then the link time of its longest lane or, if
     longer, that of all lanes together on its node's busiest link; and gamma for the sums of all lanes.
 
     Examines the given ranks; by default all of up to 256 ranks, else 256 evenly spread ranks, including the first and
-    the last. Other programs are made only for ranks on the same nodes. Nothing is rounded: with fractions in `network`
+    the last; they stand for the others where an uplink is shared. Other programs are made only for ranks on the same
+    nodes. Nothing is rounded: with fractions in `network`
     and `nbytes` the price is exact. Raises NetworkError for ranks that do not exist.
     """
     examined = spread(placement.ranks) if ranks is None else sorted(set(ranks))
@@ -76,19 +79,19 @@ def price(
         placement,
         network,
         nbytes,
-        crossing_betas(placement, network),
     )
 
 
 def most_expensive(
     program_of: Callable[[int], Program],
-    examined: Iterable[int],
+    examined: Sequence[int],
     placement: Placement,
     network: Network,
     nbytes: Amount,
-    crossing: Mapping[int, Amount],
+    crossing: Amount | None = None,
 ) -> Amount:
-    """Return the largest price among some ranks; a byte out of supernode s takes `crossing[s]` seconds."""
+    """Return the largest price among some ranks. A byte to another supernode takes `crossing` seconds; None: as long as
+    these ranks share the uplinks."""
 
     @cache
     def of_rank(rank: int) -> tuple[int, Lanes]:
@@ -99,10 +102,15 @@ def most_expensive(
     def of_node(node: int) -> Lanes:
         return together([of_rank(rank)[1] for rank in placement.nodes[node]])
 
+    if crossing is None:
+        nodes = {placement.node_of(rank) for rank in examined} if placement.supernodes else ()
+        crossing = sharing_beta({node: total(of_node(node)) for node in nodes}, placement, network)
+    beta = crossing
+
     def price_of_rank(rank: int) -> Amount:
         chunks, mine = of_rank(rank)
         mates = of_node(placement.node_of(rank))
-        return _rank_price(mine, mates, network, crossing[placement.supernode_of(rank)], nbytes / chunks)
+        return _rank_price(mine, mates, network, beta, nbytes / chunks)
 
     return max(map(price_of_rank, examined))
 
@@ -116,10 +124,30 @@ def spread(ranks: int, most: int = MAX_EXAMINED_RANKS) -> list[int]:
     return list(range(ranks)) if ranks <= most else [k * (ranks - 1) // (most - 1) for k in range(most)]
 
 
-def crossing_betas(placement: Placement, network: Network) -> dict[int, Amount]:
-    """Return, for each supernode, the seconds per byte to another one while all its nodes send (swCaffe's beta_2)."""
-    sizes = Counter(placement.supernodes or (0,) * len(placement.nodes))
-    return {supernode: network.crossing_beta(nodes) for supernode, nodes in sizes.items()}
+def sharing_beta(of_node: Mapping[int, Load], placement: Placement, network: Network) -> Amount:
+    """Return the seconds per byte to another supernode while the nodes that use the busiest uplink share it.
+
+    `of_node` has the total load of each node, or of a part of them. Where all nodes of a supernode cross alike, this is
+    swCaffe's beta_2.
+    """
+    most = max((max(load.uplink_out, load.uplink_in) for load in of_node.values()), default=0)
+    shared = uplink_chunks(of_node, placement) / most if most else 0
+    return max(network.beta, (network.uplink_beta or 0) * shared)
+
+
+def uplink_chunks(of_node: Mapping[int, Load], placement: Placement) -> Fraction:
+    """Return the chunks over the busiest uplink; for a part of the nodes, over one of equally busy uplinks."""
+    if not placement.supernodes:
+        return Fraction(0)
+    out: defaultdict[int, int] = defaultdict(int)
+    into: defaultdict[int, int] = defaultdict(int)
+    for node, load in of_node.items():
+        out[placement.supernodes[node]] += load.uplink_out
+        into[placement.supernodes[node]] += load.uplink_in
+    if len(of_node) == len(placement.nodes):
+        return Fraction(max(*out.values(), *into.values()))
+    examined = Fraction(len(of_node), len(placement.nodes)) * len(set(placement.supernodes))
+    return max(sum(out.values()), sum(into.values())) / examined
 
 
 def loads(program: Program, rank: int, placement: Placement) -> Lanes:

@@ -45,7 +45,8 @@ def segments_of(
 ) -> tuple[PlacedSegment, ...]:
     """Return the segments in a rank's shard of a bucket of `length` elements.
 
-    `ranges` has, for each parameter in it: number, begin and end in the bucket, and its element that is at `begin`.
+    `ranges` has, for each parameter in it: number, begin and end in the bucket, and its element that is at `begin`. One
+    without elements has its segment on every rank.
 
     >>> segments_of([(3, 0, 4, 0), (2, 4, 9, 0), (1, 9, 12, 0)], 12, 4, 1)
     (PlacedSegment(segment=Segment(number=3, first=3, last=4), start=3), \
@@ -55,7 +56,9 @@ PlacedSegment(segment=Segment(number=2, first=0, last=2), start=4))
     found = []
     for number, begin, end, offset in ranges:
         start, stop = max(begin, low), min(end, high)
-        if start < stop:
+        if begin == end:
+            found.append(PlacedSegment(Segment(number, offset, offset), begin))
+        elif start < stop:
             found.append(PlacedSegment(Segment(number, offset + start - begin, offset + stop - begin), start))
     return tuple(found)
 

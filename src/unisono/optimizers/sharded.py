@@ -63,11 +63,17 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-        raise UsageError(
-            f"{kind.__name__} has hooks on its step, which would see no gradients: remove them, or use unisono.BSP()"
-        )
+        raise UsageError(hooks_refused(optimizer))
     if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise UsageError(f"the step of {kind.__name__} was replaced, so Sharded cannot make it: use unisono.BSP()")
+
+
+def hooks_refused(optimizer: torch.optim.Optimizer) -> str:
+    """Return the message about an optimizer with hooks."""
+    return (
+        f"{type(optimizer).__name__} has hooks on its step, which would see no gradients: remove them, give each model "
+        "its own optimizer, or use unisono.BSP()"
+    )
 
 
 def needs_norms(optimizer: torch.optim.Optimizer) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def chart(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
         import matplotlib as mpl  # noqa: PLC0415  only who draws needs it
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise UsageError("--chart needs matplotlib: install unisono[bench]") from error
+        raise UsageError(f"--chart needs matplotlib: {install_command('bench')}") from error
     with mpl.rc_context(
         {
             "text.color": GRAY,

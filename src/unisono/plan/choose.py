@@ -37,7 +37,8 @@ BUCKETS_TIE_RATIO = 1.005
 """Ratio to the best prediction of an overlap up to which other buckets count as equal: the fewest then win."""
 
 END_RATIOS = (1, 4, 16)
-"""Ratios of the largest bucket to the first and the last to choose from, for a chain (`bucket_layout.py`)."""
+"""Ratios of the largest bucket to the first and the last to choose from, for a chain between nodes
+(`bucket_layout.py`)."""
 
 FINER_BUCKET_RATIO = 4
 """Ratio of a candidate's bucket size to that of its finer variant."""
@@ -90,6 +91,8 @@ class PredictionInputs(NamedTuple):
     """True where the optimizer's step needs norms of whole layers."""
     simulated: Mapping[int, float] = MappingProxyType({})
     """Seconds of an allreduce of these bytes, where they were simulated."""
+    nodes: int = 1
+    """Number of nodes that the ranks are on."""
 
 
 class Space(NamedTuple):
@@ -141,7 +144,7 @@ def candidates(
         _best(
             [
                 predicted(inputs, size, name, outstanding, end_ratio)
-                for end_ratio in end_ratios(name, sizes)
+                for end_ratio in end_ratios(name, sizes, inputs.nodes)
                 for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
                 for size in sizes
             ]
@@ -152,10 +155,14 @@ def candidates(
     return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))
 
 
-def end_ratios(overlap: str, sizes: Sequence[int]) -> tuple[int, ...]:
+def end_ratios(overlap: str, sizes: Sequence[int], nodes: int) -> tuple[int, ...]:
     """Return the ratios of the largest bucket to those at both ends that an overlap chooses from. A size that is given
-    is that of all buckets."""
-    return END_RATIOS if overlap == "chain" and len(sizes) > 1 else END_RATIOS[:1]
+    is that of all buckets.
+
+    Small buckets at both ends keep a link busy sooner and longer. On one node there is none: the cores that compute
+    also carry the exchange, and each further bucket takes its Python from them.
+    """
+    return END_RATIOS if overlap == "chain" and len(sizes) > 1 and nodes > 1 else END_RATIOS[:1]
 
 
 def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES) -> Candidate | None:

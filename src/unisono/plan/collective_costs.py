@@ -64,8 +64,6 @@ class CollectiveCase:
                 f"{self.placement.ranks} ranks on one node pass no link between nodes: take more ranks, or fewer on "
                 "each node; `unisono bench collectives` measures one node"
             )
-        if self.placement.ranks > MAX_RANKS:
-            raise UsageError(f"{self.placement.ranks:,} ranks are too many to price; the limit is {MAX_RANKS:,}")
         if self.wire is not None:
             WIRES.check(self.wire)
             if self.collective not in WITH_WIRE:
@@ -107,6 +105,12 @@ class CollectiveCase:
     def bound(self, nbytes: int, uneven: Uneven = EVEN) -> float:
         """Return the least seconds that the links between nodes need."""
         return bound(self.collective, self.placement, self.network(), nbytes, uneven)
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise UsageError for too many ranks, before anything is made for each of them."""
+    if ranks > MAX_RANKS:
+        raise UsageError(f"{ranks:,} ranks are too many to price; the limit is {MAX_RANKS:,}")
 
 
 class LeftOut(NamedTuple):

@@ -2,6 +2,7 @@
 
     seconds = FLOPs / (peak FLOPs per second * efficiency of the kind of product)
     seconds = FLOPs / FLOPs per second of the nearest measured product          where the machine file has rows of it
+    seconds = share of FLOPs of the network / samples per second of the network     if it has a row of it (`at_rate_of`)
 
     Linear          efficiency.linear, and a shape: it can be split over a group of nodes (`hybrid.py`)
     all others      efficiency.convolution; data parallel
@@ -20,10 +21,12 @@ For a step, layers follow one another, forward and then backward (`computing_of`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
-from math import prod
+from math import log, prod
 
-from unisono.plan.machines import MachineFacts
+from unisono.errors import UsageError
+from unisono.plan.machines import EfficiencyFacts, MachineFacts
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.product_rows import nearest_product, shape_of_product
 from unisono.plan.scaling import ScaledLayer
@@ -50,6 +53,31 @@ def product_seconds(
         return flops / rate
     share = machine.efficiency.linear if layer.kind == LINEAR else machine.efficiency.convolution
     return flops / (machine.node.flops * share)
+
+
+def at_rate_of(
+    machine: MachineFacts, name: str, layers: Sequence[TracedLayer], traced: int, samples: float
+) -> MachineFacts:
+    """Return the machine at its measured rate of the network `name`, which all FLOPs then have; itself without a row.
+
+    Of several rows, the one of the batch nearest by its ratio counts; `samples` are those of a node. The row is the
+    only one that the machine keeps. Raises UsageError for a machine without FLOPs per second that has rows of others.
+    """
+    batch = samples / max(1, machine.node.accelerators)
+    rows = [row for row in machine.networks if row.name == name]
+    if not rows:
+        if machine.networks and not machine.node.flops:
+            known = ", ".join(dict.fromkeys(row.name for row in machine.networks))
+            raise UsageError(
+                f"{machine.name} has no node.flops, and no rate of this network on this input: plan {known} on the "
+                "network's own input, or give a file with the FLOPs per second of a node"
+            )
+        return replace(machine, networks=())
+    row = min(rows, key=lambda row: abs(log(row.batch / batch)))
+    flops = row.samples_per_second * sum(layer.flops for layer in layers) / traced
+    node, unused = replace(machine.node, flops=flops), ("node.flops", "efficiency.convolution", "efficiency.linear")
+    assumed = {key: reason for key, reason in machine.assumed.items() if key not in unused}
+    return replace(machine, node=node, efficiency=EfficiencyFacts(), assumed=assumed, networks=(row,), products=())
 
 
 def linear_shape(layer: TracedLayer, samples: int) -> LayerShape:

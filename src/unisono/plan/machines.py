@@ -5,7 +5,7 @@
     unisono probe OUT.toml ───┘
 
     [node]        cores, accelerators, flops, cache_bytes, simd_width, memory_bytes, memory_bandwidth
-    [efficiency]  convolution, linear           share of flops that such products reach; 1 where it is not known
+    [efficiency]  convolution, linear           share of flops that such products reach; 1 is assumed without it
     [link]        bandwidth, adapters, latency, overhead
     [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
     [disk]        bandwidth                     bytes per second of a node
@@ -13,6 +13,7 @@
     [slow_links]  "3" = 4.0                     nodes whose links are slower, and how many times
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
     [measured]    "link.latency" = "how"        values that `unisono probe` has measured
+    [[network]]                                 samples/s of whole networks, which go before flops (`measured_rows.py`)
     [probe], [[product]], [[message]], [[collective]]     the measurement and its rows (`measured_rows.py`)
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
@@ -29,7 +30,7 @@ from typing import Any
 
 from unisono.errors import UsageError
 from unisono.network import Network
-from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProbeFacts, ProductRow
+from unisono.plan.measured_rows import CollectiveRow, MessageRow, NetworkRow, ProbeFacts, ProductRow
 from unisono.plan.parse_tables import parse_factors, parse_rows, parse_table
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -122,9 +123,18 @@ class MachineFacts:
     slow_links: Mapping[int, float] = field(default_factory=dict)
     """Times that the link of a node is slower than `link`, by the node's number."""
     probe: ProbeFacts = field(default_factory=ProbeFacts)
+    networks: tuple[NetworkRow, ...] = ()
     products: tuple[ProductRow, ...] = ()
     messages: tuple[MessageRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
+
+    @property
+    def assumptions(self) -> Mapping[str, str]:
+        """Reason for each value that a plan assumes, by its key: those of the file, and computing at the peak."""
+        rates = {row.kind for row in self.products}
+        unknown = [kind for kind, share in vars(self.efficiency).items() if share == 1 and kind not in rates]
+        peak = "computing at 100% of the peak: no efficiency is known"
+        return {**self.assumed, **({} if self.networks else {f"efficiency.{kind}": peak for kind in unknown})}
 
     def network(self, gamma: float = 0.0) -> Network:
         """Return the links between nodes, all adapters together; `gamma` is the seconds to sum a byte.
@@ -151,7 +161,12 @@ TABLES: Mapping[str, type[Any]] = {
 REASONS = ("assumed", "measured")
 """Tables with words for values of the file."""
 
-ROWS: Mapping[str, type[Any]] = {"product": ProductRow, "message": MessageRow, "collective": CollectiveRow}
+ROWS: Mapping[str, type[Any]] = {
+    "network": NetworkRow,
+    "product": ProductRow,
+    "message": MessageRow,
+    "collective": CollectiveRow,
+}
 """Lists of rows, each an attribute of that name and an s."""
 
 

@@ -1,5 +1,7 @@
-"""Rows of a machine file that `unisono probe` has measured: products, messages and collectives; and the probe itself.
+"""Rows of a machine file: products, messages and collectives that `unisono probe` has measured, and the probe itself;
+whole networks that somebody else has, as a paper.
 
+    [[network]]      name, batch                           ─▶ samples/s of a node, steps without exchange between nodes
     [[product]]      kind, rows, inner, columns, kernel    ─▶ FLOP/s of a node, forward and backward
     [[message]]      bytes                                 ─▶ seconds from one node to another
     [[collective]]   collective, schedule, wire, nodes, ranks, bytes ─▶ seconds
@@ -20,6 +22,16 @@ FLOAT32_WIRE = "float32"
 
 SPREAD = {"least": 0.0}
 """Limit of a spread: 0 for a single trial. All other numbers are above 0."""
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """Speed of a node at training steps of a network of the catalogue, on inputs of the network's own shape."""
+
+    name: str
+    batch: int
+    """Samples of an accelerator in a step; of the node, if it has none."""
+    samples_per_second: float
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,8 @@ def predict_run(
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
-    inputs = PredictionInputs(
-        rule, computing, partial(buckets_of, sizes), cost, True, played, settings.clip, settings.layer_norms
-    )
+    buckets, clip = partial(buckets_of, sizes), settings.clip
+    inputs = PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)
     if is_searched(rule) and ranks > 1:
         overlaps, largest, outstandings = space_of(rule)
         few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]

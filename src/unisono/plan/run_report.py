@@ -59,7 +59,12 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
     yield from notes
-    for key, reason in machine.assumed.items():
+    for row in machine.networks:
+        yield (
+            f"computing: {row.samples_per_second:g} samples/s of a node, as the machine file has them for {row.name}, "
+            f"{row.batch} a step{' of an accelerator' * bool(machine.node.accelerators)}"
+        )
+    for key, reason in machine.assumptions.items():
         yield f"assumed, {key}: {reason}"
 
 
@@ -76,7 +81,7 @@ def as_data(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> di
     ]
     return {
         "machine": machine.name,
-        "assumed": dict(machine.assumed),
+        "assumed": dict(machine.assumptions),
         "rows": rows,
         "least_marginal_efficiency": least,
         "worthwhile_nodes": worthwhile(plans, least),

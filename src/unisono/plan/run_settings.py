@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from unisono.errors import UsageError
+from unisono.plan.collective_costs import check_ranks
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import MachineFacts
 from unisono.plan.trace import TracedLayer
@@ -47,6 +48,7 @@ class RunSettings:
 def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings) -> None:
     """Raise UsageError for settings that no run can have, or that cannot be predicted."""
     most = max(settings.nodes) * settings.ranks_per_node
+    check_ranks(most)
     if settings.minibatch < most:
         raise UsageError(
             f"a minibatch of {settings.minibatch} is less than a sample for each of {most} ranks: "

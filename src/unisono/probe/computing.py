@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, install_command
 from unisono.plan.measured_rows import LINEAR_KIND
 from unisono.probe.probes import DecodingProbe, MemoryProbe, PreparedCall, ProductProbe
 
@@ -72,7 +72,7 @@ def prepare_decoding(probe: DecodingProbe) -> Iterator[PreparedCall]:
         from unisono.data.images.crops import Box  # noqa: PLC0415
         from unisono.data.images.decode import ImageDecoder  # noqa: PLC0415
     except ImportError as error:
-        raise UsageError(f"{error.name} is missing: pip install 'unisono[data]'") from error
+        raise UsageError(f"{error.name} is missing: {install_command('data')}") from error
     shape = (probe.height, probe.width)
     slope = np.add.outer(np.arange(probe.height), np.arange(probe.width))[..., None] * 255 // sum(shape)
     noise = np.random.default_rng(0).integers(-16, 16, (*shape, 3))

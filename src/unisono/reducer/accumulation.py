@@ -1,13 +1,17 @@
-"""Gradients that backward passes accumulate on this rank alone, until the next average.
+"""Gradients that backward passes accumulate: on this rank alone until the next average, or in an average.
 
 no_sync:  backward, backward     .grad holds their sum; nothing is sent
 backward, or synchronize         the sum is averaged with those of the other ranks
+backward, before a step          the next gradients are added to the average, and averaged with it: it stays as it is
+    BSP(scale="sum")             a sum of p ranks is divided by p first, so that the ranks' shares of it add up to it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
 
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.scattered_gradient import ScatteredGradient
@@ -16,8 +20,12 @@ from unisono.reducer.scattered_gradient import ScatteredGradient
 class Accumulation:
     """Accumulated gradients of one rank's model."""
 
-    def __init__(self, memory: BucketMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: BucketMemory, summands: float = 1.0) -> None:
+        """Begin without gradients. `summands`: number of ranks whose gradients are summed; 1 where averaged."""
+        self._memory, self._summands = memory, summands
+        self._summed: set[int] = set()  # parameters whose `.grad` is the sum of the last pass
+        self._shares: set[int] = set()  # those where it is this rank's share of that sum
+        self._version = self._weights_version()
         self.averages = True
         """True where the next backward pass averages the gradients."""
         self.accumulated = False
@@ -37,11 +45,45 @@ class Accumulation:
         """True where gradients of this rank alone have been, or are being, accumulated."""
         return self.accumulated or not self.averages
 
+    def end_average(self) -> None:
+        """Record that the gradients of all ranks have been set, for these weights."""
+        self._version = self._weights_version()
+        if self._summands > 1:
+            self._summed = set(range(len(self._memory.parameters)))
+            self._shares.clear()
+
+    def weights_changed(self) -> bool:
+        """Return True where weights have changed in place since the last average, as an optimizer changes them."""
+        return self._weights_version() != self._version
+
+    def take_share(self, number: int, contributes: bool) -> bool:
+        """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass
+        is about to be added, or there is none.
+
+        Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
+        last pass.
+        """
+        gradient = self._memory.parameters[number].grad
+        if number in self._summed:
+            self._summed.remove(number)
+            if gradient is not None and (contributes or not self.weights_changed()):
+                with torch.no_grad():
+                    gradient.div_(self._summands)
+                self._shares.add(number)
+        return not contributes and number in self._shares
+
+    def _weights_version(self) -> int:
+        return sum(parameter._version for parameter in self._memory.parameters)
+
     def has_gradients(self) -> bool:
-        """Return True where this rank has gradients that no average has set."""
+        """Return True where this rank has gradients that no average has set. Zeros count if accumulated."""
         return any(
             parameter.grad is not None
             and not isinstance(parameter.grad, ScatteredGradient)
-            and (self.accumulated or parameter.grad.is_sparse or parameter.grad.data_ptr() != view.data_ptr())
+            and (
+                self.accumulated
+                or parameter.grad.is_sparse
+                or (parameter.grad.data_ptr() != view.data_ptr() and bool(parameter.grad.any()))
+            )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )

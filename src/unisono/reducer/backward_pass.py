@@ -122,8 +122,7 @@ class BackwardPass:
         """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
         packed."""
         bucket_slice = self.memory.bucket_slice(key)
-        weight = self.weight if scaled else float(self.control_message.contributes)
-        weight *= self.memory.scale(bucket_slice, mean=scaled)
+        weight = (self.weight if scaled else 1.0) * self.memory.scale(bucket_slice, mean=scaled)
         self.memory.pack(bucket_slice, self.gradients, weight)
         for number in bucket_slice.parameters:
             self._unpacked_parts[number] -= 1

@@ -20,7 +20,7 @@ from unisono.errors import UsageError
 REQUEST_KINDS = ("save", "stop", "join")
 """Kinds of requests that a rank can make of all ranks."""
 
-FIXED_FIELDS = 5 + 2 * len(REQUEST_KINDS)
+FIXED_FIELDS = 9 + 2 * len(REQUEST_KINDS)
 """Number of fields before the bits of ranks."""
 
 RANKS_PER_NUMBER = 48
@@ -40,6 +40,8 @@ class ControlMessage:
     first_dimension: int | None = None
     """First dimension of its last input, where one was seen. Used for a warning only."""
     requests: frozenset[str] = frozenset()
+    changed: bool | None = None
+    """True where its weights have changed since the last pass; None where they are not compared."""
 
     @property
     def samples_given(self) -> bool:
@@ -68,6 +70,10 @@ class ControlResult:
     """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of ranks that made each of these requests."""
+    changed: str = ""
+    """Ranks whose weights have changed since the last pass, in words; empty where there are none."""
+    unchanged: str = ""
+    """Ranks whose weights have not."""
 
     def weight_of(self, message: ControlMessage) -> float:
         """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where no rank gave
@@ -79,12 +85,19 @@ class ControlResult:
         return message.samples / self.samples
 
     def error(self) -> UsageError | None:
-        """Return the error of all ranks where only some have given their samples; else None."""
+        """Return the error of all ranks where only some have changed their weights, or given their samples; else
+        None."""
+        if self.changed and self.unchanged:
+            return UsageError(
+                f"since the last backward pass the optimizer has changed the weights on {self.changed}, but not on "
+                f"{self.unchanged}, so ranks differ: call optimizer.step() on all ranks after the same backward "
+                "passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of backward()"
+            )
         if not self.samples_given or not self.without_samples:
             return None
         one = len(self.without_samples) == 1
         return UsageError(
-            f"{_names(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
+            f"{names_of(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
             f"but {self.samples_given} other rank{'s' if self.samples_given > 1 else ''} "
             f"{'have' if self.samples_given > 1 else 'has'}: call unisono.add_samples(model, n) before backward() on "
             "every rank, or on none"
@@ -111,9 +124,7 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
     first_dimension = (
         float(message.first_dimension) if without_samples and message.first_dimension is not None else None
     )
-    names = [0.0] * -(-size // RANKS_PER_NUMBER)
-    if without_samples:
-        names[rank // RANKS_PER_NUMBER] = 2.0 ** (rank % RANKS_PER_NUMBER)
+    changes = [float(message.changed is True), float(message.changed is False)]
     return [
         message.samples or 0.0,
         float(message.samples_given),
@@ -122,26 +133,43 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
         (first_dimension or 0.0) ** 2,
         *(float(kind in message.requests) for kind in REQUEST_KINDS),
         *(float(kind in message.requests) * rank for kind in REQUEST_KINDS),
-        *names,
+        *changes,
+        *(change * rank for change in changes),
+        *rank_bit(rank if without_samples else None, size),
     ]
 
 
 def decode(sums: Sequence[float]) -> ControlResult:
     """Return the words of all ranks, decoded from the sums of their numbers."""
     samples, samples_given, known, total, squares = sums[:5]
-    without_samples = [
-        place * RANKS_PER_NUMBER + bit
-        for place, names in enumerate(map(int, sums[FIXED_FIELDS:]))
-        if names
-        for bit in range(RANKS_PER_NUMBER)
-        if names >> bit & 1
-    ]
     uneven = known * squares < MAX_EXACT_INTEGER and known * squares != total * total
-    counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : FIXED_FIELDS]
+    counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : 5 + 2 * len(REQUEST_KINDS)]
+    changed, unchanged, *named = sums[5 + 2 * len(REQUEST_KINDS) : FIXED_FIELDS]
     asked = zip(REQUEST_KINDS, counts, ranks, strict=True)
     requests = {kind: requested_by(count, total_rank) for kind, count, total_rank in asked if count}
     by_kind = {kind: int(count) for kind, count in zip(REQUEST_KINDS, counts, strict=True) if count}
-    return ControlResult(samples, int(samples_given), tuple(without_samples), uneven, requests, by_kind)
+    changes = [requested_by(*one) if one[0] else "" for one in zip((changed, unchanged), named, strict=True)]
+    without_samples = ranks_of(sums[FIXED_FIELDS:])
+    return ControlResult(samples, int(samples_given), without_samples, uneven, requests, by_kind, *changes)
+
+
+def rank_bit(rank: int | None, size: int) -> list[float]:
+    """Return numbers in which the bit of a rank is set; that of none for None. They add up to the bits of all ranks."""
+    bits = [0.0] * -(-size // RANKS_PER_NUMBER)
+    if rank is not None:
+        bits[rank // RANKS_PER_NUMBER] = 2.0 ** (rank % RANKS_PER_NUMBER)
+    return bits
+
+
+def ranks_of(sums: Sequence[float]) -> tuple[int, ...]:
+    """Return the ranks whose bits are set in a sum of such numbers."""
+    return tuple(
+        place * RANKS_PER_NUMBER + bit
+        for place, bits in enumerate(map(int, sums))
+        if bits
+        for bit in range(RANKS_PER_NUMBER)
+        if bits >> bit & 1
+    )
 
 
 def requested_by(count: float, ranks: float) -> str:
@@ -167,7 +195,8 @@ def warning_of(result: ControlResult, before: bool) -> str | None:
     )
 
 
-def _names(ranks: Sequence[int]) -> str:
+def names_of(ranks: Sequence[int]) -> str:
+    """Return ranks in words: "rank 2", or "ranks 0, 1 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 8:

@@ -20,7 +20,7 @@ class ModelCollectives:
         self._pool = pool
         self._label = f" [{user}]"
         world = pool.worlds(1)[0]
-        self.rank, self.size = world.rank, world.size
+        self.rank, self.size, self.nodes = world.rank, world.size, world.nodes
 
     def call(self, act: Callable[[World], Result]) -> Result:
         """Return the result of `act`, which all ranks call together."""

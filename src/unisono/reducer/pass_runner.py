@@ -13,6 +13,7 @@ from queue import SimpleQueue
 import torch
 
 from unisono.engine.spans import Observe
+from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import ScatteredGradient
@@ -32,15 +33,21 @@ class PassRunner:
     """Weights that the pass still reads, which calls `on_reading_ended`."""
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], programs: Programs, times: StepTimes, observe: Observe
+        self,
+        parameters: Sequence[torch.Tensor],
+        programs: Programs,
+        times: StepTimes,
+        observe: Observe,
+        accumulation: Accumulation,
     ) -> None:
         self._parameters, self._programs, self._times, self._observe = parameters, programs, times, observe
+        self._accumulation = accumulation
         self.current: BackwardPass | None = None
         """Pass that has begun, until its last event has advanced the program."""
         self.last: BackwardPass | None = None
         """Pass that began last, also when it has ended; None before the first one, and after one that has failed."""
         self._cursor: Cursor | None = None  # of the last pass
-        self._takes = self._releases = self._by_main = False  # of the last pass
+        self._contributes = self._takes = self._releases = self._by_main = False  # of the last pass
         self._postponed: list[int] = []  # ready, but added only after the program's own hooks have run
         self._arrivals: SimpleQueue[bool] | None = None  # wakes the main thread when a gradient is ready
 
@@ -49,7 +56,8 @@ class PassRunner:
         self.current = self.last = begun
         self._cursor = Cursor(program, self._programs.player, begun)
         self._by_main = self._programs.by_main
-        self._takes = begun.control_message.contributes or differs
+        self._contributes = begun.control_message.contributes
+        self._takes = self._contributes or differs
         self._releases = not (differs and begun.layout.updates is Updates.OUTSIDE)
 
     def mark_ready(self, number: int, complete: bool) -> None:
@@ -140,11 +148,12 @@ class PassRunner:
         if there:
             self._times.record_ready(number)
         gradient = parameter.grad
-        if isinstance(gradient, ScatteredGradient):  # the program has neither made a step nor cleared it
-            gradient = gradient.clone() if there else None
-        if self._releases:
+        share = self._accumulation.take_share(number, self._contributes)
+        if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
+            gradient = gradient.take_added()
+        elif self._releases:
             parameter.grad = None  # before it is added: an update may set another at once
-        begun.add(number, gradient if self._takes else None)
+        begun.add(number, gradient if self._takes or share else None)
         self._on_progress()
 
     def _on_progress(self) -> None:

@@ -106,6 +106,10 @@ class Programs:
             self._made[updates, deferred, clip, number] = made
         return made
 
+    def take_back(self) -> None:
+        """Let the next program be that of the last step again, of which nothing was exchanged."""
+        self.number -= 1
+
     def layout(self) -> Layout:
         """Return the layout of the buckets that were adopted last."""
         count = len(self._memory.parameters)

@@ -29,7 +29,7 @@ from torch.autograd import Variable
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.attachment import attach, detach, reducer_of
@@ -58,6 +58,12 @@ from unisono.step.layout import Updates
 from unisono.weak import weakly
 from unisono.world import World
 
+STEPS_COUNT = (
+    "{} counts the calls of optimizer.step(): a rank that has left one out is behind the others; in its place, call "
+    "optimizer.zero_grad() and then optimizer.step(), which changes nothing"
+)
+"""Note on an exchange of weights that has failed in a loop of the user's own."""
+
 
 class Reducer:
     """Gradients of a model on one rank, and their combination with those of the other ranks by a rule."""
@@ -82,7 +88,8 @@ class Reducer:
         partitions = list(parts.holders.values())
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
         self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
-        self.accumulation = Accumulation(self.memory)
+        summands = world.size / parts.sharing if rule.sums_gradients else 1.0
+        self.accumulation = Accumulation(self.memory, summands)
         has_buffers = bool(self.buffers.slots) and world.size > 1
         self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
         """Links to the servers of an asynchronous rule."""
@@ -90,14 +97,20 @@ class Reducer:
             self.memory, pool, rule, self._collectives, name, observe, has_buffers, self.links, partitions
         )
         self.control = StepControl(world.rank, world.size, lambda: programs.player.wait(CONTROL))
-        self._runner = PassRunner(self.parameters, programs, self.times, observe)
+        self._runner = PassRunner(self.parameters, programs, self.times, observe, self.accumulation)
         self.pending = PendingWork(
             self.parameters, self.buffers, programs, self._runner, self.control, self.times, observe, world.rank
         )
         self.choice = RuleChoice(rule, self.memory, self._collectives, self.times, programs, self.pending.wait_for_all)
-        self.optimizer = UserOptimizer(self.memory, self._collectives, programs, self._runner, self.pending.wait)
+        self.optimizer = UserOptimizer(
+            self.memory, self._collectives, programs, self._runner, self.pending.wait, self.structure.names
+        )
         self.weights = ModelWeights(model, self.memory, self.buffers, self._collectives, self.choice, self.pending)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
+        if rule.sums_gradients:
+            before = weakly(self.before_adding)
+            for number, parameter in enumerate(self.parameters):
+                self._hooks.append(parameter.register_hook(partial(before, number)))  # type: ignore[no-untyped-call]
         self._runner.readings = take(model, self.parameters, world.size, weakly(self._runner.on_reading_ended))
         attach(model, self)
 
@@ -190,6 +203,11 @@ class Reducer:
                 self._applied_by = AppliedBy(self.optimizer.sharded.begin(), Updates.PARTS)
         self._prepared = True
 
+    def before_adding(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Make room for a gradient beside the sum of an earlier pass. Without samples it counts as zero there."""
+        share_alone = self.accumulation.take_share(number, contributes=self.control.samples != 0)
+        return torch.zeros_like(gradient) if share_alone else None
+
     def mark_ready(self, number: int, last: bool) -> None:
         """Add a parameter's complete gradient; it is not the `last` hook where some of the program's own follow. Raises
         UsageError for a sparse gradient."""
@@ -219,15 +237,39 @@ class Reducer:
         if not self._applied_by.deferred:
             self.pending.wait()
             self.optimizer.hide_gradients(begun)
+            self.accumulation.end_average()
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call `end_step` after each step of the optimizer of a user's own loop."""
+        end_step = weakly(self.end_step)
+        self._hooks.append(optimizer.register_step_post_hook(lambda *_: end_step()))
+
+    def end_step(self) -> None:
+        """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward
+        pass."""
+        if self.rule.differs and not self._runner.awaits_step:
+            self.synchronize()
+        try:
+            self.optimizer.finish_step()
+        except UnisonoError as error:
+            if self.rule.differs:
+                error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
+            raise
 
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self.structure.check_pass(self._model())
+        if not self.rule.differs:
+            self.optimizer.finish_step()  # if the program has left it out, as the other ranks gather weights
+        elif self._runner.awaits_step:  # another pass of the same step, with the same setting
+            self.programs.take_back()
+            self._prepared = True
         if not self._prepared:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
-        self.optimizer.finish_step()  # if the program has left it out, as the other ranks average
-        message = self.control.next_message(absent)
+        compares = not (absent or self._applied_by.deferred or self.rule.differs or self.rule.sharded)
+        changed = self.accumulation.weights_changed() if compares else None
+        message = self.control.next_message(absent, changed)
         layout, program = self.programs.next(self._applied_by.updates, self._applied_by.deferred, self.clip)
         if self.rule.sharded and self.optimizer.sharded is None:
             raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.optimizer.shard(optimizer)")

@@ -19,13 +19,14 @@ from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer, needs_norms
 from unisono.plan.choose import Candidate, PredictionInputs, Setting
 from unisono.plan.choose_rule import describe, rank_rules
+from unisono.plan.trials import TrialChoice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.step_times import StepTimes
-from unisono.reducer.tuning import Tuning
+from unisono.reducer.tuning import Log, Tuning
 from unisono.rules import BaseRule
 from unisono.step.costs import Prediction
 
@@ -49,6 +50,7 @@ class RuleChoice:
         self._memory, self._collectives, self._programs = memory, collectives, programs
         self._wait_for_all = wait_for_all
         self._tuning = Tuning(memory, collectives, times, rule)
+        self._report = self._tuning.log
         weakref.finalize(self, self._tuning.close).atexit = False
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
@@ -63,12 +65,17 @@ class RuleChoice:
     @property
     def chosen(self) -> Candidate | None:
         """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
-        return self._tuning.chosen
+        return None if self._tuning.choice is None else self._tuning.choice.candidate
+
+    @property
+    def by_trials(self) -> TrialChoice | None:
+        """Chosen setting with what its prediction is worth; None where nothing was predicted."""
+        return self._tuning.choice
 
     @property
     def predicted(self) -> Prediction | None:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
-        return None if self._tuning.chosen is None else self._tuning.chosen.prediction
+        return None if self.chosen is None else self.chosen.prediction
 
     def next_step(self, deferred: bool, clip: float | None, optimizer: torch.optim.Optimizer | None) -> bool:
         """Adopt what has been found for the coming step. Return True where the buckets have changed.
@@ -129,9 +136,10 @@ class RuleChoice:
         if self.rule.keeps_anchor:
             self.rule_memory.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
 
-    def log_with(self, log: Callable[[str], None]) -> None:
-        """Report the choices of the first steps with `log`, on rank 0."""
-        self._tuning.log = log
+    def log_with(self, log: Log, details: Log | None = None) -> None:
+        """Report the choices of the first steps with `log`, on rank 0, and the search for an overlap and buckets with
+        `details`, which is `log` unless given."""
+        self._report, self._tuning.log = log, details or log
         buckets, wanted = len(self._memory.layout.buckets), self.rule.least_buckets
         if buckets < wanted:
             self._log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
@@ -147,8 +155,7 @@ class RuleChoice:
             norms = needs_norms(optimizer)
         ranked = rank_rules(rules, inputs._replace(clip=clip, layer_norms=norms), *self._tuning.space)
         if ranked[0].rule.sharded:
-            self._tuning.chosen = ranked[0].best
-            self._tuning.setting = ranked[0].best.setting
+            self._tuning.adopt(ranked[0].best)
         self._set_rule(ranked[0].rule)
         self._log(describe(ranked))
 
@@ -163,7 +170,7 @@ class RuleChoice:
 
     def _log(self, line: str) -> None:
         if self._collectives.rank == 0:
-            self._tuning.log(line)
+            self._report(line)
 
 
 def can_be_sharded(optimizer: torch.optim.Optimizer) -> bool:

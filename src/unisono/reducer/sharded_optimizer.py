@@ -20,8 +20,11 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment, State, cut, join
-from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, needs_norms
+from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, hooks_refused, needs_norms
 from unisono.reducer.model_collectives import ModelCollectives
+
+Closure = Callable[[], Any]
+"""Function that computes the loss and its gradients for a step."""
 
 METHODS = ("state_dict", "load_state_dict")
 """Methods of the optimizer that are replaced."""
@@ -51,16 +54,30 @@ class ShardedOptimizer:
         """True where a step needs norms of whole layers."""
         return needs_norms(self.optimizer)
 
-    def follow(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        """Call `begin` before and `end` after each step that a user's own loop makes."""
+    def numbers(self) -> list[int]:
+        """Return the numbers of the model's parameters that the optimizer has."""
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        return [number for number, parameter in enumerate(self._parameters) if id(parameter) in held]
+
+    def follow(self, begin: Callable[[Closure | None], Closure | None], end: Callable[[], None]) -> None:
+        """Call `begin` before and `end` after each step that a user's own loop makes. `begin` gets the step's closure,
+        and returns the one that is called in its place."""
+
+        def before(_: torch.optim.Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            closure = begin(named.get("closure", given[1] if len(given) > 1 else None))
+            return given[:1], {**named, "closure": closure}
+
         self._handles = [
-            self.optimizer.register_step_pre_hook(lambda *_: begin()),
+            self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(lambda *_: end()),
         ]
 
     def begin(self) -> ShardedStep:
-        """Return the step that begins. Raises UsageError for a trainable parameter that is not the model's."""
+        """Return the step that begins. Raises UsageError for a trainable parameter that is not the model's, and for a
+        hook that was added after the model was made parallel."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+        if len(self.optimizer._optimizer_step_pre_hooks) > len(self._handles[:1]):
+            raise UsageError(hooks_refused(self.optimizer))
         known = set(map(id, self._parameters))
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:

@@ -12,6 +12,7 @@ from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage
+from unisono.reducer.step_agreement import StepMessage, StepResult, decode, encode
 from unisono.step.layout import Layout
 from unisono.step.shard_work import ShardWork
 
@@ -25,10 +26,14 @@ class ShardedPass(BackwardPass):
         super().__init__(memory, buffers, layout, control_message)
         segments = {key: memory.segments(key, layout.ranks, rank) for key in layout.keys}
         self._work = ShardWork(layout, segments, self.sums, memory.segment_weights)
+        self._rank, self._message = rank, StepMessage()
+        self.step_result: StepResult | None = None
+        """Steps of all ranks of a loop of their own; None until they are known."""
 
-    def step_with(self, step: ShardedStep) -> None:
-        """Update the shards by this step. Without one, their weights stay as they are."""
-        self._work.step = step
+    def step_with(self, step: ShardedStep, message: StepMessage | None = None) -> None:
+        """Update the shards by this step, in a loop of the program's own if all ranks agree on this message. Without
+        one, their weights stay as they are."""
+        self._work.step, self._message = step, message or self._message
 
     def has_gradient(self, number: int) -> bool:
         """Return True where any rank had a gradient of a parameter. Its bucket has been summed."""
@@ -45,6 +50,16 @@ class ShardedPass(BackwardPass):
     def presence(self, key: int) -> torch.Tensor:
         """Return a flag for each parameter in a bucket."""
         return self._work.presence(key)
+
+    def agree_on_step(self, world: Any) -> None:
+        """Sum the messages of all ranks. Nothing is updated where not all have made the step."""
+        parameters, ranks = self.layout.parameters, self.layout.ranks
+        total = torch.tensor(encode(self._message, parameters, self._rank, ranks), dtype=torch.float64)
+        world.allreduce(total)
+        self.step_result = decode(total.tolist(), parameters, ranks)
+        if not self.step_result.is_made():
+            self._work.step = None
+        self._work.remove(self.step_result.removed)
 
     def clip_shards(self, limit: float, world: Any) -> None:
         """Scale this rank's gradients so that the norm of all ranks' shards together is at most `limit`."""

@@ -5,7 +5,8 @@
                 predict every overlap and bucket size            plan/choose.py
     then        the best of each overlap within 15% of the best   five steps each, the last four are measured
                 and the very best in buckets a quarter as large, and in equal ones
-    from then on the one predicted to be best, unless another was clearly faster
+    from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
+                decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
 """
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
 from itertools import pairwise
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ from unisono.plan.choose import (
     is_searched,
     space_of,
 )
+from unisono.plan.trials import TRIAL_RATIO, Trial, TrialChoice, choose
+from unisono.processor import Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.step_times import StepTimes
@@ -47,9 +50,6 @@ from unisono.step.costs import Computing, Cost, fit
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
-
-TRIAL_RATIO = 1.15
-"""Ratio to the best prediction up to which a setting is worth a trial."""
 
 STEPS_PER_TRIAL = 4
 """Number of steps over which a setting is measured."""
@@ -73,8 +73,8 @@ class Tuning:
         self.setting = initial_setting(rule, self._buckets, world.size)
         self.log: Log = logging.getLogger("unisono").info
         """Function that rank 0 reports the choice with."""
-        self.chosen: Candidate | None = None
-        """Chosen setting, with its prediction; None where nothing had to be predicted."""
+        self.choice: TrialChoice | None = None
+        """Chosen setting, with its prediction and what that is worth; None where nothing had to be predicted."""
         self.inputs: PredictionInputs | None = None
         """Measurements of the search, once it has ended; None where nothing had to be measured."""
         self._recorded_order: Sequence[int] = self.order
@@ -99,6 +99,11 @@ class Tuning:
         """Overlaps, bucket sizes in bytes and numbers of collectives at once that are searched."""
         return self._overlaps, self._sizes, self._outstandings
 
+    def adopt(self, best: Candidate) -> None:
+        """Adopt the best setting of another rule, by the same measurements."""
+        self.choice = TrialChoice(best) if self.choice is None else self.choice._replace(candidate=best)
+        self.setting = best.setting
+
     def close(self) -> None:
         """End the search; its generator keeps this object alive."""
         self._search = iter(())
@@ -121,7 +126,7 @@ class Tuning:
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
         if not alike or overlap not in self._overlaps or bucket_bytes not in self._sizes:
             return False
-        if end_ratio not in end_ratios(overlap, self._sizes):
+        if end_ratio not in end_ratios(overlap, self._sizes, self._world.nodes):
             return False
         buckets = self._memory.plan(state["order"], bucket_bytes, end_ratio)
         if sequence and sorted(sequence) != list(range(len(buckets))):
@@ -136,6 +141,7 @@ class Tuning:
 
     def _search_steps(self) -> Iterator[bool]:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
+        counters = read_counters()
         yield False
         self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
         own_order = self._deferred and self._overlaps == ("chain",)
@@ -151,57 +157,53 @@ class Tuning:
                 seconds.append(mean(took))  # the mean over buckets
             updated = sum(one.nbytes for one in buckets) // (self._world.size if self._rule.sharded else 1)
             computing = self._times.computing(self._world, updated)
-            yield from self._try(computing, fit(sizes, seconds))
+            yield from self._try(computing, fit(sizes, seconds), counters)
         else:
             self._finished = True
             yield True
 
-    def _try(self, computing: Computing, cost: Cost) -> Iterator[bool]:
-        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, self._world.size)
+    def _try(self, computing: Computing, cost: Cost, counters: Counters) -> Iterator[bool]:
+        """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
+        world, ranks, nodes = self._world, self._world.size, self._world.nodes
+        inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
         found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
         variants = (finer(found[0], inputs, self._sizes), in_equal_buckets(found[0], inputs, self._sizes))
         worth = [found[0], *(one for one in variants if one is not None), *found[1:]]
         near = [one for one in worth if one.prediction.step <= found[0].prediction.step * TRIAL_RATIO]
-        measured: list[tuple[list[float], Candidate]] = []
+        trials = list[Trial]()
         for one in near:
             self.setting = one.setting
             yield True
             for _ in range(STEPS_PER_TRIAL):
                 yield False
             took = [after - before for before, after in pairwise(self._begins[-STEPS_PER_TRIAL - 1 :])]
-            slowest = self._world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
-            measured.append((slowest.tolist(), one))
-        steps, chosen = reduce(_better, measured)
-        self._finished, self.chosen, self.inputs = True, chosen, inputs
-        if self._world.rank == 0:
-            for line in _report(computing, cost, median(steps), chosen, measured, worth):
+            slowest = world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
+            trials.append(Trial(one, slowest.tolist()))
+        use = processor_use(world.all_gather_object(use_since(counters)))
+        chosen, self.choice = choose(trials, initial_setting(self._rule, self._buckets, ranks).overlap, use)
+        self._finished, self.inputs = True, inputs
+        if world.rank == 0:
+            for line in _report(computing, cost, chosen, self.choice.doubt, trials, worth):
                 self.log(line)
-        if chosen.setting != self.setting:
-            self.setting = chosen.setting
+        if chosen.candidate.setting != self.setting:
+            self.setting = chosen.candidate.setting
             yield True
 
     def _buckets(self, size: int, end_ratio: int) -> list[Bucket]:
         return self._memory.plan(self.order, size, end_ratio)
 
 
-def _better(one: tuple[list[float], Candidate], other: tuple[list[float], Candidate]) -> tuple[list[float], Candidate]:
-    """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest.
-
-    Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14.
-    """
-    return other if sorted(other[0])[-2] < min(one[0]) else one
-
-
 def _report(
     computing: Computing,
     cost: Cost,
-    seconds: float,
-    chosen: Candidate,
-    measured: Sequence[tuple[list[float], Candidate]],
+    trial: Trial,
+    doubt: str,
+    trials: Sequence[Trial],
     found: Sequence[Candidate],
 ) -> Iterator[str]:
     """Yield a few lines: the choice, and the reasons for it."""
-    setting, prediction = chosen.setting, chosen.prediction
+    chosen, seconds = trial.candidate, trial.seconds
+    prediction = chosen.prediction
     off = seconds / prediction.step - 1
     rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
@@ -209,10 +211,13 @@ def _report(
         f"{_ms(seconds)} a step (predicted {_ms(prediction.step)}, {off:+.0%}); "
         f"computing {_ms(computing.whole)}, communicating {_ms(prediction.communicating)} at {rate}"
     )
-    took = {one.setting: median(steps) for steps, one in measured}
+    if doubt:
+        yield f"{doubt}: trials decide nothing, so the simplest setting is kept; its prediction is less certain"
+    took = {one.candidate.setting: one.seconds for one in trials}
+    alike = Counter(map(_name, found))
     others = [
         _name(one)
-        + (f" of {_mib(one)}" if one.setting.overlap == setting.overlap else "")
+        + (f" of {_mib(one)}" if alike[_name(one)] > 1 else "")
         + f" {_ms(one.prediction.step)}"
         + (f" (measured {_ms(took[one.setting])})" if one.setting in took else "")
         for one in found

@@ -106,6 +106,11 @@ class BaseRule(ABC):
         return False
 
     @property
+    def sums_gradients(self) -> bool:
+        """False: gradients are averaged. True where they are summed over the ranks."""
+        return False
+
+    @property
     def alternatives(self) -> tuple[BaseRule, ...]:
         """Rules of which one takes the place of this one after the first steps, where it is predicted to be the
         fastest; none by default."""

@@ -44,6 +44,11 @@ class BSP(BaseRule):
             raise UsageError(f"BSP(scale={self.scale!r}): there are {', '.join(map(repr, SCALES))}")
 
     @property
+    def sums_gradients(self) -> bool:
+        """True with `scale="sum"`."""
+        return self.scale == "sum"
+
+    @property
     def takes_split_layers(self) -> bool:
         """True: each bucket is averaged over the ranks that hold it."""
         return True

@@ -12,7 +12,8 @@ paper. The server answers whoever comes first (Theano-MPI section 4), so that a 
 
 4 workers, period = 2, a model of n bytes: each worker sends and receives n bytes in every second step, n / 2 a step;
 the server 4 n in two steps, 2 n a step each way. With `servers=2` each of them carries half of that.
-With the recipe's momentum it is the paper's EAMSGD.
+With Nesterov's momentum in the workers' optimizer (`optimizer.nesterov = true`) it is the paper's EAMSGD, but for the
+point of the force: here it is x + momentum v, where the gradient is taken, there x.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     rank 0         update    update    update    update ─┐
     rank 1         update    update    update    update ─┴─ mean of the weights
 
-With `every = 1` it is Theano-MPI's AWAGD (section 3.1): the mean of weights that were updated alone is, for SGD with
+With `every = 1` it is Theano-MPI's AWAGD (section 4): the mean of weights that were updated alone is, for SGD with
 momentum, the weights updated with the mean of the gradients. A bucket of n bytes sends and receives 2 n (p - 1) / p
 bytes on each rank, once in `every` steps; for 4 ranks and every = 4 that is 0.375 n a step.
 

@@ -12,7 +12,7 @@ bucket 2) are gathered first, beside the next forward pass, which waits for each
 For 4 ranks, a bucket of n bytes: the reduce-scatter sends and receives n (p - 1) / p = 0.75 n bytes on each rank, the
 all-gather as much: together the 1.5 n of an allreduce, in as many rounds (by `direct` 1 + 1, by `ring` 3 + 3). Besides,
 the flags of its parameters are summed: 4 bytes each. Clipping is one more sum, of 8 bytes, in a step; LARS and LAMB
-have one of 16 bytes for each parameter.
+have one of 16 bytes for each parameter, and a loop of your own one of 8, in which the ranks agree on the step.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from unisono.step.layout import Layout, Updates
 from unisono.step.operations import AGREE, PACK
 from unisono.step.program import MAIN, UPDATE, Step, StepProgram, Task, Value, bucket, gradient, state, thread, weights
 from unisono.step.shards import (
+    AGREE_ON_STEP,
     STEP,
     SUM_NORMS,
     UNPACK,
@@ -102,6 +103,7 @@ class Sharded(BaseRule):
         every, tasks = tuple(map(bucket, layout.keys)), list[Task]()
         if layout.updates is Updates.OUTSIDE:
             tasks.append(Task(STEP, 0, MAIN, every, (STEPPED, thread(MAIN))))
+            tasks += sends.place(AGREE_ON_STEP, 0, (), (STEPPED,))
         if (clip := self._clip(layout)) is not None:
             tasks += sends.place(clip_shards(clip), 0, (), (*every, STEPPED, build.NORM))
         if layout.layer_norms:

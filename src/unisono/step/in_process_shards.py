@@ -55,6 +55,11 @@ class InProcessShardedReplica(InProcessReplica):
         """Return a flag for each parameter in a bucket."""
         return self._work.presence(key)
 
+    def agree_on_step(self, world: InProcessWorld) -> None:
+        """Make the step where the programs of all ranks make it."""
+        if not all(world.all_gather_object(self._work.step is not None)):
+            self._work.step = None
+
     def clip_shards(self, limit: float, world: InProcessWorld) -> None:
         """Scale this rank's gradients so that the norm of all ranks' shards together is at most `limit`."""
         self._work.clip(limit, world)

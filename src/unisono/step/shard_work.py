@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,13 @@ class ShardWork:
     def presence(self, key: int) -> torch.Tensor:
         """Return the memory of these flags, to be summed over the ranks."""
         return self._presence[key]
+
+    def remove(self, numbers: Collection[int]) -> None:
+        """Count these parameters as without a gradient on any rank: they are not updated."""
+        for key, flags in self._presence.items():
+            for place, number in enumerate(self._layout.bucket(key).parameters):
+                if number in numbers:
+                    flags[place] = 0
 
     def present(self, key: int) -> dict[int, bool]:
         """Return, for each parameter in a bucket, True where any rank has a gradient."""

@@ -37,6 +37,9 @@ class ShardedReplica(Protocol):
     def presence(self, key: int) -> torch.Tensor:
         """Return a flag for each parameter in a bucket: 1 where this rank has a gradient. The sum is written there."""
 
+    def agree_on_step(self, world: Any) -> None:
+        """Sum what all ranks say of the outside program's step, which is made on all ranks or on none."""
+
     def clip_shards(self, limit: float, world: Any) -> None:
         """Scale this rank's gradients so that the norm of all ranks' shards together is at most `limit`."""
 
@@ -116,6 +119,10 @@ def own_shard(flat: torch.Tensor, world: Any) -> torch.Tensor:
     return flat[slice(*bounds(len(flat), world.size, world.rank))]
 
 
+def _act_agree(replica: ShardedReplica, _: Task, world: Any) -> None:
+    replica.agree_on_step(world)
+
+
 def _act_norms(replica: ShardedReplica, _: Task, world: Any) -> None:
     replica.sum_norms(world)
 
@@ -166,6 +173,9 @@ SUM_NORMS = Operation("norms", _act_norms, _symbolic_norms, small_exchange, Role
 
 STEP = Operation("step", None, change_nothing, free)
 """Step of the outside program's optimizer: the shards are updated when it has been called."""
+
+AGREE_ON_STEP = Operation("agree_on_step", _act_agree, change_nothing, small_exchange, Role.COLLECTIVE, "W")
+"""Sum of what the ranks say of that step: all have made it, or none, and of the same gradients."""
 
 UPDATE_SHARD = Operation("update", _act_update, _symbolic_update, _price_update)
 """Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""

@@ -1,4 +1,4 @@
-"""Tensor parallelism: layers split over groups of ranks, inside data parallelism (hybrid, PCL-DNN section 3.3).
+"""Tensor parallelism: layers split over groups of ranks, inside data parallelism (hybrid).
 
     unisono.parallel(model, world, plan={"fc1": "column 2 gives part", "fc2": "row 2 takes part"})
 

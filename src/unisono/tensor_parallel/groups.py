@@ -1,4 +1,4 @@
-"""Groups of ranks for a plan: model groups, which split layers, inside groups that share samples (PCL-DNN section 3.3).
+"""Groups of ranks for a plan: model groups, which split layers, inside groups that share samples.
 
 4 ranks; A is split over 2 ranks, B over 4                  4 ranks on nodes {0, 1} and {2, 3}; all layers over 2
 
@@ -7,9 +7,10 @@
     A's groups         └ a0  a1 ┘ └ a0  a1 ┘                    groups          └ a0 a1 ┘  └ a0 a1 ┘
     B's group          └ b0  b1    b2  b3 ┘                     hold the same   {0, 2} and {1, 3}
 
-Ranks of a model group train on the same samples. With several group sizes, all ranks of their least common multiple do;
-a layer with a smaller group is then computed by several groups alike. A group lies within a node where ranks allow:
-each node is filled with whole groups, and the ranks that are left form groups across nodes, nodes of one switch first.
+Ranks of a model group train on the same samples, through the whole network: in PCL-DNN's hybrid (section 3.3) they do
+in its split layers alone. With several group sizes, all ranks of their least common multiple do; a layer with a smaller
+group is then computed by several groups alike. A group lies within a node where ranks allow: each node is filled with
+whole groups, and the ranks that are left form groups across nodes, nodes of one switch first.
 """
 
 from __future__ import annotations

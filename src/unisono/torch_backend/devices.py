@@ -20,6 +20,7 @@ import torch.distributed as dist
 from unisono.collectives.aliasing import find_aliases, is_writable
 from unisono.errors import BackendError, TensorError
 from unisono.torch_backend.pytorch import GroupBase, WorkBase
+from unisono.torch_backend.register import NAME
 from unisono.torch_backend.work import NO_TIMEOUT
 
 DIRECT = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
@@ -33,6 +34,7 @@ def on_any_device(method: Method) -> Method:
 
     @wraps(method)
     def call(group: Any, *arguments: Any, **named: Any) -> Any:
+        group.exchanged = True
         first = _first_tensor(arguments)
         if first is None or not first.is_cuda:
             return method(group, *arguments, **named)
@@ -172,7 +174,7 @@ def create_device_backend(group: Any, device: torch.device, store: Any, timeout:
     """
     devices = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
     name = devices.get(device.type)
-    if name in (None, "unisono"):
+    if name in (None, NAME) or group.stands_in:
         return None
     if name != "nccl":
         raise BackendError(f"tensors on {device.type} by {name!r} beside unisono; only nccl is known there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from unisono.torch_backend.mpi_job import MpiJob, mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
 from unisono.torch_backend.options import Options
 from unisono.torch_backend.profiling import profiled
+from unisono.torch_backend.register import DEVICES, NAME
 from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.work import NO_TIMEOUT, Work
 
@@ -28,6 +29,13 @@ def create(creation: Any, options: Options | None) -> ProcessGroup:
 class ProcessGroup(CollectiveOperations):
     """Process group over MPI."""
 
+    exchanged = False
+    """True once an operation on tensors was called."""
+    stands_in = False
+    """True if the group answers as another backend's."""
+    supports_coalescing = supports_splitting = supports_time_estimate = False
+    """Abilities that PyTorch looks for in the backend of a device."""
+
     def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
         members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
@@ -37,6 +45,7 @@ class ProcessGroup(CollectiveOperations):
         self._timeout: timedelta = creation.timeout
         self._name: str = name
         self._description = "undefined"
+        self._answers = dict.fromkeys(DEVICES, NAME)  # name of the backend by device
         self._ended = False
         self._device_backends: dict[str, Any] = {}
         self._direct: dict[torch.device, bool] = {}  # whether the MPI library takes its memory
@@ -45,9 +54,30 @@ class ProcessGroup(CollectiveOperations):
         if size > 1:
             shared.watchdog.watch(queue, shared.store(name))
 
+    def stand_in(self, answers: Mapping[str, str]) -> None:
+        """Answer as a group of other backends would: their names, by device."""
+        self.stands_in, self._answers = True, dict(answers)
+
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """Return the name of the backend."""
-        return "unisono"
+        """Return the backend's true name to C++, which takes a group that says "gloo" for a ProcessGroupGloo."""
+        return NAME
+
+    def name(self) -> str:
+        """Return the name of the backend, as Python asks for it."""
+        return next(iter(self._answers.values()))
+
+    _get_backend_name = name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Devices whose tensors the group takes."""
+        return [torch.device(kind) for kind in self._answers]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """Return the backend that serves a device, this group. Raises RuntimeError, as PyTorch does, if none does."""
+        if device.type not in self._answers:
+            raise RuntimeError(f"group {self._name} has no backend for {device.type}, only for {[*self._answers]}")
+        return self
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the name by which PyTorch finds the group again."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+c10d: Any = dist.distributed_c10d
+
 GroupBase: Any = dist.ProcessGroup
 
 WorkBase: Any = dist._Work  # type: ignore[attr-defined]

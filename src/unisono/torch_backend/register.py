@@ -1,7 +1,7 @@
 """Registration of the name "unisono" with torch.distributed. Neither MPI nor the collectives are loaded before use.
 
-Newer releases of PyTorch call `register` through the entry point `torch.distributed.backends` when the name is
-requested. For older ones `import unisono` registers it: at once where PyTorch has been imported, else as soon as it is.
+PyTorch from 2.14 on calls `register` through the entry point `torch.distributed.backends` when the name is requested.
+`import unisono` registers it too: at once where PyTorch has been imported, else as soon as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ NAME = "unisono"
 
 DEVICES = ["cpu", "cuda"]
 
+NAME_VARIABLE = "UNISONO_BACKEND_NAME"
+"""Variable that, set to our name, has groups answer it under `unisono run`, whatever the program has asked for."""
+
 
 def register() -> None:
     """Register the backend, and the rendezvous that sets the variables which an MPI launcher leaves out.
@@ -32,6 +35,17 @@ def register() -> None:
 
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
     install()
+
+
+def name(group: Any = None) -> str:
+    """Return the backend that carries out a process group, the default one for None: "unisono" for ours.
+
+    Under `unisono run`, `torch.distributed.get_backend()` answers the name that the program has asked for instead.
+    """
+    import torch.distributed as dist  # noqa: PLC0415
+
+    found = dist.group.WORLD if group is None else group
+    return NAME if hasattr(found, "stands_in") else str(dist.get_backend(found))
 
 
 def register_with_torch() -> None:

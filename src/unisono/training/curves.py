@@ -1,4 +1,4 @@
-"""Curves of test accuracy over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16).
+"""Curves of test accuracy over time and over epochs, for one or more runs (as in DIMD's figures 13 and 14).
 
     accuracy                         accuracy
     │      ╭──── top-5               │      ╭──── top-5

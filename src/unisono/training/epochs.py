@@ -138,9 +138,10 @@ class TrainingLoop:
                 group["lr"] = self._rate(epoch, done)
             self._seed(done, step)
             due = self._request_if_due()
-            loss = self.point.loss + self.trainer.step(inputs, labels)
+            lost = self.trainer.step(inputs, labels)
+            loss = self.point.loss + lost
             self.point = ResumePoint(epoch, done + 1, step + 1, loss)
-            self.display.step(epoch, done + 1, steps)
+            self.display.step(epoch, done + 1, steps, lost / len(labels) if len(labels) else None)
             self.foresight.after_step(step + 1)
             requests, every = self.trainer.requests(), training.checkpoint_every
             if "stop" in requests:

@@ -22,7 +22,7 @@ import torch
 from unisono.data.feed import Feed
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
-from unisono.foresight.compare import ms
+from unisono.foresight.compare import explain, ms, summarize
 from unisono.foresight.form import as_json
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
 from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
@@ -31,10 +31,11 @@ from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
 from unisono.plan.trace import trace
+from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.training.planned_run import TRACED_SAMPLES, example_of, network_of, run_of, settings_of
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
-from unisono.training.run_directory import replace_file
+from unisono.training.run_directory import LOG, replace_file
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -53,6 +54,8 @@ class RunForesight:
     home: Path
     log: Callable[[str], None]
     """Function that rank 0 reports with."""
+    detail: Callable[[str], None]
+    """Function that rank 0 reports details with."""
     ledger: Path | None = None
     """Ledger of the run; None for that beside its folder."""
     _seal: Seal | None = None
@@ -62,6 +65,7 @@ class RunForesight:
     _dropped: int = 0
     _all_steps: float = 0.0
     _kept: list[Seconds] = field(default_factory=list)
+    _counters: Counters = field(default_factory=read_counters)  # when the run began, or the search ended
 
     def begin(self, machine: str | None, done: int) -> None:
         """Seal the prediction of a machine before the first step, which follows `done` steps of a resumed run.
@@ -69,9 +73,9 @@ class RunForesight:
         Raises UsageError for an unknown machine, and where the seal cannot be written.
         """
         if machine is not None:
-            self._adopt(self.world.call_on_root(lambda: self._planned(machine, done)))
+            self._adopt(self.world.call_on_root(lambda: self._planned(machine, done)), self.log)
         elif done:
-            self._adopt(self.world.call_on_root(lambda: self._of_before(done)))
+            self._adopt(self.world.call_on_root(lambda: self._of_before(done)), self.detail)
         self._seal_search(done)
 
     def after_step(self, done: int) -> None:
@@ -89,9 +93,10 @@ class RunForesight:
 
     def finish(self, wall: float) -> None:
         """Write the measurement and add the run to the ledger; `wall` is the seconds since the run began."""
+        use = processor_use(self.world.all_gather_object(use_since(self._counters)))
         if self.world.rank == 0:
             try:
-                self._write(wall)
+                self._write(wall, use)
             except UsageError as error:  # the run itself has ended well
                 self.log(f"not in the ledger: {error}")
 
@@ -100,25 +105,28 @@ class RunForesight:
         if not self._pending or reducer.choice.state() is None:
             return
         self._pending = False
-        self._searched = max(0, self._made - 1)
+        self._searched, self._counters = max(0, self._made - 1), read_counters()
+        choice = reducer.choice.by_trials
+        if choice is not None:
+            how = f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.home / LOG})"
+            self.log(f"the first {self._searched} steps tuned {how}{choice.doubt and f'; {choice.doubt}'}")
         if self._seal is not None:
             return
-        chosen = reducer.choice.chosen
-        if chosen is None:
-            self.log(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
+        if choice is None:
+            self.detail(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
             return
         self.trainer.wait()
-        sealed = tuned_prediction(chosen, self._facts(done), self._searched)
-        self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)))
+        sealed = tuned_prediction(choice, self._facts(done), self._searched)
+        self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)), self.detail)
 
-    def _adopt(self, seal: Seal | str | None) -> None:
-        """Adopt a seal and report it, or the reason for which there is none."""
+    def _adopt(self, seal: Seal | str | None, log: Callable[[str], None]) -> None:
+        """Adopt a seal and report it with `log`, or the reason for which there is none."""
         if isinstance(seal, Seal):
             self._seal, found = seal, seal.prediction
             interval = f" ({ms(found.low)} - {ms(found.high)})" if found.high > found.low else ""
-            self.log(f"prediction sealed {found.sealed}: {ms(found.step)} a step{interval}, in {seal.path}")
+            log(f"prediction sealed {found.sealed}: {ms(found.step)} a step{interval}, in {seal.path}")
         elif seal is not None:
-            self.log(f"no prediction is sealed before the first step: {seal}")
+            log(f"no prediction is sealed before the first step: {seal}")
 
     def _planned(self, machine: str, done: int) -> Seal | str:
         """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
@@ -160,31 +168,29 @@ class RunForesight:
         names = self.recipe.name, self.recipe.model.name, self.recipe.rule.name
         return RunFacts(*names, world.size, world.nodes, training.batch, steps)
 
-    def _write(self, wall: float) -> None:
+    def _write(self, wall: float, use: ProcessorUse) -> None:
         skip, rule = self._searched + WARMUP_STEPS, self.trainer.reducer.rule
         found = None
         if self._kept:
             found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
         if found is None:
-            self.log(f"no measurement: {reason_without_measurement(rule.period, skip)}")
+            self.detail(f"no measurement: {reason_without_measurement(rule.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
-        measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest)
-        path = self.home / f"{MEASUREMENT}.json" if self._seal is None else self._seal.measurement
-        replace_file(path, as_json(measured))
-        if self._seal is not None:
-            self._enter(self._seal, measured)
+        measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)
+        if self._seal is None:
+            replace_file(self.home / f"{MEASUREMENT}.json", as_json(measured))
+            return
+        explanation = explain(self._seal.prediction, measured)
+        replace_file(self._seal.measurement, as_json(measured, explanation=explanation))
+        self._enter(self._seal, measured)
 
     def _enter(self, seal: Seal, measured: Measurement) -> None:
         """Add the run to the ledger."""
         ledger = self.home.resolve().parent / LEDGER if self.ledger is None else self.ledger
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
-        step, predicted = measured.step.median, seal.prediction.step
-        self.log(
-            f"measured {ms(step)} a step, {step / predicted - 1:+.0%} of the predicted {ms(predicted)}; by part: "
-            f"unisono plan --check {self.home}"
-        )
+        self.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {self.home}")
 
 
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:

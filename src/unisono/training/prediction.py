@@ -20,7 +20,7 @@ from unisono.plan.loading import unknown_rates
 from unisono.plan.machines import MachineFacts
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_row import RunPlan
-from unisono.plan.run_settings import RunSettings
+from unisono.plan.run_settings import RunSettings, check_settings
 from unisono.plan.simulated_cost import without_rows
 from unisono.plan.split import candidate
 from unisono.plan.split_plan import SplitModel, split_inputs
@@ -63,6 +63,7 @@ def predict_rows(
     """
     network, example, layers = traced
     settings = settings_of(run, nodes, ranks_per_node, len(example))
+    check_settings(layers, machine, settings)
     split = split_model_of(run, machine, network, example, layers)
     return RunPrediction(run, machine, settings, layers, split, plan_run(layers, machine, settings, split))
 

@@ -1,8 +1,13 @@
-"""Progress of a run on the screen: bars on a terminal, a line for each epoch elsewhere, a table at the end."""
+"""Progress of a run on the screen: bars on a terminal, a line for each epoch elsewhere, a table at the end.
+
+log      shown, and written to the run's log file
+detail   written to the log file; shown too with `verbose`
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,21 +22,28 @@ from unisono.training.results import describe_speed, describe_test
 class ProgressDisplay:
     """Shows a run's progress if `show`; shows nothing on other ranks."""
 
-    def __init__(self, show: bool, epochs: int, live: bool = True) -> None:
-        """Make a display; `live`: with bars on a terminal, which one rank alone can have."""
-        self.console = Console(file=sys.stdout, quiet=not show, highlight=False, soft_wrap=True)
-        self._epochs = epochs
+    def __init__(
+        self, show: bool, epochs: int, live: bool = True, verbose: bool = False, log_file: Path | None = None
+    ) -> None:
+        """Make a display; `live`: with bars on a terminal, which one rank alone can have.
+
+        `verbose` shows the details, too. All lines are appended to `log_file`.
+        """
+        self.console = Console(file=sys.stdout, quiet=not show, highlight=False)
+        self.console.soft_wrap = not self.console.is_terminal  # a terminal's lines are folded between words
+        self._epochs, self._verbose = epochs, verbose
+        self._log_file = log_file if show else None
         self._bar = Progress(
             TextColumn("epoch {task.fields[epoch]}/" + str(epochs)),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[last]}"),
+            TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
             disable=not (show and live and self.console.is_terminal),
         )
-        self._task = self._bar.add_task("", epoch=1, last="", total=None)
+        self._task = self._bar.add_task("", epoch=1, loss="", total=None)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -45,17 +57,35 @@ class ProgressDisplay:
     def log(self, line: str) -> None:
         """Print a line of text."""
         self.console.print(line, markup=False)
+        self._write(line)
 
-    def step(self, epoch: int, step: int, steps: int) -> None:
-        """Show that `step` of `steps` steps of an epoch are done; epochs count from 0."""
-        self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps)
+    def detail(self, line: str) -> None:
+        """Write a line of text for those who want to know more to the log file, and print it if they have said so."""
+        if self._verbose:
+            self.log(line)
+        else:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if self._log_file is None:
+            return
+        try:
+            with self._log_file.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:  # the run itself does not need it
+            self.console.print(f"{self._log_file} gets no more lines: {error.strerror or error}", markup=False)
+            self._log_file = None
+
+    def step(self, epoch: int, step: int, steps: int, loss: float | None = None) -> None:
+        """Show that `step` of `steps` steps of an epoch are done, the last with `loss`; epochs count from 0."""
+        words = "" if loss is None else f"loss {loss:.4f}"
+        self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps, loss=words)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Print the metrics of a finished epoch."""
-        summary = f"loss {metrics['loss']:.4f}  {describe_test(metrics)}"
-        self._bar.update(self._task, last=summary)
+        self._bar.update(self._task, loss="")
         number = f"{metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}"
-        self.log(f"epoch {number}  {summary}  {describe_speed(metrics)}")
+        self.log(f"epoch {number}  loss {metrics['loss']:.4f}  {describe_test(metrics)}  {describe_speed(metrics)}")
 
     def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
         """Print the table at the end: results, and the split of time (seconds, mean over ranks)."""

@@ -119,4 +119,4 @@ def check_rule(rule: RuleRecipe) -> None:
 
 def own_rule(rule: RuleRecipe) -> UserFunction:
     """Return the user's function that makes the rule, as the recipe names it."""
-    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest")
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")

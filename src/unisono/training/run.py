@@ -28,6 +28,7 @@ from unisono.training.build import (
 from unisono.training.checkpoint import check_state
 from unisono.training.choose_layers import choose_layers
 from unisono.training.epochs import TrainingLoop
+from unisono.training.finished import report_if_finished
 from unisono.training.foresight import RunForesight
 from unisono.training.named_rule import describe_unused
 from unisono.training.progress import ProgressDisplay
@@ -52,17 +53,20 @@ def train(
     replay: Path | None = None,
     machine: str | None = None,
     ledger: Path | None = None,
+    verbose: bool = False,
 ) -> int:
     """Run `recipe` in `folder` (None: a new one under runs/), or resume the run in `resume`.
 
     `trace` is a file for the timeline of this run; `replay` the asynchronous run that is replayed. `machine` predicts
-    the run before its first step; `ledger` is the file for prediction and measurement (None: beside the folder). The
-    folder is locked meanwhile. Return the exit code: 0, or 143 where SIGTERM ended the run after a step, with a
-    checkpoint.
+    the run before its first step; `ledger` is the file for prediction and measurement (None: beside the folder).
+    `verbose` shows the details that are otherwise in the run's log file alone. The folder is locked meanwhile. Return
+    the exit code: 0, or 143 where SIGTERM ended the run after a step, with a checkpoint.
     """
+    if resume is not None and world.call_on_root(lambda: report_if_finished(resume, recipe)):
+        return 0
     lock = RunLock()
     try:
-        return _train(recipe, world, folder, resume, trace, replay, machine, ledger, lock)
+        return _train(recipe, world, folder, resume, trace, replay, machine, ledger, verbose, lock)
     finally:
         lock.release()
 
@@ -76,6 +80,7 @@ def _train(
     replay: Path | None,
     machine: str | None,
     ledger: Path | None,
+    verbose: bool,
     lock: RunLock,
 ) -> int:
     begun = time.perf_counter()
@@ -120,11 +125,12 @@ def _train(
     on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
     notes += [f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}", *lines]
     if workers is not None:
-        notes.append(f"no prediction is sealed: rule {recipe.rule.name} has no step that all ranks make together")
+        unsealed = f"no prediction is sealed: rule {recipe.rule.name} has no step that all ranks make together"
+        notes += [] if machine is None else [unsealed]
         run = AsynchronousRun(recipe, workers, world, feed, trainer, home, begun, notes, timeline, replay)
         code = run.run(before)
     else:
-        code = _train_together(recipe, world, feed, trainer, home, begun, point, notes, machine, ledger)
+        code = _train_together(recipe, world, feed, trainer, home, begun, point, notes, machine, ledger, verbose)
     if timeline is not None and trace is not None:
         timeline.write(trace)
     return code
@@ -150,13 +156,15 @@ def _train_together(
     notes: list[str],
     machine: str | None,
     ledger: Path | None,
+    verbose: bool,
 ) -> int:
     """Train by a rule that all ranks follow together. Return the exit code."""
-    with ProgressDisplay(world.rank == 0, recipe.training.epochs) as display:
+    log_file = home / run_directory.LOG
+    with ProgressDisplay(world.rank == 0, recipe.training.epochs, verbose=verbose, log_file=log_file) as display:
         for note in notes:
             display.log(note)
-        trainer.reducer.choice.log_with(display.log)
-        foresight = RunForesight(recipe, world, feed, trainer, home, display.log, ledger)
+        trainer.reducer.choice.log_with(display.log, display.detail)
+        foresight = RunForesight(recipe, world, feed, trainer, home, display.log, display.detail, ledger)
         foresight.begin(machine, point.step)
         run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds, foresight)
         with SignalHandlers(trainer.request, run.end, run.warn) as run.signals:

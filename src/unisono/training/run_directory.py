@@ -6,6 +6,7 @@ runs/digits-20260131-120000/
 ├── prediction.json        sealed prediction of a step; prediction-2.json of the first resumption
 ├── measurement.json       measured step, at the end of the run
 ├── metrics.jsonl
+├── log.txt                lines that were shown, and details
 ├── convolutions.json      timings of convolution algorithms
 ├── evaluation.json        measures of a checkpoint on a test set, and confusion.svg: `scoring/`
 ├── steps/
@@ -33,7 +34,7 @@ from unisono.training.recipe_file import read_recipe
 from unisono.training.run_lock import RunLock
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
-CONVOLUTIONS = "convolutions.json"
+CONVOLUTIONS, LOG = "convolutions.json", "log.txt"
 
 
 def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
@@ -51,13 +52,17 @@ def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.take(folder)
-        held = (folder / RECIPE).exists()
+        check_unused(folder)
     except OSError as error:
         raise UsageError(f"cannot create the run's folder {folder}: {error.strerror}") from error
-    if held:
-        raise UsageError(f"{folder} holds a run already; resume it with --resume {folder}")
     write_recipe(folder, recipe)
     return folder
+
+
+def check_unused(folder: Path) -> None:
+    """Check that a folder holds no run. Raises UsageError with the remedy if it does, and OSError."""
+    if (folder / RECIPE).exists():
+        raise UsageError(f"{folder} holds a run already; resume it with --resume {folder}")
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:

@@ -32,6 +32,18 @@ def test_a_folder_is_a_class(tmp_path: Path) -> None:
     assert [source.read(number) for number in range(4)] == [key.encode() for key in source.keys]
 
 
+def test_links_to_nothing_and_folders_without_samples_are_told(tmp_path: Path) -> None:
+    lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "bird/read.me", ".git/config")
+    (tmp_path / "cat" / "3.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "cat" / "4.jpg").symlink_to("1.jpg")
+    found = find(tmp_path)
+    assert found is not None
+    source = found[""]
+    assert list(source.keys) == ["cat/1.jpg", "cat/4.jpg", "dog/2.jpg"]
+    assert list(source.skipped) == [("cat/3.jpg", "it is no file, or a link to none")]
+    assert source.empty == ["bird"]
+
+
 def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
     found = find(lay(tmp_path, "10/a.jpg", "9/b.jpg", "2/c.jpg"))
     assert found is not None

@@ -73,6 +73,46 @@ def test_names_may_begin_at_the_folder_that_was_packed(tmp_path: Path, start: st
     assert found[""].classes == ("7",)
 
 
+def test_of_members_with_one_name_the_last_is_packed_with_its_label_and_the_others_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for image, label in ((b"first", b"3"), (b"second!", b"7")):
+            for name, content in (("1.jpg", image), ("1.cls", label)):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    found = find(path)
+    assert found is not None
+    source = found[""]
+    assert (source.classes, list(source.keys), source.read(0)) == (("7",), ["a.tar/1.jpg"], b"second!")
+    assert list(source.skipped) == [("a.tar/1.jpg", "a later member has the same name")]
+
+
+def test_links_and_folders_without_samples_are_told(tmp_path: Path) -> None:
+    path = lay(tmp_path / "a.tar", **{"train/cat/1.jpg": b"x", "test/cat/2.jpg": b"y"})
+    with tarfile.open(path, "a") as tar:
+        for name, kind, target in (
+            ("train/cat/3.jpg", tarfile.SYMTYPE, "1.jpg"),
+            ("test/cat/4.jpg", tarfile.LNKTYPE, "test/cat/2.jpg"),
+            ("val/cat/5.jpg", tarfile.FIFOTYPE, ""),
+            ("train/bird", tarfile.DIRTYPE, ""),
+            ("train/cat", tarfile.DIRTYPE, ""),
+            ("val", tarfile.DIRTYPE, ""),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, target
+            tar.addfile(entry)
+    found = find(path)
+    assert found is not None
+    assert {name: len(source) for name, source in found.items()} == {"train": 1, "test": 1}
+    assert list(found["test"].skipped) == [("a.tar/test/cat/4.jpg", "it is a link, to test/cat/2.jpg")]
+    assert list(found["train"].skipped) == [
+        ("a.tar/train/cat/3.jpg", "it is a link, to 1.jpg"),
+        ("a.tar/val/cat/5.jpg", "it is no plain file"),
+    ]
+    assert found["train"].empty == ["bird"]
+
+
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
     """As macOS puts them beside each file."""
     found = find(lay(tmp_path / "a.tar", **{"cat/._1.jpg": b"notes", "cat/1.jpg": b"x"}))

@@ -91,5 +91,7 @@ def test_what_is_no_tokenizer_is_refused_with_its_name(tmp_path: Path, content: 
 
 def test_a_file_needs_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.data.text.tokenizers.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs tokenizers: pip install 'unisono\[text\]'; or use bytes"):
+    with pytest.raises(
+        UsageError, match=r"needs tokenizers: pip install '\.\[text\]' in the clone of Unisono; or use bytes"
+    ):
         FileTokenizer(tmp_path / "t.json")

@@ -12,7 +12,8 @@ from tests.rules.largest import Largest
 from torch import nn
 
 import unisono
-from unisono.errors import UsageError
+from unisono.errors import OperationError, UsageError
+from unisono.reducer import reducer_of
 from unisono.rules import EASGD, LocalSGD
 from unisono.step.layout import Layout
 from unisono.step.overlaps import OVERLAPS
@@ -125,18 +126,53 @@ def test_a_request_is_sent_with_the_next_average(group: World) -> None:
     assert heard[3] == {"save": f"rank {group.size - 1}"}
 
 
-def test_a_skipped_optimizer_step_does_not_block_other_ranks(group: World) -> None:
-    """As a program does that skips a step whose loss is not finite, here on rank 0 where weights would be averaged."""
+def test_uneven_accumulation_while_settings_are_tried(group: World) -> None:
+    """Settings are tried by steps, as periods are counted, and not by backward passes."""
     model = network()
     optimizer = optimizer_of(model)
     unisono.parallel(model, group, LocalSGD(every=2), optimizer)
-    for step, (inputs, labels) in enumerate(batches(group, 4, 12)):
+    for inputs, labels in batches(group, 40, 12):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
-        if step != 1 or group.rank != 0:
-            optimizer.step()
+        for _ in range(1 + group.rank):
+            nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        optimizer.step()
     weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
     assert all(torch.equal(one, weights) for one in group.all_gather_object(weights))
+
+
+def test_an_optimizer_is_left_with_the_model(group: World) -> None:
+    """Made parallel again with a layer less, the model's steps are those of the second reducer alone."""
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, group, LocalSGD(every=2), optimizer)
+    first = reducer_of(model)
+    optimizer.step()
+    model[1].requires_grad_(requires_grad=False)
+    unisono.parallel(model, group, LocalSGD(every=2), optimizer)
+    optimizer.step()
+    second = reducer_of(model)
+    assert first is not None
+    assert second is not None
+    assert (first.programs.number, second.programs.number) == (1, 1)
+
+
+def test_a_rank_that_leaves_out_a_step_is_told_how(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, group, LocalSGD(every=1), optimizer)
+    reducer = reducer_of(model)
+    assert reducer is not None
+
+    def fail(stepped: bool = False) -> None:
+        raise OperationError("agree 0 failed")
+
+    monkeypatch.setattr(reducer.optimizer, "finish_step", fail)
+    with pytest.raises(OperationError) as raised:
+        optimizer.step()
+    assert raised.value.__notes__ == [
+        "LocalSGD counts the calls of optimizer.step(): a rank that has left one out is behind the others; in its "
+        "place, call optimizer.zero_grad() and then optimizer.step(), which changes nothing"
+    ]
 
 
 def test_programs_that_the_player_does_not_support_are_refused(group: World) -> None:

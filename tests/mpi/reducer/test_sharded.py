@@ -13,7 +13,7 @@ from tests.mpi.reducer.shares import batches
 from torch import nn
 
 import unisono
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.segments import Segment
 from unisono.optimizers.sharded import ELEMENTWISE
@@ -170,7 +170,6 @@ def test_a_loop_of_ones_own(group: World, name: str) -> None:
     plain, other = run(unisono.BSP(SMALL), 0.3)
     close(model, plain)
     assert same(group, model)
-    assert all(one.grad is None for one in model.parameters())
     mine, its = optimizer.state_dict(), other.state_dict()
     assert mine["param_groups"] == its["param_groups"]
     assert mine["state"].keys() == its["state"].keys()
@@ -190,11 +189,12 @@ def test_gradients_in_shards_cannot_be_read(group: World) -> None:
         nn.functional.cross_entropy(model(inputs.double()), labels).backward()
 
     backward()
-    with pytest.raises(UsageError, match=r"Sharded has summed in shards.*clip with unisono.Sharded\(clip=...\)"):
+    with pytest.raises(UsageError, match=r"which Sharded has summed in shards.*clip with unisono.Sharded\(clip=...\)"):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    with pytest.raises(UsageError, match=r"call optimizer.step\(\) after each backward"):
-        backward()
     optimizer.step()
+    with pytest.raises(UsageError, match="which Sharded has summed in shards"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.zero_grad()
     backward()
     before = model[1].weight.detach().clone()
     optimizer.zero_grad()
@@ -205,16 +205,49 @@ def test_gradients_in_shards_cannot_be_read(group: World) -> None:
     assert same(group, model)
 
 
-def test_a_rank_that_leaves_out_a_step_does_not_block_the_others(group: World) -> None:
-    model = network()
-    optimizer = OPTIMIZERS["momentum"](model)
+def test_a_step_that_a_rank_leaves_out_is_made_on_none(group: World) -> None:
+    """Weights and state stay as they are, and training can go on."""
+    model, plain = network(), network()
+    optimizer, other = (OPTIMIZERS["momentum"](one) for one in (model, plain))
     unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
-    for step, (inputs, labels) in enumerate(batches(group, 4, 13)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
-        if step != 1 or group.rank != 0:
+    unisono.parallel(plain, group, unisono.BSP(SMALL))
+    for step, (inputs, labels) in enumerate(batches(group, 5, 13)):
+
+        def backward(one: nn.Module, inputs: torch.Tensor = inputs, labels: torch.Tensor = labels) -> None:
+            nn.functional.cross_entropy(one(inputs.double()), labels).backward()
+
+        for one, its in ((model, optimizer), (plain, other)):
+            its.zero_grad()
+            backward(one)
+            if step != 1 or group.size == 1:
+                its.step()
+            elif one is model:
+                with pytest.raises(MismatchError, match=r"rank 0 of \d has left out .* no weight was changed"):
+                    its.step() if group.rank else backward(one)  # which ends the step that the others have begun
+    for mine, its_own in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, its_own, rtol=0, atol=1e-9)
+    for number, state in other.state_dict()["state"].items():
+        found = optimizer.state_dict()["state"][number]
+        for name, value in state.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+
+
+def test_a_rank_without_a_batch_has_no_gradients_in_its_zeros(group: World) -> None:
+    """`zero_grad(set_to_none=False)`, then `synchronize`: its weight in the average is 0."""
+    made = []
+    for rule in (unisono.Sharded(SMALL), unisono.BSP(SMALL)):
+        model = network()
+        optimizer = OPTIMIZERS["adam"](model)
+        unisono.parallel(model, group, rule, optimizer)
+        for step, (inputs, labels) in enumerate(batches(group, 4, 13)):
+            optimizer.zero_grad(set_to_none=False)
+            if step == 2 and group.size > 1 and group.rank == 0:
+                unisono.synchronize(model)
+            else:
+                nn.functional.cross_entropy(model(inputs.double()), labels).backward()
             optimizer.step()
-    assert same(group, model)
+        made.append(model)
+    close(*made)
 
 
 def test_a_step_with_a_closure(group: World) -> None:

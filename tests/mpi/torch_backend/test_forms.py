@@ -38,12 +38,12 @@ TABLE = """
                                  in place  overlap  outputs twice  columns  inputs twice  expanded  conjugated  float8
 all_reduce                       -         -        -              -        -             refused   pytorch     refused
 all_reduce MAX                   -         -        -              -        -             refused   -           refused
-all_reduce_coalesced             -         -        refused        right    -             refused   pytorch     refused
+all_reduce_coalesced             -         -        refused        right    -             refused   refused     refused
 broadcast                        -         -        -              -        -             refused   pytorch     right
 reduce                           -         -        -              -        -             refused   refused     refused
 all_gather                       right     refused  refused        right    -             refused   pytorch     right
 all_gather_single                right     refused  -              -        -             refused   pytorch     right
-all_gather_coalesced             right     refused  refused        right    -             refused   pytorch     right
+all_gather_coalesced             right     refused  refused        right    -             refused   right       right
 all_gather_single_coalesced      right     refused  refused        right    right         refused   right       right
 gather                           right     refused  refused        right    -             refused   right       right
 scatter                          right     refused  -              -        right         refused   pytorch     right
@@ -173,7 +173,7 @@ def one(me: int, size: int) -> list[int]:
 
 def gather_two(at: Place, outputs: Tensors, inputs: Tensors) -> None:
     rows = [outputs[2 * rank : 2 * rank + 2] for rank in range(at.size)]
-    dist.all_gather_coalesced(rows, inputs, at.group)
+    at.group.allgather_coalesced(rows, inputs).wait()
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -182,9 +182,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda at, _, i: dist.all_reduce(i[0], dist.ReduceOp.MAX, at.group),
         lambda me, given: [torch.stack([tensors[0].double() for tensors in given]).amax(0).to(given[0][0].dtype)],
     ),
-    "all_reduce_coalesced": Operation(
-        lambda at, _, i: dist.all_reduce_coalesced(i, group=at.group), summed, inputs=two(one)
-    ),
+    "all_reduce_coalesced": Operation(lambda at, _, i: at.group.allreduce_coalesced(i).wait(), summed, inputs=two(one)),
     "broadcast": Operation(lambda at, _, i: dist.broadcast(i[0], last(at), at.group), lambda me, given: given[-1]),
     "reduce": Operation(lambda at, _, i: dist.reduce(i[0], last(at), group=at.group), at_last(summed)),
     "all_gather": Operation(

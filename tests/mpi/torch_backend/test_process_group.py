@@ -137,7 +137,7 @@ def test_flat_tensors() -> None:
 
 def test_tensors_together() -> None:
     tensors = [of(rank(), 5), of(rank(), 2, 3), of(rank(), 1)]
-    dist.all_reduce_coalesced(tensors)
+    dist.group.WORLD.allreduce_coalesced(tensors).wait()
     torch.testing.assert_close(tensors[0], everyone(5).sum(0))
     torch.testing.assert_close(tensors[1], everyone(2, 3).sum(0))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tests.mpi.training.test_run import recipe_of
 
 from unisono.errors import UsageError
+from unisono.foresight.compare import explain
 from unisono.foresight.ended_runs import changed_seals, ended_run
 from unisono.foresight.ledger import LedgerEntry, read
 from unisono.foresight.measurement import read_measurement
@@ -120,14 +122,18 @@ def test_a_search_predicts_once_it_has_ended(
     train(searched(packs), group, home / "run", None)
 
     def check() -> None:
-        output = capsys.readouterr().out
+        output, log = capsys.readouterr().out, (home / "run/log.txt").read_text()
+        assert "prediction is sealed" not in output, "a detail"
+        assert "prediction sealed" not in output
         if group.size == 1:
-            assert "no prediction is sealed: one rank measures no exchange; give --machine" in output
+            assert "no prediction is sealed: one rank measures no exchange; give --machine" in log
             assert (home / "run/measurement.json").exists()
             assert not (home / "ledger.jsonl").exists()
             return
         (entry,) = entries_of(home)
         sealed, count = entry.prediction, int(entry.prediction.sealed.split()[1])
+        assert f"the first {count} steps tuned how gradients are averaged: overlap " in output
+        assert f"prediction sealed after {count} tuning steps: " in log
         assert sealed.sealed == f"after {count} tuning steps"
         assert entry.measurement.skipped == count + 5
         assert entry.measurement.steps == 45 - count - 5
@@ -135,6 +141,10 @@ def test_a_search_predicts_once_it_has_ended(
         assert sealed.run.machine == ""
         assert 0 < sealed.low <= sealed.step < sealed.high
         assert sealed.communicating > 0
+        assert 0 <= sealed.processor.taken <= 1
+        written = json.loads((home / "run/measurement.json").read_text())
+        assert written["processor"] == asdict(entry.measurement.processor)
+        assert written["explanation"] == explain(sealed, entry.measurement)
         shutil.rmtree(max((home / "run/checkpoints").iterdir()))
 
     group.call_on_root(check)
@@ -155,7 +165,7 @@ def test_a_run_that_is_not_predicted_says_so(
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
-    train(replace(recipe, rule=replace(recipe.rule, name=name)), group, home / "run", None)
+    train(replace(recipe, rule=replace(recipe.rule, name=name)), group, home / "run", None, verbose=True)
 
     def check() -> None:
         (line,) = [one for one in capsys.readouterr().out.splitlines() if "no prediction is sealed" in one]

@@ -93,6 +93,7 @@ def test_modes_keep_the_order(name: str) -> None:
         assert not plain(REAL, REAL, None)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # programs still use it
 def test_transforms_keep_the_order() -> None:
     found = list[bool]()
 

@@ -130,7 +130,7 @@ def exported(model: nn.Module, inputs: torch.Tensor) -> nn.Module:
     return torch.export.export(model, (inputs,)).module()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # programs still use it
 @pytest.mark.parametrize("tool", [traced_by_fx, traced_into_layers, traced, scripted, exported])
 def test_tools_of_pytorch_read_the_model(tool: Callable[[nn.Module, torch.Tensor], nn.Module]) -> None:
     model, inputs = convolutions(), torch.randn(3, 2, 2)
@@ -149,7 +149,7 @@ def test_a_layer_that_becomes_another_class_has_the_products_of_that_class() -> 
         assert torch.equal(layer(inputs), wanted)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # programs still use it
 @pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="quantized products of x86")
 def test_linear_layers_can_be_quantized() -> None:
     model = nn.Sequential(nn.Linear(2, 2))

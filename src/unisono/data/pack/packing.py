@@ -42,7 +42,8 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     `advance` is called after each sample. Raises PackError if the folder holds another pack, the disk is full, or no
     sample is valid.
     """
-    source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes))
+    skipped = [(key, reason) for key, reason in map(_texts, source.skipped)]
+    source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes), skipped=skipped)
     fingerprint = _fingerprint(source, options)
     if (existing := _packed(folder, fingerprint)) is not None:
         for _ in range(len(source)):
@@ -169,7 +170,7 @@ def _fingerprint(source: Source, options: PackOptions) -> str:
 
 
 def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str) -> Index:
-    skipped = tuple(entry for stripe in stripes for entry in stripe.skipped)
+    skipped = (*source.skipped, *(entry for stripe in stripes for entry in stripe.skipped))
     kept = [stripe for stripe in stripes if stripe.lengths]
     columns: dict[str, list[NDArray[np.int32]]] = {name: [np.empty(0, np.int32)] for name in COLUMNS}
     for number, stripe in enumerate(kept):

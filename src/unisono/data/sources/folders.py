@@ -35,7 +35,8 @@ def find(path: Path) -> dict[str, Source] | None:
 
 
 def _source(path: Path) -> Source | None:
-    files = _files(path)
+    there = _files(path)
+    files = [file for file in there if file.is_file()]
     if not files:
         return None
     kind = common_kind([file.name for file in files], path)
@@ -47,16 +48,24 @@ def _source(path: Path) -> Source | None:
     classes, labels = number_classes(names)
     keys = [str(file.relative_to(path)) for file in files]
     sizes = np.array([file.stat().st_size for file in files], np.int64)
-    return Source(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes(), None, files)
+    skipped = [
+        (str(file.relative_to(path)), "it is no file, or a link to none") for file in there if not file.is_file()
+    ]
+    empty = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in classes]
+    return Source(
+        *(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes(), None, files),
+        skipped=skipped,
+        empty=[name for name in empty if inside and not name.startswith(".")],
+    )
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of known kinds in a folder, without hidden ones; links are followed."""
+    """Return the files of known kinds in a folder, without hidden ones; links are followed. Some may lead to none."""
     found = list[Path]()
     for folder, folders, names in os.walk(path, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(folder, name))]
         found += [Path(folder, name) for name in names if kind_of(name)]
-    return sorted(file for file in found if file.is_file())
+    return sorted(found)
 
 
 def _is_cycle(folder: Path) -> bool:

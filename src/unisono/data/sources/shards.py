@@ -4,7 +4,8 @@
                      0002.jpg  0002.json    or as "label", "cls" or "class" in JSON
     data.tar         train/cat/1.jpg        or the folder that has it; within a split, the outer one
 
-A split (train, test, ...) is a folder in a tar, a word in the tar's name, or the folder of the tars.
+A split (train, test, ...) is a folder in a tar, a word in the tar's name, or the folder of the tars. Of members with
+the same name, the last counts, as where a tar is unpacked. Links are skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -33,16 +36,30 @@ class _TarEntry(NamedTuple):
     label: str
 
 
+class _TarContent(NamedTuple):
+    samples: list[_TarEntry]
+    skipped: list[tuple[str, str]]
+    """Names of samples that cannot be packed, with the reasons."""
+    empty: list[str]
+    """Names of folders without files."""
+
+
 def find(path: Path) -> dict[str, Source] | None:
     """Return the splits of a tar file, or of all tar files in a folder; None if there is no tar file."""
     tars = _tars(path)
     if not tars:
         return None
     splits: dict[str, list[_TarEntry]] = {}
+    skipped, empty = defaultdict[str, list[tuple[str, str]]](list), list[str]()
     for tar in tars:
-        for member in _members(tar):
-            words = [] if tar == path else [*re.split(r"[-_.]", tar.name), tar.parent.name]
+        words = [] if tar == path else [*re.split(r"[-_.]", tar.name), tar.parent.name]
+        content = _content(tar)
+        for member in content.samples:
             splits.setdefault(_split([*PurePosixPath(member.name).parts[:-1], *words]), []).append(member)
+        for name, reason in content.skipped:
+            split = _split([*PurePosixPath(name).parts[:-1], *words])
+            skipped[split].append((f"{tar.name}/{name}", reason))
+        empty += content.empty
     if not splits:
         raise PackError(f"{path} has no {FILE_KINDS} file")
     if "" in splits and len(splits) > 1:
@@ -50,7 +67,10 @@ def find(path: Path) -> dict[str, Source] | None:
         raise PackError(
             f"{path}: {odd.name} in {odd.tar.name} is in no split, but others are in {', '.join(sorted(splits))}"
         )
-    return {name: _source(members, path) for name, members in splits.items()}
+    found = {name: _source(members, path) for name, members in splits.items()}
+    for name in [name for name in skipped if name not in found]:  # all samples of this split are skipped
+        skipped[next(iter(found))] += skipped.pop(name)
+    return {name: replace(source, skipped=skipped[name], empty=empty) for name, source in found.items()}
 
 
 def _tars(path: Path) -> list[Path]:
@@ -81,18 +101,36 @@ def _source(members: Sequence[_TarEntry], path: Path) -> Source:
     return Source(kind, classes, keys, labels, sizes, read, None, tars)
 
 
-def _members(path: Path) -> list[_TarEntry]:
+def _content(path: Path) -> _TarContent:
     try:
         with tarfile.open(path, "r:") as tar:
-            entries = [entry for entry in tar.getmembers() if entry.isfile()]
-            beside = {str(PurePosixPath(entry.name)): entry for entry in entries}
-            samples = [entry for entry in entries if kind_of(entry.name)]
-            return [
-                _TarEntry(path, entry.name, entry.offset_data, entry.size, _label(tar, entry.name, beside))
-                for entry in samples
-            ]
+            members = tar.getmembers()
+            newest = {str(PurePosixPath(entry.name)): entry for entry in members}
+            beside = {name: entry for name, entry in newest.items() if entry.isfile()}
+            samples, skipped = list[_TarEntry](), list[tuple[str, str]]()
+            for entry in members:
+                if entry.isdir() or not kind_of(entry.name):
+                    continue
+                if reason := _why_skipped(entry, newest):
+                    skipped.append((entry.name, reason))
+                else:
+                    label = _label(tar, entry.name, beside)
+                    samples.append(_TarEntry(path, entry.name, entry.offset_data, entry.size, label))
     except tarfile.ReadError as error:
         raise PackError(f"cannot read {path} as a tar file ({error}); if it is compressed, unpack it first") from error
+    full = {folder for name, entry in newest.items() if not entry.isdir() for folder in PurePosixPath(name).parents}
+    folders = [PurePosixPath(name) for name, entry in newest.items() if entry.isdir()]
+    empty = [one.name for one in folders if one.name and one.name not in SPLITS and one not in full]
+    return _TarContent(samples, skipped, empty)
+
+
+def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) -> str:
+    """Return why a sample cannot be packed; empty where it can. `newest` has the last member of each name."""
+    if newest[str(PurePosixPath(entry.name))] is not entry:
+        return "a later member has the same name"
+    if entry.issym() or entry.islnk():
+        return f"it is a link, to {entry.linkname}"
+    return "" if entry.isfile() and not entry.issparse() else "it is no plain file"
 
 
 def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) -> str:

@@ -40,6 +40,10 @@ class Source:
     """Shape of raw samples: (height, width) or (height, width, channels)."""
     files: Sequence[Path] = ()
     """Files that the samples are read from."""
+    skipped: Sequence[tuple[str, str]] = ()
+    """Samples that are there and cannot be packed, as (key, reason)."""
+    empty: Sequence[str] = ()
+    """Names of folders that would be classes if they had samples."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.text.options import BYTES
-from unisono.errors import PackError, UsageError
+from unisono.errors import PackError, UsageError, install_command
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """Names of the token that ends a text, in `tokenizer.json` files; the first that a file has is taken."""
@@ -65,7 +65,7 @@ class FileTokenizer:
     def __init__(self, path: Path) -> None:
         """Read the file. Raises UsageError without the package, PackError if the file is no tokenizer."""
         if find_spec("tokenizers") is None:
-            raise UsageError(f"--tokenizer {path} needs tokenizers: pip install 'unisono[text]'; or use {BYTES}")
+            raise UsageError(f"--tokenizer {path} needs tokenizers: {install_command('text')}; or use {BYTES}")
         from tokenizers import Tokenizer as Library  # noqa: PLC0415  of the extra `text`
 
         try:

@@ -11,16 +11,23 @@
 The newest complete one is used. The newest three are kept; one that could not be read is never removed or renamed.
 """
 
-from unisono.training.checkpoint.layout import (
-    CHECKPOINTS_KEPT,
-    Checkpoint,
-    DamagedCheckpoint,
-    checkpoint_names,
-    step_of,
-)
-from unisono.training.checkpoint.read import load_first, load_newest, load_step, read_progress, rename_damaged
-from unisono.training.checkpoint.state import check_state
-from unisono.training.checkpoint.write import remove, save, tidy
+from typing import TYPE_CHECKING
+
+from unisono.registry import lazy_attributes
+
+if TYPE_CHECKING:
+    from unisono.training.checkpoint.layout import (
+        CHECKPOINTS_KEPT,
+        Checkpoint,
+        DamagedCheckpoint,
+        checkpoint_names,
+        read_manifest,
+        read_progress,
+        step_of,
+    )
+    from unisono.training.checkpoint.read import load_first, load_newest, load_step, rename_damaged
+    from unisono.training.checkpoint.state import check_state
+    from unisono.training.checkpoint.write import remove, save, tidy
 
 __all__ = [
     "CHECKPOINTS_KEPT",
@@ -31,6 +38,7 @@ __all__ = [
     "load_first",
     "load_newest",
     "load_step",
+    "read_manifest",
     "read_progress",
     "remove",
     "rename_damaged",
@@ -38,3 +46,16 @@ __all__ = [
     "step_of",
     "tidy",
 ]
+
+_IN_LAYOUT = (
+    *("CHECKPOINTS_KEPT", "Checkpoint", "DamagedCheckpoint"),
+    *("checkpoint_names", "read_manifest", "read_progress", "step_of"),
+)
+_HOMES = {
+    **dict.fromkeys(_IN_LAYOUT, "unisono.training.checkpoint.layout"),
+    **dict.fromkeys(("load_first", "load_newest", "load_step", "rename_damaged"), "unisono.training.checkpoint.read"),
+    "check_state": "unisono.training.checkpoint.state",
+    **dict.fromkeys(("remove", "save", "tidy"), "unisono.training.checkpoint.write"),
+}
+
+__getattr__ = lazy_attributes(__name__, _HOMES)  # the command line looks for finished runs without PyTorch

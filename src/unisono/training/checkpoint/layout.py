@@ -1,4 +1,4 @@
-"""Names and files of a checkpoint, and the errors of reading one."""
+"""Names and files of a checkpoint, its manifest, and the errors of reading one. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -76,6 +76,58 @@ def checkpoint_names(folder: Path) -> list[str]:
     return sorted(
         name for name in found if NAME.fullmatch(name.removesuffix(REPLACED_SUFFIX) if name in replaced else name)
     )
+
+
+def read_manifest(path: Path) -> dict[str, Any] | DamagedCheckpoint:
+    """Return the manifest of a checkpoint, whose files are read to their end and compared with it.
+
+    Raises CheckpointError where one cannot be read.
+    """
+    try:
+        present = {entry.name for entry in path.iterdir()}
+        if MANIFEST not in present:
+            return DamagedCheckpoint(path.name, f"it has no {MANIFEST}")
+        body = _manifest((path / MANIFEST).read_bytes())
+        if isinstance(body, str):
+            return DamagedCheckpoint(path.name, body)
+        if body["format"] > FORMAT:
+            raise CheckpointError(
+                f"{path} was written by a newer release (format {body['format']}; this one reads up to {FORMAT}); "
+                "nothing was changed: use that release, or rename the folder to resume from the previous one"
+            )
+        for name, expected in body["files"].items():
+            if name not in present:
+                return DamagedCheckpoint(path.name, f"it has no {name}")
+            if digest(path / name) != expected["sha256"]:
+                return DamagedCheckpoint(path.name, f"{name} does not match its checksum")
+    except OSError as error:
+        raise unreadable(error, path) from error
+    return body
+
+
+def read_progress(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the progress of the checkpoint of that name, without its tensors; None where its manifest is damaged."""
+    try:
+        body = _manifest((folder / name / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(error, folder / name) from error
+    return None if isinstance(body, str) else body.get("progress")
+
+
+def _manifest(content: bytes) -> dict[str, Any] | str:
+    """Return a manifest's entries, or why it is damaged. A manifest of a newer format is returned unchecked."""
+    try:
+        body = json.loads(content)
+    except ValueError as error:
+        return f"{MANIFEST} is not JSON: {error}"
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        return f"{MANIFEST} is no manifest of a checkpoint"
+    expected = body.pop("sha256", None)
+    if body["format"] <= FORMAT and expected != manifest_digest(body):
+        return "its manifest does not match its checksum"
+    return body
 
 
 def unreadable(error: Exception, path: Path) -> CheckpointError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,15 +14,12 @@ from safetensors.torch import load_file
 from unisono.errors import CheckpointError
 from unisono.training.checkpoint.layout import (
     DAMAGED_SUFFIX,
-    FORMAT,
-    MANIFEST,
     TENSORS,
     Checkpoint,
     DamagedCheckpoint,
     checkpoint_name,
     checkpoint_names,
-    digest,
-    manifest_digest,
+    read_manifest,
     unreadable,
 )
 from unisono.training.checkpoint.state import unflatten_state
@@ -64,17 +60,6 @@ def load_step(folder: Path, step: int) -> Checkpoint | None:
     return found if isinstance(found, Checkpoint) else None
 
 
-def read_progress(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the progress of the checkpoint of that name, without its tensors; None where its manifest is damaged."""
-    try:
-        body = _manifest((folder / name / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(error, folder / name) from error
-    return None if isinstance(body, str) else body.get("progress")
-
-
 def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[str]:
     """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
@@ -90,23 +75,10 @@ def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[s
 
 def _load(path: Path) -> Checkpoint | DamagedCheckpoint:
     """Read a checkpoint to its end. Raises CheckpointError where it cannot be read."""
+    body = read_manifest(path)
+    if isinstance(body, DamagedCheckpoint):
+        return body
     try:
-        present = {entry.name for entry in path.iterdir()}
-        if MANIFEST not in present:
-            return DamagedCheckpoint(path.name, f"it has no {MANIFEST}")
-        body = _manifest((path / MANIFEST).read_bytes())
-        if isinstance(body, str):
-            return DamagedCheckpoint(path.name, body)
-        if body["format"] > FORMAT:
-            raise CheckpointError(
-                f"{path} was written by a newer release (format {body['format']}; this one reads up to {FORMAT}); "
-                "nothing was changed: use that release, or rename the folder to resume from the previous one"
-            )
-        for name, expected in body["files"].items():
-            if name not in present:
-                return DamagedCheckpoint(path.name, f"it has no {name}")
-            if digest(path / name) != expected["sha256"]:
-                return DamagedCheckpoint(path.name, f"{name} does not match its checksum")
         tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
     except (OSError, SafetensorError) as error:
         raise unreadable(error, path) from error
@@ -115,20 +87,6 @@ def _load(path: Path) -> Checkpoint | DamagedCheckpoint:
         return Checkpoint(body["step"], weights, _optimizer_of_format_1(optimizer, body["optimizer"]), body["progress"])
     states = unflatten_state(body["weights"], weights), unflatten_state(body["optimizer"], optimizer)
     return Checkpoint(body["step"], *states, body["progress"])
-
-
-def _manifest(content: bytes) -> dict[str, Any] | str:
-    """Return a manifest's entries, or why it is damaged. A manifest of a newer format is returned unchecked."""
-    try:
-        body = json.loads(content)
-    except ValueError as error:
-        return f"{MANIFEST} is not JSON: {error}"
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        return f"{MANIFEST} is no manifest of a checkpoint"
-    expected = body.pop("sha256", None)
-    if body["format"] <= FORMAT and expected != manifest_digest(body):
-        return "its manifest does not match its checksum"
-    return body
 
 
 def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""Choice of a setting by its trials, and how far they can be trusted: pure functions of what was measured.
+
+    trial           steps of the slowest rank, in ms     median    spread (of all but the slowest step)
+    chain           10.0   10.2   10.4   13.0              10.3      4%
+    none             9.0    9.1    9.3    9.9               9.2      3%        differences: 12%
+
+`none` is chosen: all of its steps but the slowest took less time than every step of `chain`. Trials decide nothing
+where other processes take a part of the ranks' cores, or where their spread is larger than both the measured
+differences and those of the predictions. The simplest setting is kept then: equal buckets, the overlap of the first
+steps.
+
+**Interval.** Where trials are as predicted, the predicted step is right within the largest error of 24 predictions from
+measured costs (`benchmarks/overlaps`). The next error of such a series is at most the largest of 24 before with
+probability 24/25, if all 25 come in any order alike: its nominal share. Else the interval reaches from the 10th to the
+90th percentile of the trials' steps, relative to their predictions. Others may also leave, or become twice as many:
+with half of the cores taken, a step takes half as long, or 1.5 times as long (with k busy processes beside each rank
+they take k / (k + 1); the rank's share falls from 1 / (k + 1) to 1 / (2k + 1)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from unisono.plan.choose import END_RATIOS, Candidate
+from unisono.processor import ALONE, ProcessorUse, describe
+
+TRIAL_RATIO = 1.15
+"""Ratio to the best prediction up to which a setting is worth a trial."""
+
+LARGEST_ERROR = 0.075
+"""Largest error of a step in `benchmarks/overlaps` that was predicted from measured costs, relative to the measured
+one."""
+
+NOMINAL_SHARE = 24 / 25
+"""Share of steps, 0 to 1, within an interval that reaches to the largest of 24 errors."""
+
+WIDER_SHARE = 0.8
+"""Share of steps within an interval from the 10th to the 90th percentile of trials."""
+
+
+class Trial(NamedTuple):
+    """Setting that was tried, and the seconds of its steps on the slowest rank."""
+
+    candidate: Candidate
+    steps: Sequence[float]
+
+    @property
+    def seconds(self) -> float:
+        """Median of the steps."""
+        return median(self.steps)
+
+    @property
+    def spread(self) -> float:
+        """Difference of the slowest step but one, an outlier, and the fastest, relative to the fastest."""
+        return sorted(self.steps)[-2] / min(self.steps) - 1
+
+    @property
+    def ratios(self) -> list[float]:
+        """Steps relative to their prediction."""
+        return [one / self.candidate.prediction.step for one in self.steps]
+
+
+class TrialChoice(NamedTuple):
+    """Chosen setting, and what its prediction is worth."""
+
+    candidate: Candidate
+    doubt: str = ""
+    """Reason for which trials decided nothing; empty where they decided."""
+    use: ProcessorUse = ALONE
+    """Use of the ranks' cores by others during the search."""
+    ratios: Sequence[float] = ()
+    """Steps of trials relative to their predictions: all where there is a doubt, else those of the chosen setting."""
+
+    def interval(self, least: float) -> tuple[float, float, float]:
+        """Return both ends of the interval of the predicted step, in seconds, and its nominal share; `least` is what a
+        step takes whose exchange takes no time."""
+        step = max(least, self.candidate.prediction.step)
+        low, high = 1 - LARGEST_ERROR, 1 + LARGEST_ERROR
+        if not self.ratios or (not self.doubt and low <= median(self.ratios) <= high):
+            return max(least, step * low), step * high, NOMINAL_SHARE
+        first, *_, last = quantiles(self.ratios, n=10, method="inclusive")
+        taken = self.use.taken
+        return step * min(low, first) * (1 - taken), step * max(high, last) * (1 + taken), WIDER_SHARE
+
+
+def choose(trials: Sequence[Trial], overlap: str, use: ProcessorUse) -> tuple[Trial, TrialChoice]:
+    """Return the trial of the chosen setting, and the choice. The setting that was predicted to be best is tried first;
+    `overlap` is that of the first steps."""
+    doubt = doubt_about(trials, use)
+    chosen = simplest(trials, overlap) if doubt else reduce(_better, trials)
+    ratios = [ratio for one in trials for ratio in one.ratios] if doubt else chosen.ratios
+    return chosen, TrialChoice(chosen.candidate, doubt, use, ratios)
+
+
+def doubt_about(trials: Sequence[Trial], use: ProcessorUse) -> str:
+    """Return the reason for which trials decide nothing; empty where they can decide."""
+    if use.shared:
+        return describe(use)
+    spread, seconds = median(one.spread for one in trials), [one.seconds for one in trials]
+    differences = max(seconds) / min(seconds) - 1
+    if spread > max(differences, TRIAL_RATIO - 1):
+        return f"the steps of one setting differ by {spread:.0%}, the settings by {differences:.0%}"
+    return ""
+
+
+def simplest(trials: Sequence[Trial], overlap: str) -> Trial:
+    """Return the first trial of equal buckets with this overlap; the first of all where there is none."""
+    for one in trials:
+        if (one.candidate.setting.overlap, one.candidate.setting.end_ratio) == (overlap, END_RATIOS[0]):
+            return one
+    return trials[0]
+
+
+def _better(one: Trial, other: Trial) -> Trial:
+    """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest.
+
+    Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14.
+    """
+    return other if sorted(other.steps)[-2] < min(one.steps) else one

@@ -1,0 +1,184 @@
+"""Use of the ranks' cores by other processes, from counters of the system at two times.
+
+    core 0   rank 0 ████████   other processes ██████   idle ██        busy in all, and stolen: /proc/stat
+             CPU time of rank 0: getrusage                             the rest of the busy time is that of others
+
+Worked example: 2 ranks of a node share 2 cores for 1 s. The cores were busy for 2 s in all, the ranks for 0.6 s each:
+others took 0.8 of 2 s, 40% of each rank's cores. A machine with idle cores is not shared in this sense: others count
+only as far as threads of the rank waited for a core (`schedstat`).
+
+Where a system has no such files, nothing is known of others, and none are reported.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.launch import available_cores
+
+SHARED = 0.1
+"""Share of a rank's cores from which they count as shared with other processes."""
+
+MORE_SWITCHES = 2
+"""Ratio of involuntary context switches from which they count as more."""
+
+TICK = 0.01
+"""Seconds of a core that may be counted too late: the system counts in such ticks."""
+
+
+class Counters(NamedTuple):
+    """Counters of a rank at one time, in seconds."""
+
+    wall: float
+    cpu: float
+    """CPU time of all threads."""
+    delayed: float | None
+    """Time in which threads could have run and had no core; None where the system does not tell."""
+    switches: int
+    """Involuntary context switches."""
+    cores: dict[int, tuple[float, float]]
+    """Busy time of each core that the rank may use, and time that the hypervisor stole from it."""
+
+
+class RankUse(NamedTuple):
+    """Use of the cores of one rank between two times, in seconds."""
+
+    machine: str
+    """Identity of the running kernel: ranks with the same one share cores."""
+    cores: tuple[int, ...]
+    wall: float
+    cpu: float
+    delayed: float
+    switches: int
+    busy: float
+    """Busy time of all its cores, by whatever process."""
+    stolen: float
+
+
+@dataclass(frozen=True)
+class ProcessorUse:
+    """Use of the ranks' cores by others: that of the rank to which they left least."""
+
+    others: float = 0.0
+    """Share, 0 to 1, that other processes took."""
+    stolen: float = 0.0
+    """Share that the hypervisor took."""
+    switches: float = 0.0
+    """Involuntary context switches in a second, also those between threads of the rank."""
+
+    @property
+    def taken(self) -> float:
+        """Share that was not the rank's own."""
+        return self.others + self.stolen
+
+    @property
+    def shared(self) -> bool:
+        """True where others took so much that steps are longer."""
+        return self.taken >= SHARED
+
+
+ALONE = ProcessorUse()
+"""Use where others took nothing, and where nothing is known of them."""
+
+
+def read_counters() -> Counters:
+    """Return the counters of this process now."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Counters(time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
+
+
+def use_since(before: Counters) -> RankUse:
+    """Return the use of this rank's cores since `before` was read."""
+    return use_between(before, read_counters(), _machine())
+
+
+def use_between(before: Counters, after: Counters, machine: str) -> RankUse:
+    """Return the use of a rank's cores between two readings."""
+    cores = tuple(sorted(after.cores.keys() & before.cores.keys()))
+    busy, stolen = (sum(after.cores[core][kind] - before.cores[core][kind] for core in cores) for kind in (0, 1))
+    known = before.delayed is not None and after.delayed is not None
+    delayed = after.delayed - before.delayed if known else inf  # type: ignore[operator]  # both are numbers then
+    wall, cpu, switches = after.wall - before.wall, after.cpu - before.cpu, after.switches - before.switches
+    return RankUse(machine, cores, wall, cpu, delayed, switches, busy, stolen)
+
+
+def processor_use(ranks: Sequence[RankUse]) -> ProcessorUse:
+    """Return the use of the ranks' cores by others, from that of every rank."""
+    uses = [_use_of(rank, ranks) for rank in ranks]
+    return max(uses, key=lambda one: (one.taken, one.switches), default=ALONE)
+
+
+def compare_use(first: ProcessorUse | None, later: ProcessorUse) -> str:
+    """Return what others took of the ranks' cores, later and in the first steps (None: not known); empty where that was
+    little.
+
+    >>> compare_use(ProcessorUse(), ProcessorUse(others=0.5))
+    "other processes took 50% of the ranks' cores; in the first steps 0%"
+    """
+    if first is None:
+        return describe(later) if later.shared else ""
+    if first.shared or later.shared:
+        return f"{describe(later)}; in the first steps {first.taken:.0%}"
+    if later.switches > MORE_SWITCHES * first.switches > 0:
+        return f"ranks lost their cores {later.switches:,.0f} times a second, {first.switches:,.0f} in the first steps"
+    return ""
+
+
+def describe(use: ProcessorUse) -> str:
+    """Return what others took, as words.
+
+    >>> describe(ProcessorUse(others=0.3, stolen=0.2))
+    "other processes took 30% of the ranks' cores, the hypervisor 20%"
+    """
+    hypervisor = f", the hypervisor {use.stolen:.0%}" if use.stolen >= 0.01 else ""
+    return f"other processes took {use.others:.0%} of the ranks' cores{hypervisor}"
+
+
+def _use_of(rank: RankUse, ranks: Sequence[RankUse]) -> ProcessorUse:
+    """Return the use of one rank's cores by processes other than the ranks."""
+    if not rank.cores or rank.wall <= 0:
+        return ALONE
+    mine = set(rank.cores)
+    users = [one for one in ranks if one.machine == rank.machine and one.cores]
+    own = sum(one.cpu * len(mine.intersection(one.cores)) / len(one.cores) for one in users)
+    possible = rank.wall * len(mine)
+    others = max(0.0, rank.busy - own - TICK * len(mine)) / possible
+    others = min(others, max(0.0, rank.delayed / rank.wall))
+    return ProcessorUse(others, min(1.0 - others, rank.stolen / possible), rank.switches / rank.wall)
+
+
+def _cores() -> dict[int, tuple[float, float]]:
+    """Return the busy and the stolen seconds of each core that this process may use."""
+    found = dict[int, tuple[float, float]]()
+    with suppress(OSError):
+        cores, tick = available_cores(), os.sysconf("SC_CLK_TCK")
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *times = line.split()
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+                user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, times)
+                found[int(name[3:])] = (user + nice + system + interrupts + soft) / tick, stolen / tick
+    return found
+
+
+def _delayed() -> float | None:
+    """Return the seconds in which threads of this process could have run and had no core."""
+    nanoseconds = []
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            nanoseconds.append(int(thread.read_text().split()[1]))
+    return 1e-9 * sum(nanoseconds) if nanoseconds else None
+
+
+def _machine() -> str:
+    """Return the identity of the running kernel; empty where the system has none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

@@ -1,0 +1,74 @@
+"""What a command shows before its ranks have imported anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unisono.cli.start_sign import ERASE, StartSign
+from unisono.launch import launch_environment
+
+LAUNCHED = """
+import sys
+from unisono.cli import main, train
+
+def launch(ranks, arguments, *more):
+    print(ranks, arguments, [name for name in ("torch", "mpi4py") if name in sys.modules])
+    return 0
+
+sys.modules["unisono.cli.train"].launch = launch
+sys.argv = ["unisono", "train", "digits", *sys.argv[1:]]
+main()
+"""
+
+
+def launched(*arguments: str, **environment: str) -> list[str]:
+    command = [sys.executable, "-c", LAUNCHED, *arguments]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_first_line_comes_before_pytorch_and_mpi_are_imported() -> None:
+    assert launched("--ranks", "3", "--verbose") == [
+        "digits: training on 3 ranks of this machine",
+        "3 ['train', 'digits', '--verbose'] []",
+    ]
+
+
+def test_sigterm_before_the_first_step_is_answered_by_a_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "train", "digits", "--ranks=1", "--run=mine"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = launch_environment(os.environ, terminal=False)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "digits: training on 1 rank of this machine\n"
+        process.terminate()
+        _, said = process.communicate()
+    assert said == "unisono: SIGTERM before the first step or after the last: nothing is saved\n"
+    assert process.returncode == -signal.SIGTERM
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_sign_counts_the_seconds_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [5.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with StartSign(2) as sign:
+        for now[0] in (5.0, 5.5, 7.0):
+            sign.show()
+        sign.clear()
+        sign.show()
+    assert capsys.readouterr().out == f"starting 2 ranks: 0 s\rstarting 2 ranks: 2 s\r{ERASE}"
+
+
+def test_a_pipe_gets_no_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    with StartSign(2) as sign:
+        sign.show()
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,105 @@
+"""Use of cores by others, from counters that are made up, and those of this process."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from unisono.processor import (
+    ALONE,
+    Counters,
+    ProcessorUse,
+    RankUse,
+    compare_use,
+    describe,
+    processor_use,
+    read_counters,
+    use_between,
+    use_since,
+)
+
+
+def rank(
+    *cores: int, cpu: float, busy: float, stolen: float = 0.0, machine: str = "a", delayed: float = inf
+) -> RankUse:
+    """Return the use of cores over 10 s."""
+    return RankUse(machine, cores, 10.0, cpu, delayed, 100, busy, stolen)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "others", "stolen"),
+    [
+        ([rank(0, cpu=9.9, busy=9.9), rank(1, cpu=9.9, busy=9.9)], 0.0, 0.0),
+        ([rank(0, cpu=5.0, busy=10.0), rank(1, cpu=9.9, busy=9.9)], 0.5, 0.0),
+        ([rank(0, 1, cpu=6.0, busy=20.0), rank(0, 1, cpu=6.0, busy=20.0)], 0.4, 0.0),
+        ([rank(0, 1, cpu=6.0, busy=20.0, machine=name) for name in ("a", "b")], 0.7, 0.0),
+        ([rank(0, cpu=7.0, busy=7.0, stolen=3.0)], 0.0, 0.3),
+        ([rank(0, cpu=7.0, busy=6.0)], 0.0, 0.0),
+        ([rank(0, 1, 2, 3, cpu=10.0, busy=30.0, delayed=0.1)], 0.01, 0.0),
+        ([rank(cpu=5.0, busy=0.0)], 0.0, 0.0),
+        ([], 0.0, 0.0),
+    ],
+    ids=[
+        "alone",
+        "one core",
+        "shared cores",
+        "two nodes",
+        "stolen",
+        "rounded",
+        "idle cores are left",
+        "unknown",
+        "none",
+    ],
+)
+def test_what_others_took_of_the_rank_with_the_least(ranks: list[RankUse], others: float, stolen: float) -> None:
+    found = processor_use(ranks)
+    assert (found.others, found.stolen) == (pytest.approx(others, abs=0.002), pytest.approx(stolen))
+    assert found.taken == pytest.approx(others + stolen, abs=0.002)
+
+
+def test_a_tick_of_a_core_does_not_count() -> None:
+    short = RankUse("a", (0,), 0.1, 0.09, inf, 0, 0.1, 0.0)
+    assert processor_use([short]).others == pytest.approx(0.0)
+
+
+def test_the_difference_of_two_readings() -> None:
+    before = Counters(1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
+    after = Counters(3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
+    found = use_between(before, after, "a")
+    assert found == RankUse("a", (1,), 2.0, 1.0, 0.5, 20, 2.0, 0.5), "of the core that the rank was bound to meanwhile"
+    assert use_between(before._replace(delayed=None), after, "a").delayed == inf
+
+
+def test_a_reading_of_this_process() -> None:
+    before = read_counters()
+    assert sum(range(100_000)) > 0
+    found = use_since(before)
+    assert found.wall > 0
+    assert found.cpu >= 0
+    assert found.busy >= 0
+    assert found.delayed >= 0
+    assert 0 <= processor_use([found]).taken <= 1
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "words"),
+    [
+        (ALONE, ALONE, ""),
+        (None, ProcessorUse(others=0.05), ""),
+        (None, ProcessorUse(others=0.5), "other processes took 50% of the ranks' cores"),
+        (ProcessorUse(others=0.5), ALONE, "other processes took 0% of the ranks' cores; in the first steps 50%"),
+        (ProcessorUse(switches=100), ProcessorUse(switches=150), ""),
+        (
+            ProcessorUse(switches=100),
+            ProcessorUse(switches=1500),
+            "ranks lost their cores 1,500 times a second, 100 in the first steps",
+        ),
+    ],
+)
+def test_what_changed_since_the_first_steps(first: ProcessorUse | None, later: ProcessorUse, words: str) -> None:
+    assert compare_use(first, later) == words
+
+
+def test_words() -> None:
+    assert describe(ProcessorUse(0.25, 0.125)) == "other processes took 25% of the ranks' cores, the hypervisor 12%"
