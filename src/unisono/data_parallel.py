@@ -70,6 +70,11 @@ def parallel(
         raise UsageError(
             f"{type(chosen).__name__} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)"
         )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"the optimizer is a {type(optimizer).__name__}, which is no torch.optim.Optimizer, so its steps cannot be "
+            "followed: pass the optimizer that it calls"
+        )
     if chosen.differs and optimizer is not None:
         check_parameters(model, optimizer, chosen)
     if chosen.alternatives:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from unisono.reducer.control import (
     check_request,
     check_samples,
     decode,
+    difference_of,
     encode,
     warning_of,
 )
@@ -70,14 +73,22 @@ def test_samples_given_on_some_ranks_only() -> None:
 
 
 def test_weights_that_some_ranks_have_changed() -> None:
-    changed, unchanged = ControlMessage(changed=True), ControlMessage(changed=False)
-    error = agree([changed, unchanged, changed, ControlMessage(absent=True), ControlMessage(8.0)]).error()
+    twice, once, never = ControlMessage(changes=2), ControlMessage(changes=1), ControlMessage(changes=0)
+    for other in (twice, never):
+        assert agree([once, other, once, ControlMessage(absent=True), ControlMessage(8.0)]).changes_differ
+    for alike in ([once] * 3, [never] * 3, [once, ControlMessage(absent=True)], [ControlMessage()] * 2):
+        assert not agree(alike).changes_differ
+    error = replace(agree([once, never]), difference="weights differ").error()
     assert isinstance(error, UsageError)
-    assert str(error).startswith(
-        "since the last backward pass the optimizer has changed the weights on 2 ranks, but not on rank 1, so"
+    assert str(error) == "weights differ"
+
+
+def test_ranks_that_have_compared_their_weights() -> None:
+    assert difference_of([1, 0, 1, None], [5, 7, 5, 0]).startswith(
+        "since the last backward pass the optimizer has changed the weights on ranks 0 and 2, but not on rank 1, so"
     )
-    for alike in ([changed] * 3, [unchanged] * 3, [changed, ControlMessage(absent=True)]):
-        assert agree(alike).error() is None
+    assert "there were 2 changes in place on rank 1, 4 on rank 2: make" in difference_of([None, 2, 4], [0, 5, 7])
+    assert difference_of([3, 0, None], [5, 5, 0]) == ""  # a rank has restored what it had changed
 
 
 @pytest.mark.parametrize(

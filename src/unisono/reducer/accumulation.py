@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from unisono.errors import UsageError
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.scattered_gradient import ScatteredGradient
 
@@ -25,7 +26,7 @@ class Accumulation:
         self._memory, self._summands = memory, summands
         self._summed: set[int] = set()  # parameters whose `.grad` is the sum of the last pass
         self._shares: set[int] = set()  # those where it is this rank's share of that sum
-        self._version = self._weights_version()
+        self._version = self._version_of_pass = self._weights_version()
         self.averages = True
         """True where the next backward pass averages the gradients."""
         self.accumulated = False
@@ -45,6 +46,18 @@ class Accumulation:
         """True where gradients of this rank alone have been, or are being, accumulated."""
         return self.accumulated or not self.averages
 
+    def begin_pass(self) -> None:
+        """Record the weights from which the gradients of a pass are made."""
+        self._version_of_pass = self._weights_version()
+
+    def check_pass(self) -> None:
+        """Raise UsageError where weights have changed since the pass began."""
+        if self._weights_version() != self._version_of_pass:
+            raise UsageError(
+                "weights have changed while the backward pass ran, from gradients of this rank alone: call "
+                "optimizer.step() when backward() has ended, and not in a hook of a parameter"
+            )
+
     def end_average(self) -> None:
         """Record that the gradients of all ranks have been set, for these weights."""
         self._version = self._weights_version()
@@ -52,9 +65,14 @@ class Accumulation:
             self._summed = set(range(len(self._memory.parameters)))
             self._shares.clear()
 
-    def weights_changed(self) -> bool:
-        """Return True where weights have changed in place since the last average, as an optimizer changes them."""
-        return self._weights_version() != self._version
+    def changes(self) -> int:
+        """Return how often weights have changed in place since the last average, as an optimizer changes them."""
+        return self._weights_version() - self._version
+
+    def forget_replaced(self) -> None:
+        """Forget the sum of the last pass where the program has put a gradient of its own in its place."""
+        views, parameters = self._memory.views, self._memory.parameters
+        self._summed = {one for one in self._summed if _is_view(parameters[one].grad, views[one])}
 
     def take_share(self, number: int, contributes: bool) -> bool:
         """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass
@@ -66,7 +84,7 @@ class Accumulation:
         gradient = self._memory.parameters[number].grad
         if number in self._summed:
             self._summed.remove(number)
-            if gradient is not None and (contributes or not self.weights_changed()):
+            if gradient is not None and (contributes or not self.changes()):
                 with torch.no_grad():
                     gradient.div_(self._summands)
                 self._shares.add(number)
@@ -83,7 +101,12 @@ class Accumulation:
             and (
                 self.accumulated
                 or parameter.grad.is_sparse
-                or (parameter.grad.data_ptr() != view.data_ptr() and bool(parameter.grad.any()))
+                or (not _is_view(parameter.grad, view) and bool(parameter.grad.any()))
             )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )
+
+
+def _is_view(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
+    """Return True where a gradient is the one that an average has set."""
+    return gradient is not None and not gradient.is_sparse and gradient.data_ptr() == view.data_ptr()

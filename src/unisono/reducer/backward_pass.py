@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
@@ -11,7 +12,8 @@ import torch
 from unisono.errors import UsageError
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import ControlMessage, ControlResult, decode, encode
+from unisono.reducer.control import ControlMessage, ControlResult, decode, difference_of, encode
+from unisono.reducer.model_comparison import digest
 from unisono.step.layout import Layout
 from unisono.step.operations import PACK, PACK_SUM, UPDATE_LOCAL
 from unisono.step.program import Task
@@ -113,10 +115,23 @@ class BackwardPass:
         total = torch.tensor(encode(self.control_message, world.rank, world.size), dtype=torch.float64)
         world.allreduce(total)
         control_result = decode(total.tolist())
+        if control_result.changes_differ:
+            control_result = replace(control_result, difference=self._compare_weights(world))
         self.weight = control_result.weight_of(self.control_message)
         if control_result.error() is not None:
             self.discard()
         self.control_result = control_result
+
+    def _compare_weights(self, world: World) -> str:
+        """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
+        whole = [one for number, one in enumerate(self.memory.parameters) if self.memory.parts_of(number) == 1]
+        table = torch.zeros(world.size, 3, dtype=torch.float64)
+        changes = self.control_message.changes
+        if changes is not None:
+            table[world.rank] = torch.tensor([1.0, changes, digest(whole)], dtype=torch.float64)
+        world.allreduce(table)
+        counts = [int(count) if compared else None for compared, count, _ in table.tolist()]
+        return difference_of(counts, [int(number) for number in table[:, 2].tolist()])
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are

@@ -6,7 +6,7 @@
 
 Every rank decodes the same sum, so all find the same weights, the same error and the same requests. Each rank is named
 by one bit, so names add up without a carry. First dimensions x differ where n * sum(x * x) is not sum(x) ** 2 (Cauchy
-and Schwarz), so a sum shows it.
+and Schwarz), so a sum shows it. So do numbers of changes of the weights: where they differ, ranks compare the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.errors import UsageError
 REQUEST_KINDS = ("save", "stop", "join")
 """Kinds of requests that a rank can make of all ranks."""
 
-FIXED_FIELDS = 9 + 2 * len(REQUEST_KINDS)
+FIXED_FIELDS = 8 + 2 * len(REQUEST_KINDS)
 """Number of fields before the bits of ranks."""
 
 RANKS_PER_NUMBER = 48
@@ -40,8 +40,8 @@ class ControlMessage:
     first_dimension: int | None = None
     """First dimension of its last input, where one was seen. Used for a warning only."""
     requests: frozenset[str] = frozenset()
-    changed: bool | None = None
-    """True where its weights have changed since the last pass; None where they are not compared."""
+    changes: int | None = None
+    """Number of times that its weights have changed in place since the last pass; None where they are not compared."""
 
     @property
     def samples_given(self) -> bool:
@@ -70,10 +70,10 @@ class ControlResult:
     """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of ranks that made each of these requests."""
-    changed: str = ""
-    """Ranks whose weights have changed since the last pass, in words; empty where there are none."""
-    unchanged: str = ""
-    """Ranks whose weights have not."""
+    changes_differ: bool = False
+    """True where weights have changed more often on some ranks than on others."""
+    difference: str = ""
+    """Error of all ranks where they have compared their weights, which differ; else empty."""
 
     def weight_of(self, message: ControlMessage) -> float:
         """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where no rank gave
@@ -85,14 +85,10 @@ class ControlResult:
         return message.samples / self.samples
 
     def error(self) -> UsageError | None:
-        """Return the error of all ranks where only some have changed their weights, or given their samples; else
+        """Return the error of all ranks where their weights differ, or only some have given their samples; else
         None."""
-        if self.changed and self.unchanged:
-            return UsageError(
-                f"since the last backward pass the optimizer has changed the weights on {self.changed}, but not on "
-                f"{self.unchanged}, so ranks differ: call optimizer.step() on all ranks after the same backward "
-                "passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of backward()"
-            )
+        if self.difference:
+            return UsageError(self.difference)
         if not self.samples_given or not self.without_samples:
             return None
         one = len(self.without_samples) == 1
@@ -124,7 +120,7 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
     first_dimension = (
         float(message.first_dimension) if without_samples and message.first_dimension is not None else None
     )
-    changes = [float(message.changed is True), float(message.changed is False)]
+    changes = float(message.changes or 0)
     return [
         message.samples or 0.0,
         float(message.samples_given),
@@ -133,8 +129,9 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
         (first_dimension or 0.0) ** 2,
         *(float(kind in message.requests) for kind in REQUEST_KINDS),
         *(float(kind in message.requests) * rank for kind in REQUEST_KINDS),
-        *changes,
-        *(change * rank for change in changes),
+        float(message.changes is not None),
+        changes,
+        changes**2,
         *rank_bit(rank if without_samples else None, size),
     ]
 
@@ -143,14 +140,14 @@ def decode(sums: Sequence[float]) -> ControlResult:
     """Return the words of all ranks, decoded from the sums of their numbers."""
     samples, samples_given, known, total, squares = sums[:5]
     uneven = known * squares < MAX_EXACT_INTEGER and known * squares != total * total
+    compared, changes, squared_changes = sums[FIXED_FIELDS - 3 : FIXED_FIELDS]
     counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : 5 + 2 * len(REQUEST_KINDS)]
-    changed, unchanged, *named = sums[5 + 2 * len(REQUEST_KINDS) : FIXED_FIELDS]
     asked = zip(REQUEST_KINDS, counts, ranks, strict=True)
     requests = {kind: requested_by(count, total_rank) for kind, count, total_rank in asked if count}
     by_kind = {kind: int(count) for kind, count in zip(REQUEST_KINDS, counts, strict=True) if count}
-    changes = [requested_by(*one) if one[0] else "" for one in zip((changed, unchanged), named, strict=True)]
+    differ = compared * squared_changes != changes * changes
     without_samples = ranks_of(sums[FIXED_FIELDS:])
-    return ControlResult(samples, int(samples_given), without_samples, uneven, requests, by_kind, *changes)
+    return ControlResult(samples, int(samples_given), without_samples, uneven, requests, by_kind, differ)
 
 
 def rank_bit(rank: int | None, size: int) -> list[float]:
@@ -169,6 +166,29 @@ def ranks_of(sums: Sequence[float]) -> tuple[int, ...]:
         if bits
         for bit in range(RANKS_PER_NUMBER)
         if bits >> bit & 1
+    )
+
+
+def difference_of(changes: Sequence[int | None], digests: Sequence[int]) -> str:
+    """Return the error of ranks whose weights differ, from each one's number of changes and digest of the weights;
+    empty where they are equal: a rank that has changed its weights has restored them, or has sent them to the
+    others."""
+    compared = [rank for rank, count in enumerate(changes) if count is not None]
+    if len({digests[rank] for rank in compared}) < 2:
+        return ""
+    unchanged = [rank for rank in compared if not changes[rank]]
+    if unchanged:
+        changed = [rank for rank in compared if changes[rank]]
+        return (
+            f"since the last backward pass the optimizer has changed the weights on {names_of(changed)}, but not on "
+            f"{names_of(unchanged)}, so ranks differ: call optimizer.step() on all ranks after the same backward "
+            "passes, or on none; a rank without a batch calls unisono.synchronize(model) in place of backward()"
+        )
+    first, other = compared[0], next(rank for rank in compared if changes[rank] != changes[compared[0]])
+    return (
+        f"the weights of ranks differ: since the last backward pass there were {changes[first]} changes in place on "
+        f"rank {first}, {changes[other]} on rank {other}: make the same steps on all ranks; what one rank has loaded "
+        "or changed alone, send to the others by world.broadcast(parameter.data)"
     )
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 MarkReady = Callable[[int, bool], None]
@@ -24,6 +25,12 @@ class GradientHook:
         if (mark_ready := self._mark_ready()) is not None:
             last = next(reversed(parameter._post_accumulate_grad_hooks.values()))
             mark_ready(self._number, last is self)
+
+
+def accumulators_of(parameters: Sequence[torch.Tensor]) -> list[Node]:
+    """Return the nodes that add to `.grad`. Their hooks run in `backward()` alone; those of a tensor run in
+    `torch.autograd.grad`, too. Autograd forgets a node that nobody holds, with its hooks."""
+    return [get_gradient_edge(parameter).node for parameter in parameters]
 
 
 def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) -> list[RemovableHandle]:

@@ -36,7 +36,7 @@ from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.gradient_hooks import register_hooks
+from unisono.reducer.gradient_hooks import accumulators_of, register_hooks
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.model_weights import ModelWeights
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
@@ -107,10 +107,9 @@ class Reducer:
         )
         self.weights = ModelWeights(model, self.memory, self.buffers, self._collectives, self.choice, self.pending)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
-        if rule.sums_gradients:
-            before = weakly(self.before_adding)
-            for number, parameter in enumerate(self.parameters):
-                self._hooks.append(parameter.register_hook(partial(before, number)))  # type: ignore[no-untyped-call]
+        self._accumulators = accumulators_of(self.parameters) if rule.sums_gradients else []
+        for number, accumulator in enumerate(self._accumulators):
+            self._hooks.append(accumulator.register_prehook(partial(weakly(self.before_adding), number)))
         self._runner.readings = take(model, self.parameters, world.size, weakly(self._runner.on_reading_ended))
         attach(model, self)
 
@@ -156,6 +155,7 @@ class Reducer:
 
         It contributes what it has accumulated since the last average. Without that and without samples its weight is 0.
         """
+        self.accumulation.forget_replaced()
         begun = self._begin(absent=self.control.samples is None and not self.accumulation.has_gradients())
         try:
             self.finalize()
@@ -180,6 +180,7 @@ class Reducer:
             handle.remove()
         self.optimizer.release()
         self._hooks.clear()
+        self._accumulators.clear()
         model = self._model()
         if model is not None:
             restore(model, self._runner.readings)
@@ -203,10 +204,10 @@ class Reducer:
                 self._applied_by = AppliedBy(self.optimizer.sharded.begin(), Updates.PARTS)
         self._prepared = True
 
-    def before_adding(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
+    def before_adding(self, number: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Make room for a gradient beside the sum of an earlier pass. Without samples it counts as zero there."""
         share_alone = self.accumulation.take_share(number, contributes=self.control.samples != 0)
-        return torch.zeros_like(gradient) if share_alone else None
+        return tuple(map(torch.zeros_like, gradients)) if share_alone else None
 
     def mark_ready(self, number: int, last: bool) -> None:
         """Add a parameter's complete gradient; it is not the `last` hook where some of the program's own follow. Raises
@@ -237,6 +238,7 @@ class Reducer:
         if not self._applied_by.deferred:
             self.pending.wait()
             self.optimizer.hide_gradients(begun)
+            self.accumulation.check_pass()
             self.accumulation.end_average()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -267,9 +269,9 @@ class Reducer:
         if not self._prepared:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
+        self.accumulation.begin_pass()
         compares = not (absent or self._applied_by.deferred or self.rule.differs or self.rule.sharded)
-        changed = self.accumulation.weights_changed() if compares else None
-        message = self.control.next_message(absent, changed)
+        message = self.control.next_message(absent, self.accumulation.changes() if compares else None)
         layout, program = self.programs.next(self._applied_by.updates, self._applied_by.deferred, self.clip)
         if self.rule.sharded and self.optimizer.sharded is None:
             raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.optimizer.shard(optimizer)")
@@ -281,8 +283,11 @@ class Reducer:
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed."""
+        awaits_step = self.rule.differs and begun is not None and begun.layout.updates is Updates.OUTSIDE
         if self._runner.discard(begun):
             self.control.discard()
+            if awaits_step:  # a period counts steps, and none was made
+                self.programs.take_back()
         if begun is not None:
             self.control.renew(begun.control_message)
 

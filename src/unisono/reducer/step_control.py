@@ -66,11 +66,11 @@ class StepControl:
         result = None if self._last is None else self._last.control_result
         return result is not None and result.counts.get(kind) == self._ranks
 
-    def next_message(self, absent: bool, changed: bool | None = None) -> ControlMessage:
+    def next_message(self, absent: bool, changes: int | None = None) -> ControlMessage:
         """Return the message of a pass that begins. Requests that the last pass has not sent are in it again."""
         if self._last is not None and self._last.control_result is None:  # its step had no control message
             self._requests |= self._last.control_message.requests
-        message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests), changed)
+        message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests), changes)
         self._requests -= message.requests
         return message
 

@@ -53,9 +53,10 @@ class Structure:
             return None
         names, parameters = trainable(model)
         for name, parameter in zip(names, parameters, strict=True):
-            if id(parameter) not in self._known:
+            if id(parameter) not in self._known and isinstance(parameter, torch.nn.Parameter):
                 return name
-        self._remember(model)
+        if all(isinstance(one, torch.nn.Parameter) for one in parameters):  # else `functional_call` lends others
+            self._remember(model)
         return None
 
     def differs(self, model: torch.nn.Module) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -96,6 +96,14 @@ class Run:
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext() if self._world is None else unisono.no_sync(model)
+
+    def mean(self, loss: Tensor) -> Tensor:
+        """Return the loss of all ranks' samples, where their weights are the same."""
+        if self._world is None or self.rule.differs:
+            return loss
+        total = loss.detach().clone().reshape(1)
+        self._world.allreduce(total)
+        return total if self.summed else total / self.ranks
 
     def synchronize(self, model: nn.Module) -> None:
         if self._world is not None:
@@ -278,6 +286,30 @@ def gradients_by_autograd_grad(run: Run) -> Iterator[Sequence[nn.Module]]:
         yield [model]
 
 
+def gradients_of_a_copy(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`.grad` set to those of a copy of the model, then `unisono.synchronize`."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        other = copy.deepcopy(model)
+        run.loss(step, square(other)).backward()
+        for parameter, trained in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.grad = trained.grad
+        run.synchronize(model)
+        optimizer.step()
+        yield [model]
+
+
+def gradients_between(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`torch.autograd.grad` of a second loss between `backward()` and the step, as GradNorm does."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        torch.autograd.grad(run.loss(step, sine(model)), list(model.parameters()))
+        optimizer.step()
+        yield [model]
+
+
 def gradients_clipped(run: Run) -> Iterator[Sequence[nn.Module]]:
     """`clip_grad_norm_` before the step."""
     model, optimizer = run.setup()
@@ -316,6 +348,90 @@ def gradient_penalty(run: Run) -> Iterator[Sequence[nn.Module]]:
         run.loss(step, penalized).backward()
         optimizer.step()
         yield [model]
+
+
+def weights_of_a_function(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`torch.func.functional_call` with weights after an inner step, as MAML does."""
+    model, optimizer = run.setup()
+
+    def loss(inputs: Tensor) -> Tensor:
+        weights = dict(model.named_parameters())
+        gradients = torch.autograd.grad(square(model)(inputs), list(weights.values()), create_graph=True)
+        fast = {name: one - 0.1 * its for (name, one), its in zip(weights.items(), gradients, strict=True)}
+        return torch.func.functional_call(model, fast, (inputs.cos(),)).add(0.5).pow(2).mean()
+
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, loss).backward()
+        optimizer.step()
+        yield [model]
+
+
+def perturbed(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """Weights that are changed for a second backward pass, then restored, before the step, as SAM does."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        changes = [0.05 * parameter.grad for parameter in model.parameters()]
+        with torch.no_grad():
+            torch._foreach_add_(list(model.parameters()), changes)
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(model.parameters()), changes)
+        optimizer.step()
+        yield [model]
+
+
+def weights_restored_on_one(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """An evaluation on one rank: other weights are loaded there, then the model's own again."""
+    model, optimizer = run.setup()
+    start = copy.deepcopy(model.state_dict())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        if step not in (1, 2):
+            optimizer.step()
+            yield [model]
+        if run.is_last:
+            own = copy.deepcopy(model.state_dict())
+            model.load_state_dict(start)
+            model.load_state_dict(own)
+
+
+def weights_loaded_on_one(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """Weights that are loaded on one rank alone, after a step of all."""
+    model, optimizer = run.setup()
+    start = copy.deepcopy(model.state_dict())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        optimizer.step()
+        yield [model]
+        if run.is_last and step in (1, 2):
+            model.load_state_dict(start)
+
+
+def stepped_twice_by_one(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A second `step()` on one rank, which all make up for at the end."""
+    model, optimizer = run.setup()
+    for step in range(STEPS - run.is_last):
+        optimizer.zero_grad()
+        run.loss(step, square(model)).backward()
+        for _ in range(2 if run.is_last and step == 2 else 1):
+            optimizer.step()
+            yield [model]
+
+
+def stepped_in_backward(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`step()` in a hook of each parameter, while `backward()` runs."""
+    model, _ = run.setup()
+    for parameter in model.parameters():
+        its = torch.optim.SGD([parameter], lr=0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, its=its: its.step())
+    run.loss(0, square(model)).backward()
+    yield [model]
 
 
 def dropped_without_step(run: Run) -> Iterator[Sequence[nn.Module]]:
@@ -364,6 +480,27 @@ def layer_unused(run: Run) -> Iterator[Sequence[nn.Module]]:
         optimizer.zero_grad()
         both = nn.Sequential(parts["a"], parts["b"]) if step % 3 else parts["a"]
         run.loss(step, square(both)).backward()
+        optimizer.step()
+        yield [model]
+
+
+def failed_on_all(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A backward pass that raises an exception on all ranks, which drop the batch without a step."""
+    model, optimizer = run.setup()
+
+    def fail(_: Tensor) -> None:
+        raise ArithmeticError
+
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = run.loss(step, square(model))
+        if step in (1, 2):
+            hook = model[2].weight.register_hook(fail)
+            with suppress(ArithmeticError):
+                loss.backward()
+            hook.remove()
+            continue
+        loss.backward()
         optimizer.step()
         yield [model]
 
@@ -612,12 +749,30 @@ def empty_parameter(run: Run) -> Iterator[Sequence[nn.Module]]:
         yield [model]
 
 
+def lbfgs(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`LBFGS`, with several backward passes in a step and the loss of all ranks (`world.allreduce`)."""
+    model = run.network()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    run.parallel(model, optimizer)
+    for step in range(STEPS):
+
+        def evaluate(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = run.loss(step, square(model))
+            loss.backward()
+            return run.mean(loss)
+
+        optimizer.step(evaluate)
+        yield [model]
+
+
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
         plain,
         zero_grad_after_forward,
         closure,
+        lbfgs,
         accumulated,
         accumulated_under_no_sync,
         accumulated_both_ways,
@@ -629,16 +784,25 @@ LOOPS: dict[str, Loop] = {
         some_gradients_removed,
         gradients_replaced,
         gradients_by_autograd_grad,
+        gradients_of_a_copy,
+        gradients_between,
         gradients_clipped,
         gradients_with_noise,
         gradient_penalty,
+        weights_of_a_function,
+        perturbed,
         dropped_without_step,
         dropped_with_step,
+        failed_on_all,
         zeros_kept,
         layer_unused,
         skipped_by_all,
         skipped_by_one,
         dropped_by_one,
+        stepped_twice_by_one,
+        weights_loaded_on_one,
+        weights_restored_on_one,
+        stepped_in_backward,
         no_batch_on_one,
         no_second_batch_on_one,
         generator_and_critic,

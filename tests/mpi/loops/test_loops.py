@@ -50,9 +50,15 @@ class Refused(NamedTuple):
 SPARSE = Refused("the model gives sparse gradients, which are not averaged: use sparse=False", ranks=1)
 
 ALIKE = Refused(
-    r"the optimizer has changed the weights on (rank \d|\d ranks), but not on (rank \d|\d ranks), so ranks "
+    r"the optimizer has changed the weights on ranks? [^:]*, but not on ranks? [^:]*, so ranks "
     r"differ: call optimizer.step\(\) on all ranks after the same backward passes, or on none"
 )
+
+DIFFERENT = Refused(
+    r"the weights of ranks differ: since the last backward pass there were \d+ changes in place on rank 0, "
+)
+
+IN_BACKWARD = Refused("weights have changed while the backward pass ran, from gradients of this rank alone", ranks=1)
 
 ONE_OPTIMIZER = Refused(
     "averages all weights after the step of one optimizer, which does not have parameter 0.weight: give it all", ranks=1
@@ -75,6 +81,8 @@ REMOVED_BY_ONE = Refused(r"parameter \S+ has no gradient on 1 of \d ranks at opt
 
 OF_TWO_MODELS = Refused("has hooks on its step, which would see no gradients: .* give each model its own", ranks=1)
 
+NOT_BY_ELEMENT = Refused("LBFGS is not known to update each element by itself: use unisono.BSP", ranks=1)
+
 REFUSED: dict[str, dict[str, Refused]] = {
     "accumulated": {"sharded": ONE_PASS},
     "accumulated_both_ways": {"sharded": ONE_PASS},
@@ -96,6 +104,10 @@ REFUSED: dict[str, dict[str, Refused]] = {
     "never_cleared": {"sharded": ONE_PASS},
     "body_without_optimizer": {"local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
     "gradients_set": {"sharded": NOT_SUMMED},
+    "stepped_twice_by_one": {"bsp": DIFFERENT, "sum": DIFFERENT},
+    "weights_loaded_on_one": {"bsp": DIFFERENT, "sum": DIFFERENT},
+    "stepped_in_backward": dict.fromkeys(RULES, IN_BACKWARD),
+    "lbfgs": {"sharded": NOT_BY_ELEMENT},
     "sparse_gradients": dict.fromkeys(RULES, SPARSE),
 }
 """Outcomes that are not "right", by loop and rule."""
