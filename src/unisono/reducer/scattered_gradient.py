@@ -54,8 +54,8 @@ class ScatteredGradient(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        """Raise UsageError, also when it is set; `Module.to` sets it to itself where nothing changes."""
-        raise self._refused(".grad.data")
+        """Placeholder itself. Raises UsageError when it is set; `Module.to` sets it to itself where nothing changes."""
+        return self
 
     @data.setter
     def data(self, value: object) -> None:
@@ -95,12 +95,15 @@ class ScatteredGradient(torch.Tensor):
         )
 
 
-def scatter(parameters: Sequence[torch.Tensor], names: Sequence[str], has_gradient: Callable[[int], bool]) -> None:
+def scatter(
+    parameters: Sequence[torch.Tensor], names: Sequence[str], has_gradient: Callable[[int], bool]
+) -> list[torch.Tensor | None]:
     """Give each parameter a placeholder, or None where no rank has a gradient of the parameter with its number. Stale
-    placeholders stay."""
+    placeholders stay. Return what each has."""
     for number, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
         if not isinstance(parameter.grad, ScatteredGradient):
             parameter.grad = ScatteredGradient(parameter, name) if has_gradient(number) else None
+    return [parameter.grad for parameter in parameters]
 
 
 def clear(parameters: Sequence[torch.Tensor]) -> None:

@@ -26,8 +26,8 @@ from unisono.reducer.model_collectives import ModelCollectives
 Closure = Callable[[], Any]
 """Function that computes the loss and its gradients for a step."""
 
-METHODS = ("state_dict", "load_state_dict")
-"""Methods of the optimizer that are replaced."""
+METHODS = {"state_dict": "state_dict", "load_state_dict": "load_state_dict", "__getstate__": "attributes"}
+"""Methods of the optimizer that are replaced, with those of ShardedOptimizer that take their place."""
 
 
 class ShardedOptimizer:
@@ -44,7 +44,7 @@ class ShardedOptimizer:
         in shards, and for one that has been."""
         check_optimizer(optimizer)
         self.optimizer, self._parameters, self._collectives, self._wait = optimizer, parameters, collectives, wait
-        self._segments: list[Segment] = []
+        self._segments: list[Segment] | None = None  # of this rank, also where it has none; None before the first
         self._handles: list[RemovableHandle] = []
         for name in METHODS:
             setattr(optimizer, name, _ShardedMethod(self, name))
@@ -84,14 +84,15 @@ class ShardedOptimizer:
                 if parameter.requires_grad and id(parameter) not in known:
                     raise UsageError(
                         f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
-                        "was frozen when the model was made parallel: its gradients would differ from rank to rank"
+                        "was frozen when the model was made parallel: its gradients would differ from rank to rank. "
+                        "Put all that the optimizer trains into one torch.nn.ModuleDict, and make that parallel"
                     )
         return ShardedStep(self.optimizer, self._parameters)
 
     def lay_out(self, segments: Sequence[Segment]) -> None:
         """Adopt other segments of this rank. Called by all ranks together, while no update is pending."""
         before, self._segments = self._segments, list(segments)
-        if before:
+        if before is not None:
             for number, whole in self._whole_states():
                 for key in [key for key in self._state if isinstance(key, Segment) and key.number == number]:
                     del self._state[key]
@@ -101,18 +102,17 @@ class ShardedOptimizer:
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
         """Return the state as if unsharded; with `root`, only there, and no parameter's state elsewhere. Called by all
         ranks together."""
-        self._wait()
-        optimizer, kept = self.optimizer, self._collectives.rank if root is None else root
-        whole: dict[Any, State] = {key: one for key, one in self._state.items() if isinstance(key, torch.Tensor)}
-        for number, state in self._whole_states():
-            if state and kept == self._collectives.rank:
-                whole[self._parameters[number]] = state
-        own = optimizer.state
-        optimizer.state = defaultdict(dict, whole)
+        optimizer, own, whole = self.optimizer, self.optimizer.state, self._whole(root)
+        optimizer.state = whole
         try:
             return type(optimizer).state_dict(optimizer)
         finally:
             optimizer.state = own
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which is not sharded: `copy.deepcopy` and `pickle` use them. Called by all
+        ranks together."""
+        return {**type(self.optimizer).__getstate__(self.optimizer), "state": self._whole()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a whole state, and keep this rank's segments of it."""
@@ -128,6 +128,14 @@ class ShardedOptimizer:
         for name in METHODS:
             setattr(self.optimizer, name, _refuse)
 
+    def give_back(self) -> None:
+        """Leave the optimizer as it was, with the whole state. Called by all ranks together."""
+        self.optimizer.state = self._whole()
+        for handle in self._handles:
+            handle.remove()
+        for name in METHODS:
+            delattr(self.optimizer, name)
+
     @property
     def _state(self) -> dict[Any, State]:
         return self.optimizer.state
@@ -140,8 +148,17 @@ class ShardedOptimizer:
 
     def _cut(self, number: int, whole: State) -> None:
         if whole:
-            mine = [one for one in self._segments if one.number == number]
+            mine = [one for one in self._segments or () if one.number == number]
             self._state.update(cut(whole, self._parameters[number], mine))
+
+    def _whole(self, root: int | None = None) -> defaultdict[Any, State]:
+        """Return the states of whole parameters; with `root`, those that were in shards only there."""
+        self._wait()
+        whole: dict[Any, State] = {key: one for key, one in self._state.items() if isinstance(key, torch.Tensor)}
+        for number, state in self._whole_states():
+            if state and root in (None, self._collectives.rank):
+                whole[self._parameters[number]] = state
+        return defaultdict(dict, whole)
 
     def _whole_states(self) -> Iterator[tuple[int, State]]:
         """Yield each parameter's number and whole state; empty where it has none."""
@@ -169,6 +186,6 @@ class _ShardedMethod:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if (sharded := self._sharded()) is not None:
-            return getattr(sharded, self._name)(*arguments, **named)
+            return getattr(sharded, METHODS[self._name])(*arguments, **named)
         optimizer = self._optimizer()
         return getattr(type(optimizer), self._name)(optimizer, *arguments, **named)

@@ -32,7 +32,7 @@ class GradientUse(IntEnum):
     STALE = 1
     """Not cleared before another backward pass."""
     REPLACED = 2
-    """A tensor that the rule has not summed."""
+    """A tensor that the rule has not summed, or the placeholder of another pass or parameter."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class StepResult:
         return None
 
 
-def use_of(gradient: torch.Tensor | None, summed: bool) -> GradientUse | None:
-    """Return the change of a parameter's `.grad`, which the backward pass has `summed` or left None; None for none."""
-    if isinstance(gradient, ScatteredGradient):
-        return GradientUse.STALE if gradient.stale else None
-    if gradient is not None:
-        return GradientUse.REPLACED
-    return GradientUse.REMOVED if summed else None
+def use_of(gradient: torch.Tensor | None, placeholder: torch.Tensor | None) -> GradientUse | None:
+    """Return the change of a parameter's `.grad`, where the backward pass has set this placeholder; None for none."""
+    if isinstance(gradient, ScatteredGradient) and gradient.stale:
+        return GradientUse.STALE
+    if gradient is placeholder:
+        return None
+    return GradientUse.REMOVED if gradient is None else GradientUse.REPLACED
 
 
 def encode(message: StepMessage, parameters: int, rank: int, ranks: int) -> list[float]:

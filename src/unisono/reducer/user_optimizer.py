@@ -14,6 +14,7 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment
+from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
@@ -46,7 +47,8 @@ class UserOptimizer:
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
         self._set_aside: dict[int, torch.Tensor] = {}  # .grad of parameters while the user's optimizer makes its step
-        self._message = StepMessage()
+        self._placeholders: list[torch.Tensor | None] = []  # of the last pass, by number of the parameter
+        self._begun: tuple[ShardedStep, StepMessage] | None = None  # step of the user's optimizer while it is made
 
     def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
         """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together.
@@ -105,8 +107,8 @@ class UserOptimizer:
         if not self._runner.awaits_step:
             return
         last = self._runner.last
-        if stepped and isinstance(last, ShardedPass) and self.sharded is not None:
-            last.step_with(self.sharded.begin(), self._message)
+        if stepped and isinstance(last, ShardedPass) and self._begun is not None:
+            last.step_with(*self._begun)
         self._runner.end_step()
         self._wait()
         if isinstance(last, ShardedPass) and last.step_result is not None:
@@ -117,7 +119,7 @@ class UserOptimizer:
     def hide_gradients(self, begun: BackwardPass) -> None:
         """Mark gradients that are in shards, until the optimizer's step: programs cannot read them."""
         if isinstance(begun, ShardedPass) and not begun.discarded:
-            scatter(self._memory.parameters, self._names, begun.has_gradient)
+            self._placeholders = scatter(self._memory.parameters, self._names, begun.has_gradient)
 
     def release(self) -> None:
         """Leave the optimizer."""
@@ -125,23 +127,33 @@ class UserOptimizer:
             self.sharded.release()
             clear(self._memory.parameters)
 
+    def give_back(self) -> None:
+        """Leave the optimizer, if it is in shards, with its whole state. Called by all ranks together."""
+        if self.sharded is not None:
+            self.finish_step()
+            self.sharded.give_back()
+            self.sharded = None
+            clear(self._memory.parameters)
+
     def _set_gradients_aside(self) -> None:
         assert self.sharded is not None, "only its optimizer's step is followed"
-        last, uses = self._runner.last, dict[int, GradientUse]()
+        step, last, uses = self.sharded.begin(), self._runner.last, dict[int, GradientUse]()
         for number in self.sharded.numbers():
             parameter = self._memory.parameters[number]
             if parameter.grad is not None:
                 if not self._runner.awaits_step:
                     raise UsageError(
                         f"parameter {self._names[number]} has a gradient that no backward pass since the last "
-                        "optimizer.step() has summed: with Sharded, call step() once after each backward()"
+                        "optimizer.step() has summed: with Sharded, call step() once after each backward(), which is "
+                        "not under no_sync, or after unisono.synchronize(model), where the program has set .grad"
                     )
                 self._set_aside[number] = parameter.grad
             summed = isinstance(last, ShardedPass) and self._runner.awaits_step and last.has_gradient(number)
-            if (use := use_of(parameter.grad, summed)) is not None:
+            given = self._placeholders[number] if summed else None
+            if (use := use_of(parameter.grad, given)) is not None:
                 uses[number] = use
             parameter.grad = None
-        self._message = StepMessage(True, uses)
+        self._begun = step, StepMessage(True, uses)
 
     def _segments(self) -> Sequence[Segment]:
         """Return this rank's segments of all buckets."""

@@ -766,6 +766,30 @@ def lbfgs(run: Run) -> Iterator[Sequence[nn.Module]]:
         yield [model]
 
 
+def zeroed_by_hand(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """`p.grad.data.zero_()` for each parameter, in place of `zero_grad()`."""
+    model, optimizer = run.setup()
+    for step in range(STEPS):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
+        run.loss(step, square(model)).backward()
+        optimizer.step()
+        yield [model]
+
+
+def one_element(run: Run) -> Iterator[Sequence[nn.Module]]:
+    """A model with fewer elements than there are ranks, as a temperature that is learned."""
+    model = nn.Module()
+    model.register_parameter("temperature", nn.Parameter(torch.zeros((), dtype=torch.float64)))
+    _, optimizer = run.setup(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        run.loss(step, lambda inputs: (inputs * model.temperature.exp()).sin().mean()).backward()
+        optimizer.step()
+        yield [model]
+
+
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
@@ -818,5 +842,7 @@ LOOPS: dict[str, Loop] = {
         critic_then_generator,
         body_without_optimizer,
         empty_parameter,
+        zeroed_by_hand,
+        one_element,
     )
 }

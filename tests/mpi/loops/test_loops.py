@@ -104,10 +104,11 @@ REFUSED: dict[str, dict[str, Refused]] = {
     "never_cleared": {"sharded": ONE_PASS},
     "body_without_optimizer": {"local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
     "gradients_set": {"sharded": NOT_SUMMED},
-    "stepped_twice_by_one": {"bsp": DIFFERENT, "sum": DIFFERENT},
+    "stepped_twice_by_one": {"bsp": DIFFERENT, "sum": DIFFERENT, "sharded": STEPPED_TWICE},
     "weights_loaded_on_one": {"bsp": DIFFERENT, "sum": DIFFERENT},
     "stepped_in_backward": dict.fromkeys(RULES, IN_BACKWARD),
     "lbfgs": {"sharded": NOT_BY_ELEMENT},
+    "perturbed": {"sharded": SHARDS},
     "sparse_gradients": dict.fromkeys(RULES, SPARSE),
 }
 """Outcomes that are not "right", by loop and rule."""

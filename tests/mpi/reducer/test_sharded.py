@@ -250,6 +250,80 @@ def test_a_rank_without_a_batch_has_no_gradients_in_its_zeros(group: World) -> N
     close(*made)
 
 
+@pytest.mark.parametrize("kept", ["of an earlier pass", "of another parameter"])
+def test_a_placeholder_is_of_its_pass_and_parameter(group: World, kept: str) -> None:
+    """The gradients of a pass are gone after the next one, also where the program has put `.grad` away and back."""
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
+    before = copy.deepcopy(model.state_dict())
+    inputs, labels = next(batches(group, 1, 13))
+    nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+    if kept == "of an earlier pass":
+        gradient = model[1].weight.grad
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        model[1].weight.grad = gradient
+        name = "1.weight"
+    else:
+        model[3].weight.grad = model[3].bias.grad
+        name = "3.weight"
+    with pytest.raises(UsageError, match=f"parameter {name} has a gradient in .grad that Sharded has not summed"):
+        optimizer.step()
+    for key in ("1.weight", "3.weight", "3.bias"):
+        assert torch.equal(model.state_dict()[key], before[key])
+
+
+def test_a_parameter_of_no_parallel_model_is_not_updated(group: World) -> None:
+    model, other = network(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([*model.parameters(), other], 0.1)
+    unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
+    before = copy.deepcopy(list(model.parameters()))
+    inputs, labels = next(batches(group, 1, 13))
+    (nn.functional.cross_entropy(model(inputs.double()), labels) * other.sum()).backward()
+    with pytest.raises(UsageError, match=r"of shape \(3,\) that is not the model's, .* into one torch.nn.ModuleDict"):
+        optimizer.step()
+    assert torch.equal(other, torch.ones(3))
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_a_copy_of_the_optimizer_has_the_whole_state(group: World) -> None:
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
+    inputs, labels = next(batches(group, 1, 13))
+    nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+    optimizer.step()
+    expected = optimizer.state_dict()["state"]
+    found = copy.deepcopy(optimizer).state_dict()["state"]
+    assert found.keys() == expected.keys() != set()
+    for number, state in expected.items():
+        assert all(torch.equal(value, found[number][name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("name", ["momentum", "lamb"])
+def test_a_layer_is_unfrozen_and_the_model_made_parallel_again(group: World, name: str) -> None:
+    """With the same optimizer, which keeps its state."""
+    made = []
+    for rule in (unisono.Sharded(SMALL), unisono.BSP(SMALL)):
+        model = network()
+        optimizer = OPTIMIZERS[name](model)
+        for step, (inputs, labels) in enumerate(batches(group, 6, 13)):
+            if step in (0, 3):
+                model[1].requires_grad_(step == 3)
+                unisono.parallel(model, group, rule, optimizer)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+            optimizer.step()
+        made.append((model, optimizer.state_dict()["state"]))
+    (model, mine), (plain, its) = made
+    close(model, plain)
+    assert mine.keys() == its.keys()
+    for number, state in its.items():
+        for key, value in state.items():
+            torch.testing.assert_close(mine[number][key], value, rtol=0, atol=1e-9)
+
+
 def test_a_step_with_a_closure(group: World) -> None:
     model, plain = network(), network()
     for one, rule in ((model, unisono.Sharded(SMALL)), (plain, unisono.BSP(SMALL))):
