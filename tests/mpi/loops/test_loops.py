@@ -104,7 +104,7 @@ REFUSED: dict[str, dict[str, Refused]] = {
     "never_cleared": {"sharded": ONE_PASS},
     "body_without_optimizer": {"local_sgd": ONE_OPTIMIZER, "diloco": ONE_OPTIMIZER},
     "gradients_set": {"sharded": NOT_SUMMED},
-    "stepped_twice_by_one": {"bsp": DIFFERENT, "sum": DIFFERENT, "sharded": STEPPED_TWICE},
+    "stepped_twice_by_one": {"bsp": DIFFERENT, "sum": DIFFERENT},
     "weights_loaded_on_one": {"bsp": DIFFERENT, "sum": DIFFERENT},
     "stepped_in_backward": dict.fromkeys(RULES, IN_BACKWARD),
     "lbfgs": {"sharded": NOT_BY_ELEMENT},
@@ -115,7 +115,11 @@ REFUSED: dict[str, dict[str, Refused]] = {
 
 Cell = tuple[str, str]
 
-CELLS: list[Cell] = [(loop, rule) for loop in LOOPS for rule in RULES]
+ONE_RANK_ALONE = {("stepped_twice_by_one", "sharded"), ("weights_loaded_on_one", "sharded")}
+"""Cells without a common outcome: the rank that steps twice raises an error alone, which ends the job; weights that one
+rank has loaded are not compared."""
+
+CELLS: list[Cell] = [(loop, rule) for loop in LOOPS for rule in RULES if (loop, rule) not in ONE_RANK_ALONE]
 
 
 class Average:
