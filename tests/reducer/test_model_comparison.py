@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from unisono.reducer.model_comparison import describe, difference
+from unisono.reducer.model_comparison import describe, difference, digest
 
 
 def test_models_that_are_alike_have_one_description() -> None:
@@ -36,3 +36,12 @@ def test_buffers_count() -> None:
     module = nn.Module()
     module.register_buffer("mean", torch.zeros(2))
     assert describe(module) == [("buffer mean", "(2,) of float32")]
+
+
+def test_a_digest_is_that_of_all_bits() -> None:
+    weights = [torch.zeros(()), torch.arange(6.0).bfloat16().view(2, 3).t(), torch.ones(2, dtype=torch.complex64)]
+    assert digest(weights) == digest([one.clone() for one in weights]) < 2**52
+    for number in range(len(weights)):
+        others = [one.clone() for one in weights]
+        others[number][(0,) * others[number].dim()] = 5
+        assert digest(others) != digest(weights)

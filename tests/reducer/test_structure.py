@@ -86,3 +86,16 @@ def test_a_pass_of_a_model_that_has_grown_is_refused() -> None:
         with pytest.raises(UsageError, match=r"parameter 3\.weight was added, replaced or unfrozen"):
             structure.check_pass(model)
         structure.check_pass(None)
+
+
+def test_weights_that_functional_call_lends_are_no_parameters() -> None:
+    model = make()
+    structure = Structure(model)
+    lent = {name: 2 * parameter for name, parameter in model.named_parameters()}
+    found: list[str | None] = []
+    model.register_forward_pre_hook(lambda *_: found.append(structure.added(model)))
+    torch.func.functional_call(model, lent, (torch.zeros(3, 2),))
+    reference = weakref.ref(lent.pop("0.weight"))
+    assert found == [None]
+    assert reference() is None
+    assert structure.added(model) is None

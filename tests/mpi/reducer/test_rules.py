@@ -85,6 +85,15 @@ def test_a_rule_on_weights_needs_the_optimizer(group: World) -> None:
         unisono.parallel(network(), group, LocalSGD())
 
 
+@pytest.mark.parametrize("rule", [unisono.BSP(), LocalSGD()])
+def test_what_only_calls_an_optimizer_is_refused(world: World, rule: unisono.BSP | LocalSGD) -> None:
+    class Lookahead:
+        pass
+
+    with pytest.raises(UsageError, match=r"the optimizer is a Lookahead, which is no torch.optim.Optimizer"):
+        unisono.parallel(network(), world, rule, Lookahead())  # type: ignore[arg-type]
+
+
 def test_an_asynchronous_rule_is_for_recipes(group: World) -> None:
     model = network()
     with pytest.raises(UsageError, match="EASGD has servers, which `unisono train` runs: name the rule in a recipe"):
