@@ -19,7 +19,7 @@ def test_whatever_reads_it_is_refused() -> None:
         lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         lambda: 2 * model.weight.grad,
         lambda: model.weight.grad.add_(model.weight),
-        lambda: model.weight.grad.data,
+        lambda: 2 * model.weight.grad.data,
         lambda: setattr(model.weight.grad, "data", torch.ones(2, 3)),
         model.weight.grad.untyped_storage,
         model.half,

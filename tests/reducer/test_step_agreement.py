@@ -75,9 +75,10 @@ def test_other_steps_are_made_on_no_rank(messages: list[StepMessage], kind: type
 def test_changes_are_found_in_grad() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     placeholder = ScatteredGradient(parameter, "a")
-    assert use_of(placeholder, summed=True) is None
-    assert use_of(None, summed=False) is None
-    assert use_of(None, summed=True) is GradientUse.REMOVED
-    assert use_of(torch.ones(2), summed=True) is GradientUse.REPLACED
+    assert use_of(placeholder, placeholder) is None
+    assert use_of(None, None) is None
+    assert use_of(None, placeholder) is GradientUse.REMOVED
+    assert use_of(torch.ones(2), placeholder) is GradientUse.REPLACED
+    assert use_of(ScatteredGradient(parameter, "a"), placeholder) is GradientUse.REPLACED
     placeholder.take_added()
-    assert use_of(placeholder, summed=True) is GradientUse.STALE
+    assert use_of(placeholder, placeholder) is GradientUse.STALE
