@@ -79,7 +79,7 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
     last = lines.index(next(line for line in lines if line.startswith("epoch 3/3")))
     (tuned,) = [line for line in lines[4:last] if not line.startswith("epoch")]
     assert re.fullmatch(
-        r"the first \d+ steps tuned how gradients are averaged: overlap \w+ \(more: mine/log.txt\)", tuned
+        r"the first \d+ steps tuned how gradients are averaged: overlap \w+ \(more: mine/log.txt\)(; .+)?", tuned
     )
     overlapped = "communicating, overlapped", "updating, overlapped"
     for word in ("samples per second", "loading", "computing", "waiting", *overlapped):
@@ -119,7 +119,8 @@ def test_the_reasons_for_an_overlap_are_in_the_log_file(ended: Ended) -> None:
         r"[\d.]+ ms a step \(predicted ",
         logged[chosen],
     )
-    assert logged[chosen + 1].startswith("the others as predicted: ")
+    doubted = "trials decide nothing" in logged[chosen + 1]  # on a machine with other work
+    assert logged[chosen + 1 + doubted].startswith("the others as predicted: ")
     assert [line for line in logged if line in shown] == [line for line in shown[1:] if line[0] not in "┌│├└"]
 
 
