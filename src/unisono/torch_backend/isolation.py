@@ -1,7 +1,8 @@
 """Programs whose ranks have not communicated: each of them has trained a network of its own.
 
-Accelerate without `cpu=True` makes no process group; a loop without DistributedDataParallel makes one and does not use
-it. Both end with exit code 0. So rank 0 says it at the end, by what it has done itself.
+A program without `init_process_group` makes no process group; Accelerate without `cpu=True`, and a loop without
+DistributedDataParallel, make one and do not use it. All end with exit code 0. So rank 0 says it at the end, by what it
+has done itself.
 """
 
 from __future__ import annotations
@@ -51,13 +52,10 @@ class CommunicationRecord:
 
 def describe_isolation(ranks: int, grouped: bool) -> str:
     """Return a line that says that the ranks ran alone, and the remedy; `grouped` if there was a process group."""
-    if grouped:
-        return (
-            f"unisono: {ranks} ranks ran alone: the program made a process group, but rank 0 exchanged no tensor in "
-            "it; wrap the model in torch.nn.parallel.DistributedDataParallel"
-        )
-    return (
-        f"unisono: {ranks} ranks ran alone: the program made no process group; call "
-        "torch.distributed.init_process_group() (Accelerate: Accelerator(cpu=True); Lightning: "
-        f'Trainer(strategy="ddp", devices={ranks}))'
+    fault, call = (
+        ("made a process group, but rank 0 exchanged no tensor in it; wrap the model in", "DistributedDataParallel")
+        if grouped
+        else ("made no process group; call", "torch.distributed.init_process_group()")
     )
+    libraries = f'Accelerate: Accelerator(cpu=True); Lightning: Trainer(strategy="ddp", devices={ranks})'
+    return f"unisono: {ranks} ranks ran alone: the program {fault} {call} ({libraries})"
