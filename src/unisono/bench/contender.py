@@ -94,7 +94,7 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
     inputs = inputs.contiguous(memory_format=torch.channels_last)
     dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
     if contender in (TUNED, KEPT_MEMORY):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
     else:
         prepare(model, plan)
     return Contender(model, inputs, labels, lambda: autocast_to(dtype, torch.float32, "cpu"))

@@ -47,7 +47,7 @@ class PlannedConvolution(ReadingLayer, nn.Conv2d):
         reading = self.readings.of(weight) if whole else None
         if reading is not None and pays(call_of(reading, inputs, weight, operations_of(self, inputs))):
             return compute(product, inputs, weight, bias, reading)
-        outputs: Tensor = _Convolve.apply(inputs, weight, bias, product)  # type: ignore[no-untyped-call]
+        outputs: Tensor = _Convolve.apply(inputs, weight, bias, product)
         return outputs
 
 

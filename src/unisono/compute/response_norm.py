@@ -47,7 +47,7 @@ class ResponseNorm(nn.LocalResponseNorm):
         if inputs.ndim != 4 or not inputs.numel():
             return super().forward(inputs)
         constants = Constants(self.size, self.alpha, self.beta, self.k)
-        outputs: Tensor = _Normalise.apply(inputs, constants)  # type: ignore[no-untyped-call]
+        outputs: Tensor = _Normalise.apply(inputs, constants)
         return outputs
 
 

@@ -88,7 +88,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Return the reduction of `tensor` over all ranks. Differentiable; the options are those of `allreduce_async_`."""
     options = (average, name, op, prescale_factor, postscale_factor, compression)
-    return _Allreduce.apply(tensor, options)  # type: ignore[no-any-return, no-untyped-call]
+    return _Allreduce.apply(tensor, options)  # type: ignore[no-any-return]
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *options: Any, **named: Any) -> list[Handle]:
@@ -121,7 +121,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """Return the tensors of all ranks, concatenated along dimension 0 in rank order. Differentiable."""
-    return _Allgather.apply(tensor, name)  # type: ignore[no-any-return, no-untyped-call]
+    return _Allgather.apply(tensor, name)  # type: ignore[no-any-return]
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
@@ -143,7 +143,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     """Return the tensor of `root_rank`. Differentiable."""
-    return _Broadcast.apply(tensor, root_rank, name)  # type: ignore[no-any-return, no-untyped-call]
+    return _Broadcast.apply(tensor, root_rank, name)  # type: ignore[no-any-return]
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
@@ -158,7 +158,7 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) 
     `splits` gives the sizes of the parts along dimension 0; without it they are equal. With it the result is a pair:
     the tensor, and the sizes of the parts that were received.
     """
-    out, received = _Alltoall.apply(tensor, splits, name)  # type: ignore[no-untyped-call]
+    out, received = _Alltoall.apply(tensor, splits, name)
     return out if splits is None else (out, received)
 
 
@@ -194,7 +194,7 @@ def reducescatter(
     Differentiable.
     """
     options = (op, prescale_factor, postscale_factor, compression)
-    return _Reducescatter.apply(tensor, name, options)  # type: ignore[no-any-return, no-untyped-call]
+    return _Reducescatter.apply(tensor, name, options)  # type: ignore[no-any-return]
 
 
 def _chosen(average: bool | None, op: ReduceOp | None) -> ReduceOp:

@@ -73,7 +73,7 @@ class _Activation(torch.autograd.Function):
 
 
 def _apply(x: Tensor, group: World, dim: int, forward: Change, backward: Change) -> Tensor:
-    found: Tensor = _Activation.apply(x, group, dim, forward, backward)  # type: ignore[no-untyped-call]
+    found: Tensor = _Activation.apply(x, group, dim, forward, backward)
     return found
 
 

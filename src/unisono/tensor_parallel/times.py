@@ -133,7 +133,7 @@ def _begin_forward(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | Non
     x = inputs[0]
     times.inputs, times.needs_gradient = x.detach().to("meta"), x.requires_grad
     if x.requires_grad:
-        x = _EndOfBackward.apply(x, times)  # type: ignore[no-untyped-call]
+        x = _EndOfBackward.apply(x, times)
     times.begin()
     return (x, *inputs[1:])
 

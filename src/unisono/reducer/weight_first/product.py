@@ -46,8 +46,8 @@ class Product(Protocol):
 
 def compute(product: Product, inputs: Tensor, weight: Tensor, bias: Tensor | None, reading: Reading) -> Tensor:
     """Return the outputs of a layer whose weight gradient comes first; `reading` is that of its weight."""
-    outputs = _GradInput.apply(inputs, (weight, bias), product, reading)  # type: ignore[no-untyped-call]
-    found: Tensor = _GradWeight.apply(outputs, weight, bias, (inputs,), product, reading)  # type: ignore[no-untyped-call]
+    outputs = _GradInput.apply(inputs, (weight, bias), product, reading)
+    found: Tensor = _GradWeight.apply(outputs, weight, bias, (inputs,), product, reading)
     return found
 
 

@@ -80,7 +80,7 @@ def apply_sliced(
     gradients are refused by autograd. Called by all ranks of the group together.
     """
     bias = None if bias is None else _autocasted(bias)
-    y: Tensor = _SlicedLayer.apply(_autocasted(x), _autocasted(weight), bias, products, passes, group)  # type: ignore[no-untyped-call]
+    y: Tensor = _SlicedLayer.apply(_autocasted(x), _autocasted(weight), bias, products, passes, group)
     return y
 
 
