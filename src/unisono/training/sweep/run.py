@@ -22,6 +22,9 @@ STOPPED = (130, 143)
 ERROR_LINES = (re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b"), re.compile(r"unisono: "))
 """Beginnings of error lines, the most telling first: the end of a traceback, a message of Unisono."""
 
+RANK = re.compile(r"^\s*rank \d+ of \d+: ")
+"""Beginning of the lines of one rank."""
+
 Record = Callable[[GridPoint, RunOutcome], None]
 
 
@@ -96,10 +99,10 @@ def outcome_of(code: int, output: str) -> RunOutcome:
 def error_line(output: str) -> str:
     """Return the last line of an output that names an error, else its last line; empty where there is none.
 
-    >>> error_line("epoch 1/3\\nTraceback ...\\nValueError: no such class\\n===== BAD TERMINATION =====")
+    >>> error_line("epoch 1/3\\nrank 1 of 2: ValueError: no such class\\n===== BAD TERMINATION =====")
     'ValueError: no such class'
     """
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [RANK.sub("", line).strip() for line in output.splitlines() if line.strip()]
     for pattern in ERROR_LINES:
         if found := [line for line in lines if pattern.match(line)]:
             return found[-1]
