@@ -1,12 +1,39 @@
 """The one module that loads MPI: importing it starts MPI (MPI_Init), with threads allowed everywhere."""
 
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from unisono.errors import LaunchError
 from unisono.launch import INSTALL_HINT
 
+M_PERTURB, ZEROS = -6, 0xFF
+"""glibc's `mallopt`: with this byte, new memory is filled with its complement, zeros."""
+
+
+@contextmanager
+def zeroed_memory() -> Iterator[None]:
+    """Fill all memory that `malloc` returns meanwhile with zeros, in a step of Slurm.
+
+    MPICH 5 sends its address in a buffer of 4 KiB that it has not cleared, with zeros abbreviated. If other data was
+    there before, a line of it is longer than the 1,024 bytes that Slurm's PMI reads, and MPI_Init fails.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if "SLURM_STEP_ID" in os.environ else None
+    if mallopt is not None:
+        mallopt(M_PERTURB, ZEROS)
+    try:
+        yield
+    finally:
+        if mallopt is not None:
+            mallopt(M_PERTURB, 0)
+
+
 try:
-    from mpi4py import MPI
+    with zeroed_memory():
+        from mpi4py import MPI
 except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no library
     raise LaunchError(f"no MPI library can be loaded ({str(error).splitlines()[0]}); {INSTALL_HINT}") from error
 
