@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_CALLS = 1 << 61
@@ -10,6 +12,10 @@ MAX_CALLS = 1 << 61
 
 WORDS_BYTES = 512
 """Bytes per rank for the description of its call, shown in mismatch errors."""
+
+
+_PLACE = re.compile(r" in (the dup's )*window \d+ from byte \d+|, whose algorithm is being chosen")
+_ALGORITHM = re.compile(r"(?<=^allreduce)(\([^,]*), [^,)]*")
 
 
 class Call(NamedTuple):
@@ -22,6 +28,25 @@ class Call(NamedTuple):
 def call_of(words: str) -> Call:
     """Return the call that is described by `words`; ranks that pass the same words make the same call."""
     return Call(words, int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") % MAX_CALLS)
+
+
+def call_to_choose(call: Call) -> Call:
+    """Return the call in which ranks choose the algorithm of a collective."""
+    return call_of(f"{call.words}, whose algorithm is being chosen")
+
+
+def call_in(call: Call, place: str) -> Call:
+    """Return a call that is carried out in shared memory at `place`, the same on all ranks."""
+    return call_of(f"{call.words} in {place}")
+
+
+def differ_in_place(calls: Sequence[str]) -> bool:
+    """Return True for calls, in words, of the same allreduce whose tensors lie in different places.
+
+    The algorithm depends on the place, and without one it may have to be chosen first.
+    """
+    placed = any(_PLACE.search(words) for words in calls)
+    return placed and len({_ALGORITHM.sub(r"\1", _PLACE.sub("", words)) for words in calls}) == 1
 
 
 def encode_words(call: Call) -> bytes:

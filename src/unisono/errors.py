@@ -13,6 +13,7 @@ UnisonoError
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 ├── StepError             a step program that `verify` refuses: a bug in a rule
 ├── MismatchError         ranks called different collectives, or the same with different tensors
+│   └── PlaceMismatchError  the same allreduce of tensors at different places in shared memory
 ├── StallError            a rank has waited too long for others in a call, or for one that will never come
 ├── OperationError        an operation of the engine has failed, or one that it needs
 └── BackendError          an operation of torch.distributed has failed; also a RuntimeError, as PyTorch's own are
@@ -74,6 +75,10 @@ class StepError(UnisonoError):
 
 class MismatchError(UnisonoError):
     """Ranks make different collective calls; the message names two ranks and both calls."""
+
+
+class PlaceMismatchError(MismatchError):
+    """Ranks make the same allreduce, but of tensors at different places in shared memory, or on some in none."""
 
 
 class StallError(UnisonoError):

@@ -112,6 +112,10 @@ class World:
         """
         return allreduce(self._group, tensor, algorithm, wire, op)
 
+    def reads_other_processes(self) -> bool:
+        """Return True if the ranks, all of one node, may read each other's memory (Linux: process_vm_readv)."""
+        return self.size > 1 and self._group.reads_other_processes()
+
     def reduce_scatter(
         self, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
     ) -> torch.Tensor:

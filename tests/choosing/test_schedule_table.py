@@ -18,7 +18,7 @@ def test_the_default_table() -> None:
     table = read_table()
     here = regular(1, 1, 4)
     assert table.choose("allreduce", here, 4) == Choice("flat", "windows")
-    assert table.choose("allreduce", here, 65536) == Choice("flat", "windows")
+    assert table.choose("allreduce", here, 16384) == Choice("flat", "windows")
     assert table.choose("allreduce", here, 65537) == Choice("direct", "windows")
     assert {(collective, "one node") for collective in COLLECTIVES} == set(table.rows)
 
@@ -54,16 +54,20 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, halving, "),
-        ("up_to = 65536", "up_to = -1", "row 0: up_to = -1; it must be an integer that increases"),
-        ("up_to = 65536", "limit = 65536", "row 0: unknown key 'limit'"),
-        ("up_to = 65536\n", "", "row 1 follows the row without up_to"),
+        ("up_to = 16384", "up_to = -1", "row 0: up_to = -1; it must be an integer that increases"),
+        ("up_to = 16384", "limit = 65536", "row 0: unknown key 'limit'"),
+        ("up_to = 16384\n", "", "row 1 follows the row without up_to"),
         (
             'where = "one node"\nalgorithm = "direct"\n',
             'where = "one node"\nup_to = 9\nalgorithm = "direct"\n',
             "up_to = 9",
         ),
         ('where = "one node"\nalgorithm', 'where = "one node"\nup_to = 99999\nalgorithm', "a last row without up_to"),
-        ('transport = "windows"', 'transport = "pigeons"', "unknown transport 'pigeons'; there are windows, messages"),
+        (
+            'transport = "windows"',
+            'transport = "pigeons"',
+            "unknown transport 'pigeons'; there are windows, cma, messages",
+        ),
         ('where = "one node"', 'where = "here"', "where = 'here'; it must be one of one node, across nodes"),
         ("[[allreduce]]", "[[allredude]]", "unknown collective 'allredude'"),
         ('where = "one node"', 'where = "across nodes"', "cannot use windows across nodes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ SHARED_MEMORY_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "all_t
 """Collectives that go through shared memory if all ranks are on one node."""
 
 LOCATIONS = ("one node", "across nodes")
-TRANSPORTS = ("windows", "messages")
+TRANSPORTS = ("windows", "cma", "messages")
+"""Transports of schedules: shared memory, the memory of other processes of the node, and messages."""
 KEYS = ("where", "up_to", "algorithm", "transport", "median_us", "interval_us")
 NETWORK_KEYS = tuple(field.name for field in fields(Network))
 
@@ -46,6 +47,8 @@ class ScheduleTable:
     network: Network = DEFAULT_NETWORK
     supernodes: Mapping[str, int] = field(default_factory=dict)
     """Number of the supernode of each host; empty if unknown, or if all hosts are on one switch."""
+    measured: frozenset[tuple[str, str]] = frozenset()
+    """Collectives and locations whose rows are of the user's table; the others are a first guess."""
 
     def choose(self, collective: str, placement: Placement, nbytes: int) -> Choice:
         """Return the choice for a payload of `nbytes` bytes: from the rows, or without rows by predicted time.
@@ -64,11 +67,11 @@ def read_table(path: Path | None = None) -> ScheduleTable:
 
     Raises TableError naming the file, the row and the error in it.
     """
-    default = _read(DEFAULT)
+    default = replace(_read(DEFAULT), measured=frozenset())
     if path is None:
         return default
     table = _read(path)
-    return ScheduleTable({**default.rows, **table.rows}, table.network, table.supernodes)
+    return ScheduleTable({**default.rows, **table.rows}, table.network, table.supernodes, table.measured)
 
 
 def _read(path: Path) -> ScheduleTable:
@@ -94,7 +97,8 @@ def parse_table(content: dict[str, Any], source: str) -> ScheduleTable:
             where = f"{source}: {collective}, {location!r}"
             if (found := _parse_rows(entries, collective, location, where)) is not None:
                 rows[collective, location] = found
-    return ScheduleTable(rows, _parse_network(content.get("network"), source), _parse_supernodes(content, source))
+    supernodes = _parse_supernodes(content, source)
+    return ScheduleTable(rows, _parse_network(content.get("network"), source), supernodes, frozenset(rows))
 
 
 def _parse_rows(entries: list[dict[str, Any]], collective: str, location: str, where: str) -> Rows | None:
@@ -136,6 +140,8 @@ def _parse_choice(entry: dict[str, Any], collective: str, location: str, where: 
         raise TableError(f"{where}: unknown transport {transport!r}; there are {', '.join(TRANSPORTS)}")
     if transport == "windows" and not shared:
         raise TableError(f"{where}: {collective} cannot use windows across nodes; use messages")
+    if transport == "cma" and (location != "one node" or algorithm not in ("direct", "tree")):
+        raise TableError(f"{where}: cma carries direct, and the tree of a broadcast, on one node")
     return Choice(algorithm, transport)
 
 

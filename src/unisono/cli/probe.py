@@ -54,6 +54,9 @@ def probe(
             print(line, flush=True)
 
     found = measure(world, seconds, disk, name, log)
+    if world.nodes == 1:
+        readable = world.reads_other_processes()
+        log(f"memory of the node's other processes: {'readable' if readable else 'not readable'}")
     write(world, output, lambda: output.write_text(file_of(found), encoding="utf-8"))
     log(f"wrote {output} after {found.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
 

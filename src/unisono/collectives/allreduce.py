@@ -18,10 +18,14 @@ import torch
 from unisono.collectives.checks import Checks, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
-from unisono.collectives.prepare import prepare
+from unisono.collectives.plans import AUTO
+from unisono.collectives.prepare import bind, prepare
+
+MAX_FLAT_SHARED_BYTES = 4 << 10
+"""Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
 
 MAX_READY = 256
-"""Largest number of prepared allreduces that are found without planning."""
+"""Largest number of prepared allreduces, by address and length, that are found without planning."""
 
 
 def allreduce(
@@ -37,29 +41,45 @@ def allreduce(
     Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm
     or op, MismatchError when ranks are in different calls.
     """
-    ready = group.ready_allreduces.get((tensor.numel(), algorithm, wire, op))
-    if ready is None or not (
-        tensor.dtype is ready[0]
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    ):
-        with Checks(group, "allreduce"):
-            nbytes_of(tensor)
-            plan = group.plan("allreduce", algorithm, tensor, wire, op)
-            check_output(group, tensor, "allreduce")
-        if group.size == 1:
-            return tensor
-        if not is_plain(tensor):
-            with torch.no_grad():
-                return tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
-        if len(group.ready_allreduces) == MAX_READY:
-            group.ready_allreduces.clear()
-        ready = group.ready_allreduces[tensor.numel(), algorithm, wire, op] = tensor.dtype, prepare(group, plan)
-    address = tensor.data_ptr()  # as Group.start, without a further call: a short one takes some 2 us in all
     try:
-        ready[1](address, address)
+        address = tensor.data_ptr()
+    except RuntimeError:  # it has no memory, as a sparse tensor; the checks name what it is
+        address = 0
+    ready = group.ready_allreduces.get((address, tensor.numel(), algorithm, wire, op))
+    if ready is None or not (tensor.dtype is ready[0] and tensor.is_contiguous() and not tensor.is_neg()):
+        return _first_allreduce(group, tensor, algorithm, wire, op)
+    try:
+        ready[1]()
+    except BaseException:
+        group.keep_alive_if_pending(tensor)
+        raise
+    return tensor
+
+
+def _first_allreduce(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> torch.Tensor:
+    """Reduce a tensor of an address, a length or an algorithm that is not prepared yet."""
+    with Checks(group, "allreduce"):
+        nbytes_of(tensor)
+        planned = algorithm
+        if algorithm == AUTO and group.is_reduced_in_place(tensor, wire):
+            planned = "flat" if tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
+        plan = group.plan("allreduce", planned, tensor, wire, op)
+        check_output(group, tensor, "allreduce")
+    if group.size == 1:
+        return tensor
+    if not is_plain(tensor):
+        with torch.no_grad():
+            return tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
+    if len(group.ready_allreduces) == MAX_READY:
+        group.ready_allreduces.clear()
+    address = tensor.data_ptr()
+    play = bind(prepare(group, plan), address, address)
+    if address:
+        if (found := group.find_shared(address, tensor.nbytes)) is not None:
+            found[1].plan(group.ready_allreduces)  # cleared with the memory: other memory may follow at its address
+        group.ready_allreduces[address, tensor.numel(), algorithm, wire, op] = tensor.dtype, play
+    try:
+        play()
     except BaseException:
         group.keep_alive_if_pending(tensor)
         raise

@@ -15,16 +15,19 @@ import torch
 
 from unisono.call import WORDS_BYTES, Call, call_of, decode_words, encode_words
 from unisono.choosing.pace import piece_bytes_of
+from unisono.choosing.priced import Choice
 from unisono.choosing.schedule_table import ScheduleTable
 from unisono.collectives.calls import Calls
-from unisono.collectives.payload import name_of
+from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.plans import Plan, Plans
 from unisono.collectives.states import difference
+from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
 from unisono.mpi import MPI
 from unisono.placement import Placement, one_rank_per_node
 from unisono.timeouts import TIMEOUT
+from unisono.transports.cross_memory import CrossMemory, open_cross_memory
 from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.fused import Start
 from unisono.transports.mailboxes import Mailboxes, make_mailboxes
@@ -80,12 +83,17 @@ class Group:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
         self._memory: NodeMemory | None = None
         self._memory_made = not self._shares_memory or self.size == 1
-        self._use(Plans(self.rank, placement, table))
+        measure = Trials(self).choose if self.size > 1 and self.one_node else None
+        self._use(Plans(self.rank, placement, table, measure))
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
+        self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Start] = {}
         """Prepared collectives by plan."""
-        self.ready_allreduces: dict[tuple[int, str, str | None, str], tuple[torch.dtype, Start]] = {}
-        """Prepared allreduces by length, algorithm, wire and op, each for one dtype."""
+        self.ready_allreduces: dict[tuple[int, int, str, str | None, str], tuple[torch.dtype, Callable[[], None]]] = {}
+        """Prepared allreduces by address, length, algorithm, wire and op, each for one dtype."""
+        self._prepared_with: list[dict[Any, Any]] = [self.ready_allreduces]  # those that find this group's memory
+        if dup is not None:
+            dup._prepared_with.append(self.ready_allreduces)
 
     def _new_calls(self, name: str) -> Calls:
         ends = self.check_interrupt is None
@@ -133,6 +141,11 @@ class Group:
         self._make_memory(self._plans.plan(*arguments, **named).call)
         return self._plans.plan(*arguments, **named)
 
+    def plan_chosen(self, plan: Plan, choice: Choice, nbytes: int) -> Plan:
+        """Return the plan of a collective like `plan`, for another choice and a payload of about `nbytes` bytes."""
+        kind = plan.dtype
+        return self._plans.make(plan.collective, choice, nbytes, kind, plan.wire, plan.op, plan.root, kind)
+
     def label_calls(self, words: str) -> None:
         """Compare `words` too in each later call, as a part of it: they distinguish otherwise equal calls."""
         self.label = words
@@ -150,6 +163,11 @@ class Group:
         in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
         return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
 
+    def is_reduced_in_place(self, tensor: torch.Tensor, wire: str | None) -> bool:
+        """Return True if a tensor lies in the node's shared memory, and no table of the user's has another choice."""
+        free = wire is None and self.one_node and ("allreduce", "one node") not in self.table.measured
+        return free and is_plain(tensor) and self.find_shared(tensor.data_ptr(), tensor.nbytes) is not None
+
     def mailboxes(self, call: Call) -> Mailboxes | None:
         """Return the mailboxes of this node. All ranks of all nodes make them together in the first call.
 
@@ -159,6 +177,21 @@ class Group:
             node = self.placement.node_of(self.rank)
             self._mailboxes.append(self._make_together(call, lambda: make_mailboxes(self.comm, node)))
         return self._mailboxes[0]
+
+    def cross_memory(self, call: Call) -> CrossMemory | None:
+        """Return access to the memory of the ranks of the one node. All make it together in the first call.
+
+        None on all ranks if the kernel, or UNISONO_CMA=off on a rank, forbids it.
+        """
+        if not self._cross_memory:
+            memory = self.memory_for(call)
+            self._cross_memory.append(self._make_together(call, lambda: open_cross_memory(self.comm, memory.signals)))
+        return self._cross_memory[0]
+
+    def reads_other_processes(self) -> bool:
+        """Return True if the ranks share a node and may read each other's memory. All call it together."""
+        call = call_of("reads_other_processes()")
+        return self.uses_shared_memory(call) and self.cross_memory(call) is not None
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
@@ -289,6 +322,8 @@ class Group:
         if self._memory is None:
             return torch.zeros(length, dtype=dtype)
         self._memory.signals.barrier(call)
+        for ready in self._prepared_with:
+            ready.clear()  # what was ordinary memory at an address may be shared now
         return self._memory.empty(length, dtype)
 
     def free(self) -> None:
@@ -302,6 +337,7 @@ class Group:
         for mailboxes in filter(None, self._mailboxes):
             mailboxes.free()
         self._mailboxes.clear()
+        self._cross_memory.clear()
         if self._memory is not None:
             self._memory.free()
             self._memory = None

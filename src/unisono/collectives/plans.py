@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,7 +34,8 @@ class Plan(NamedTuple):
     algorithm: str
     """Name of a schedule, or "library"."""
     transport: str
-    """"library"; "windows" (the ranks of one node); "messages"; or "mixed": windows within nodes, messages between."""
+    """"library"; "windows" or "cma" (the ranks of one node); "messages"; or "mixed": windows within nodes, messages
+    between."""
     length: int
     """Number of elements of the whole payload."""
     dtype: torch.dtype
@@ -63,7 +66,11 @@ class Plan(NamedTuple):
 class Plans:
     """Cache of the plans, schedules and programs of one rank of a group."""
 
-    def __init__(self, rank: int, placement: Placement, table: ScheduleTable) -> None:
+    def __init__(
+        self, rank: int, placement: Placement, table: ScheduleTable, measure: Callable[[Plan], Choice] | None = None
+    ) -> None:
+        """`measure` returns the best choice for a plan of the node's ranks, which all of them make together."""
+        self._measure = measure
         self._rank, self._placement, self._table = rank, placement, table
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
@@ -129,6 +136,11 @@ class Plans:
     ) -> Plan:
         narrow, length = wire_of(wire, dtype), nbytes // dtype.itemsize
         choice = self.choose(collective, algorithm, nbytes if narrow is None else narrow.nbytes(length))
+        make = partial(
+            self.make, collective, nbytes=nbytes, dtype=dtype, wire=wire, op=op, root=root, move_dtype=move_dtype
+        )
+        if algorithm == AUTO and self._measure is not None and wire is None:
+            return make(choice=self._measure(make(choice=choice)))
         if narrow is not None and not narrow.elementwise and not self._cuts_alike(collective, choice.algorithm):
             if algorithm != AUTO:
                 raise UsageError(
@@ -136,6 +148,21 @@ class Plans:
                     "this schedule cuts the payload differently in each round; use 'direct' or 'ring'"
                 )
             choice = self.choose(collective, "direct", nbytes)
+        return make(choice=choice)
+
+    def make(
+        self,
+        collective: str,
+        choice: Choice,
+        nbytes: int,
+        dtype: torch.dtype,
+        wire: str | None,
+        op: str | None,
+        root: int,
+        move_dtype: torch.dtype,
+    ) -> Plan:
+        """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
+        length = nbytes // dtype.itemsize
         words = [f"{length} x {name_of(dtype)}", *([f"root {root}"] if collective == "broadcast" else [])]
         words += [choice.algorithm]
         words += [f"op {op}"] if op not in ("sum", None) else []

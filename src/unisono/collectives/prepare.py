@@ -4,6 +4,7 @@ plan ── data ──▶ prepare ──▶ start(source, target) ── again 
 
 library     the MPI library carries the whole collective out            `library.py`
 windows     the ranks of one node: a fused form, or any schedule on memory that all see
+cma         the ranks of one node: each reads and writes the memory of the others
 messages    any schedule, as MPI messages
 mixed       any schedule: within nodes through mailboxes in shared memory, between them as messages
 """
@@ -15,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from unisono.call import call_of
+from unisono.call import call_in
 from unisono.choosing.pace import Pace, pace_of
 from unisono.collectives.group import Group
 from unisono.collectives.library import by_library
@@ -23,8 +24,9 @@ from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
+from unisono.transports.cross_memory import CROSS, CrossAllreduce
 from unisono.transports.delivery import Parcel
-from unisono.transports.fused import FUSED, FusedCall, Start, bytes_at, views_in
+from unisono.transports.fused import FUSED, DirectAllreduce, FlatAllreduce, FusedCall, Start, bytes_at, views_in
 from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
     Mailboxes,
@@ -58,6 +60,13 @@ def prepare(group: Group, plan: Plan) -> Start:
     return prepared
 
 
+def bind(start: Start, source: int, target: int) -> Callable[[], None]:
+    """Return a function that carries a prepared collective out on memory at these addresses."""
+    if isinstance(start, FlatAllreduce | DirectAllreduce | CrossAllreduce):
+        return start.bind(source)
+    return partial(start, source, target)
+
+
 def by_windows(group: Group, plan: Plan) -> Start:
     """Prepare a collective within one node, in its fused form if the schedule has one."""
     memory = group.memory_for(plan.call)
@@ -76,7 +85,7 @@ def by_windows(group: Group, plan: Plan) -> Start:
             by_messages_(source, target)
             return
         where, mapped = found
-        call = call_of(f"{plan.call.words} in {where}")
+        call = call_in(plan.call, where)
         memory.signals.barrier(call)
         views = views_in(mapped, source, fused_call)
         transport = WindowTransport(memory.signals, views, len(program.lanes), plan.arithmetic)
@@ -89,6 +98,17 @@ def by_windows(group: Group, plan: Plan) -> Start:
         )
         play(program, pieces, rounds, in_flight=1)
 
+    return start
+
+
+def by_cross_memory(group: Group, plan: Plan) -> Start:
+    """Prepare a collective on the memory of the node's processes; where the kernel forbids it, through windows."""
+    cross = group.cross_memory(plan.call)
+    if cross is None:
+        return by_library(group, plan) if plan.collective == "broadcast" else by_windows(group, plan)
+    fused = FusedCall(plan.length, plan.dtype, plan.arithmetic, plan.call)
+    arguments = (plan.root,) if plan.collective == "broadcast" else ()
+    start: Start = CROSS[plan.collective](cross, fused, *arguments)
     return start
 
 
@@ -202,6 +222,7 @@ def _parcels(group: Group, plan: Plan, program: Program) -> Start:
 BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Start]] = {
     "library": by_library,
     "windows": by_windows,
+    "cma": by_cross_memory,
     "messages": by_messages,
     "mixed": by_both,
 }

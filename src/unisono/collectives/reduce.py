@@ -45,7 +45,7 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     flat = flat_of(tensor)
     if group.uses_shared_memory(call):
         view, itemsize = arithmetic.view(memory_of(flat)), tensor.dtype.itemsize
-        group.memory_for(call).staging.reduce(view, itemsize, arithmetic, call, root)
+        group.memory_for(call).staging.reduce(view, itemsize, arithmetic, call, root)()
     else:
         _by_parts(group, flat, root, op, call)
     if group.rank == root and flat.data_ptr() != tensor.data_ptr():

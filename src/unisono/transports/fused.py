@@ -13,12 +13,13 @@ compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from unisono.call import Call, call_of
+from unisono.call import Call, call_in
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Arithmetic, Array
@@ -31,9 +32,6 @@ Start = Callable[[int, int], None]
 
 FindShared = Callable[[int, int], tuple[str, SharedMemory] | None]
 """Function (address, bytes) -> the location in words, which ranks compare, and the shared memory; None elsewhere."""
-
-MAX_IN_PLACE_PLANS = 256
-"""Largest number of in-place reductions whose steps a group keeps."""
 
 
 class FusedCall(NamedTuple):
@@ -51,52 +49,53 @@ class FusedCall(NamedTuple):
         return self.length * self.dtype.itemsize
 
 
-def flat_allreduce(memory: NodeMemory, fused: FusedCall, _: FindShared) -> Start:
-    """Prepare the allreduce `flat`, in parts that fit a slot."""
-    if fused.nbytes == 0:
-        return lambda *_: memory.signals.barrier(fused.call)
-    starts = range(0, fused.nbytes, memory.slot)
-    plays = [
-        memory.staging.flat(min(memory.slot, fused.nbytes - start), fused.arithmetic, fused.call)
-        for start in (starts if len(starts) < 3 else (starts[0], starts[-1]))
-    ]
-    if len(starts) == 1:
-        (only,) = plays
-        return lambda source, _: only(source)
+class FlatAllreduce:
+    """Prepared allreduce `flat`, in parts that fit a slot."""
 
-    def start(source: int, _: int) -> None:
-        for first in starts[:-1]:
-            plays[0](source + first)
-        plays[-1](source + starts[-1])
+    def __init__(self, memory: NodeMemory, fused: FusedCall, _: FindShared) -> None:
+        starts = range(0, max(1, fused.nbytes), memory.slot)
+        sizes = [min(memory.slot, fused.nbytes - start) for start in starts]
+        flat = partial(memory.staging.flat, arithmetic=fused.arithmetic, call=fused.call)
+        self._parts = [(start, flat(size)) for start, size in zip(starts, sizes, strict=True)]
 
-    return start
+    def bind(self, address: int) -> Callable[[], None]:
+        """Return a function that reduces the memory at `address`, in place."""
+        plays = [prepare(address + first) for first, prepare in self._parts]
+        if len(plays) == 1:
+            return plays[0]
+
+        def play() -> None:
+            for one in plays:
+                one()
+
+        return play
+
+    def __call__(self, source: int, _: int) -> None:
+        """Reduce the memory at `source`, in place."""
+        self.bind(source)()
 
 
-def direct_allreduce(memory: NodeMemory, fused: FusedCall, find: FindShared) -> Start:
-    """Prepare the allreduce `direct`: in place for payloads in shared memory, with cached steps; others are staged."""
-    in_place_plans, number = memory.in_place_plans, fused.call.number
+class DirectAllreduce:
+    """Prepared allreduce `direct`: in place for payloads in shared memory; others are staged."""
 
-    def start(source: int, _: int) -> None:
-        if (planned := in_place_plans.get((source, number))) is not None:
-            steps, call = planned
-            reduce_in_place(steps, memory.signals, call)
-            return
-        found = find(source, fused.nbytes) if fused.nbytes else None
+    def __init__(self, memory: NodeMemory, fused: FusedCall, find: FindShared) -> None:
+        self._memory, self._fused, self._find = memory, fused, find
+
+    def bind(self, address: int) -> Callable[[], None]:
+        """Return a function that reduces the memory at `address`, in place."""
+        memory, fused = self._memory, self._fused
+        itemsize, arithmetic = fused.dtype.itemsize, fused.arithmetic
+        found = self._find(address, fused.nbytes) if fused.nbytes else None
         if found is None:
-            view = fused.arithmetic.view(MPI.memory.fromaddress(source, fused.nbytes))
-            memory.staging.reduce(view, fused.dtype.itemsize, fused.arithmetic, fused.call)
-            return
+            view = arithmetic.view(MPI.memory.fromaddress(address, fused.nbytes))
+            return memory.staging.reduce(view, itemsize, arithmetic, fused.call)
         where, shared = found
-        views = views_in(shared, source, fused)
-        if len(in_place_plans) == MAX_IN_PLACE_PLANS:
-            in_place_plans.clear()
-        steps = plan_reduce_in_place(views, memory.signals.rank, fused.dtype.itemsize, fused.arithmetic)
-        call = call_of(f"{fused.call.words} in {where}")
-        shared.plan(in_place_plans)
-        in_place_plans[source, number] = steps, call
-        reduce_in_place(steps, memory.signals, call)
+        steps = plan_reduce_in_place(views_in(shared, address, fused), memory.signals.rank, itemsize, arithmetic)
+        return reduce_in_place(steps, memory.signals, call_in(fused.call, where))
 
-    return start
+    def __call__(self, source: int, _: int) -> None:
+        """Reduce the memory at `source`, in place."""
+        self.bind(source)()
 
 
 def views_in(shared: SharedMemory, address: int, fused: FusedCall) -> list[object]:
@@ -152,8 +151,8 @@ def bytes_at(address: int, nbytes: int) -> Array:
 
 
 FUSED: Mapping[tuple[str, str], Callable[[NodeMemory, FusedCall, FindShared], Start]] = {
-    ("allreduce", "flat"): flat_allreduce,
-    ("allreduce", "direct"): direct_allreduce,
+    ("allreduce", "flat"): FlatAllreduce,
+    ("allreduce", "direct"): DirectAllreduce,
     ("reduce_scatter", "direct"): direct_reduce_scatter,
     ("all_gather", "direct"): direct_all_gather,
     ("all_to_all", "direct"): direct_all_to_all,

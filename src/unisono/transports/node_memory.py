@@ -7,9 +7,7 @@ from functools import partial
 
 import torch
 
-from unisono.call import Call
 from unisono.mpi import MPI
-from unisono.transports.arithmetic import Step
 from unisono.transports.reserve import reserve_slots
 from unisono.transports.shared_memory import SharedMemory, allocate_shared
 from unisono.transports.signals import Signals
@@ -49,8 +47,6 @@ class NodeMemory:
         self.slot_transfers = SlotTransfers(self.signals, self._slots)
         self._shared: dict[int, SharedMemory] = {}  # by number; without those that are no longer referenced
         self._made = 0
-        self.in_place_plans: dict[tuple[int, int], tuple[list[Step], Call]] = {}
-        """Steps and call of allreduces in shared memory, by address and number of the call."""
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor in shared memory of the node, or in the rank's own if none can be shared.

@@ -14,7 +14,7 @@ Memory traffic of each rank: n bytes read and n written, as for a copy of n byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.call import Call
@@ -38,8 +38,13 @@ def plan_reduce_in_place(views: Sequence[Any], rank: int, itemsize: int, arithme
     return steps
 
 
-def reduce_in_place(steps: Sequence[Step], signals: Signals, call: Call) -> None:
-    """Sum in place, all ranks together: afterwards every rank's memory holds the sum."""
-    signals.barrier(call)
-    perform(steps)
-    signals.barrier(call)
+def reduce_in_place(steps: Sequence[Step], signals: Signals, call: Call) -> Callable[[], None]:
+    """Return a function that sums in place, all ranks together: afterwards every rank's memory holds the sum."""
+    barrier = signals.prepare_barrier(call)
+
+    def play() -> None:
+        barrier()
+        perform(steps)
+        barrier()
+
+    return play

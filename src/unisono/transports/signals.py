@@ -1,7 +1,7 @@
 """Signals in shared memory: barriers of the ranks of a node, and notices that memory is ready or was read.
 
-    rank 0's row   token | token | posted[lane][peer] | taken[lane][peer] | words        a row is written by its rank
-    rank 1's row   token | token | posted[lane][peer] | taken[lane][peer] | words        alone and read by all
+    rank 0's row   token, inline | token, inline | posted[lane][peer] | taken[lane][peer] | words     written by its
+    rank 1's row   token, inline | token, inline | posted[lane][peer] | taken[lane][peer] | words     rank, read by all
 
 A rank that enters a barrier writes a token. It is one word, read at once: the number of the rank's call (61 bits of a
 hash of its words), plus its sequence number (of barriers entered), plus the number of the label. Odd and even sequence
@@ -14,29 +14,48 @@ numbers have separate slots.
 All tokens of a barrier are equal once all ranks have left it, so each rank knows the previous contents of the others'
 slots. A token that equals the one of two barriers ago by chance (1 in 2^61) would cause a wait, not a false match.
 
+A few bytes of payload travel beside the token (`inline`), in the cache lines that a waiting rank reads anyway. They are
+read before the next barrier is entered, and overwritten for the next but one.
+
 A wait polls the rows of the others. If each rank has its own cores, it polls a thousand times (some 50 us) before it
-yields the core between polls. If ranks share cores, or the threads of a rank share one, it yields at once. `Win.Sync`
-is the memory fence that MPI requires.
+yields the core between polls. If the threads of a rank share one, it yields after 128; if ranks do, at once. `Win.Sync`
+is the memory fence that MPI requires. Barriers leave it out on x86-64, whose processors keep the order of stores and
+the order of loads: there it would cost more than the rest of a barrier.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from unisono.binding import oversubscribed
-from unisono.call import WORDS_BYTES, Call, call_of, decode_words, encode_words
-from unisono.errors import MismatchError
+from unisono.call import WORDS_BYTES, Call, call_of, decode_words, differ_in_place, encode_words
+from unisono.errors import MismatchError, PlaceMismatchError
 from unisono.launch import available_cores
 from unisono.mpi import MPI
 from unisono.transports.window import Window
 
 Result = TypeVar("Result")
 
+INLINE_BYTES = 120
+"""Largest payload in bytes beside a token: together they fill two cache lines."""
+
+TOKEN_WORDS = 1 + INLINE_BYTES // 8
+"""Words of 8 bytes of a token and the payload beside it."""
+
+ORDERED_MACHINES = ("x86_64", "AMD64")
+"""Processors that make stores visible in program order, and loads likewise."""
+
 MAX_LANES = 16
 """Largest number of lanes of a schedule on a window."""
+
+SHARED_SPINS, SINGLE_SPINS = 5, 128
+"""Polls before a wait yields the core: to other ranks that share it, or to other threads of a rank of one core. The
+latter poll for some 6 us, as long as a short call takes: each yield takes a microsecond.
+"""
 
 POLLS_PER_PROGRESS = 1024
 """Polls of memory between two calls for MPI's progress, which a rank that has not arrived yet may need."""
@@ -61,7 +80,7 @@ class Signals:
         """
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self.ranks, self._check_interrupt = ranks, check_interrupt
-        counters = 2 + 2 * MAX_LANES * self.size
+        counters = 2 * TOKEN_WORDS + 2 * MAX_LANES * self.size
         self._window = Window(comm, 8 * counters + WORDS_BYTES)
         rows = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
         self._words = [memoryview(buffer)[8 * counters : 8 * counters + WORDS_BYTES] for buffer in self._window.buffers]
@@ -69,6 +88,11 @@ class Signals:
         self._own: Any = rows[self.rank]
         self._others = [row for rank, row in enumerate(rows) if rank != self.rank]
         self._own[:] = memoryview(bytes(8 * counters)).cast("q")
+        self.inline = [
+            [memoryview(buffer)[first + 8 : first + 8 + INLINE_BYTES] for buffer in self._window.buffers]
+            for first in (0, 8 * TOKEN_WORDS)
+        ]
+        """Memory beside the tokens of all ranks, for barriers of even and of odd sequence numbers."""
         self.sequence = 0
         self._label, self._label_number = "", 0
         self.waiting: Call | None = None
@@ -76,8 +100,9 @@ class Signals:
         own, masks = available_cores(), comm.allgather(available_cores())
         sharing = [mask for mask in masks if mask & own] or masks
         single = len(own) == 1  # on which this rank's other threads wait
-        self._spins = 5 if single or oversubscribed(sharing) else POLLS_PER_PROGRESS
+        self._spins = SHARED_SPINS if oversubscribed(sharing) else SINGLE_SPINS if single else POLLS_PER_PROGRESS
         self.fence = self._window.sync
+        self._barrier_fence = None if platform.machine() in ORDERED_MACHINES else self.fence
         self.fence()
         comm.Barrier()
 
@@ -87,19 +112,30 @@ class Signals:
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
-        sequence = self.sequence = self.sequence + 1
-        index, own, fence = sequence & 1, self._own, self.fence
-        before = own[index]
-        token = call.number + sequence + self._label_number
-        fence()
-        own[index] = token
-        agreed = True
-        for row in self._others:
-            if row[index] != token and self._wait_for_token(row, index, before, call) != token:
-                agreed = False  # continue: no rank leaves this barrier before all have entered it, so all detect it
-        if not agreed:
-            self._raise_mismatch(call)
-        fence()
+        self.prepare_barrier(call)()
+
+    def prepare_barrier(self, call: Call) -> Callable[[], None]:
+        """Return the barrier of a call as a function, for calls that are repeated: a short one takes a microsecond."""
+        number, fence, others = call.number, self._barrier_fence, self._others
+
+        def barrier() -> None:
+            sequence = self.sequence = self.sequence + 1
+            index, own = TOKEN_WORDS if sequence & 1 else 0, self._own
+            before = own[index]
+            token = number + sequence + self._label_number
+            if fence:
+                fence()
+            own[index] = token
+            agreed = True
+            for row in others:
+                if row[index] != token and self._wait_for_token(row, index, before, call) != token:
+                    agreed = False  # continue: no rank leaves this barrier before all have entered it: all detect it
+            if not agreed:
+                self._raise_mismatch(call)
+            if fence:
+                fence()
+
+        return barrier
 
     def _wait_for_token(self, row: memoryview, index: int, before: int, call: Call) -> int:
         """Return the token of a rank once it differs from `before`; the rank cannot be two barriers ahead."""
@@ -132,14 +168,15 @@ class Signals:
 
     def _raise_mismatch(self, call: Call) -> None:
         """Exchange words and raise MismatchError; on every rank, because each differs from at least one other."""
-        index = self.sequence & 1
+        index = (self.sequence & 1) * TOKEN_WORDS
         tokens = [int(row[index]) for row in self._rows]  # which the next barrier but one must find replaced
         self._words[self.rank][:] = encode_words(self._labelled(call))
-        self._barrier_unchecked([self._own[index ^ 1]] * self.size, call)
+        self._barrier_unchecked([self._own[TOKEN_WORDS - index]] * self.size, call)
         calls = [decode_words(bytes(words)) for words in self._words]
         self._barrier_unchecked(tokens, call)  # no rank writes other words before all have read these
         other = next(rank for rank, token in enumerate(tokens) if token != tokens[self.rank])
-        raise MismatchError(
+        error = PlaceMismatchError if differ_in_place(calls) else MismatchError
+        raise error(
             f"rank {self.ranks[self.rank]} called {calls[self.rank]}, "
             f"but rank {self.ranks[other]} called {calls[other]}: "
             "every rank of a group must make the same calls in the same order"
@@ -148,7 +185,7 @@ class Signals:
     def _barrier_unchecked(self, before: Sequence[int], call: Call) -> None:
         """Wait in a barrier without a comparison of calls; `before` are the tokens of two barriers ago."""
         self.sequence += 1
-        index = self.sequence & 1
+        index = (self.sequence & 1) * TOKEN_WORDS
         self.fence()
         self._own[index] = -self.sequence
         for rank, row in enumerate(self._rows):
@@ -162,7 +199,7 @@ class Signals:
 
     def post(self, lane: int, peer: int) -> int:
         """Signal that this rank's memory is ready for `peer`; return the number of such signals so far."""
-        index = 2 + lane * self.size + peer
+        index = 2 * TOKEN_WORDS + lane * self.size + peer
         self.fence()
         self._own[index] += 1
         return int(self._own[index])
@@ -170,23 +207,23 @@ class Signals:
     def take(self, lane: int, peer: int) -> None:
         """Signal that this rank has read the memory that `peer` posted."""
         self.fence()
-        self._own[2 + (MAX_LANES + lane) * self.size + peer] += 1
+        self._own[2 * TOKEN_WORDS + (MAX_LANES + lane) * self.size + peer] += 1
 
     def posted(self, lane: int, peer: int) -> int:
         """Return the number of times that `peer` signalled memory ready for this rank."""
-        return int(self._rows[peer][2 + lane * self.size + self.rank])
+        return int(self._rows[peer][2 * TOKEN_WORDS + lane * self.size + self.rank])
 
     def taken(self, lane: int, peer: int) -> int:
         """Return the number of times that `peer` signalled to have read this rank's memory."""
-        return int(self._rows[peer][2 + (MAX_LANES + lane) * self.size + self.rank])
+        return int(self._rows[peer][2 * TOKEN_WORDS + (MAX_LANES + lane) * self.size + self.rank])
 
     def took(self, lane: int, peer: int) -> int:
         """Return the number of times that this rank has read memory that `peer` posted."""
-        return int(self._own[2 + (MAX_LANES + lane) * self.size + peer])
+        return int(self._own[2 * TOKEN_WORDS + (MAX_LANES + lane) * self.size + peer])
 
     def free(self) -> None:
         """Free the memory; called by all ranks together."""
-        for view in (*self._rows, *self._words):
+        for view in (*self._rows, *self._words, *(line for lines in self.inline for line in lines)):
             view.release()
         self._window.free()
 

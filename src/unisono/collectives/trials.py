@@ -1,0 +1,175 @@
+"""Choice by measurement: the first call of a collective, dtype, op and size class on a node tries the candidates.
+
+    first call    barrier │ candidate 1, 5 times │ candidate 2, 5 times │ ...   on other memory, at most 20 calls
+                  the slowest rank's median of each: one maximum over the ranks; all take the least
+    later calls   the choice, kept in a file of this machine that later runs read
+
+A payload in shared memory needs no trial: it is reduced in place. Every candidate gives the same bits as the built-in
+choice, so that choices never change a result. The library is one where it must: nothing is reduced, or not in floating
+point, or there are two ranks, whose sum has one order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from unisono.call import call_of, call_to_choose
+from unisono.choosing.priced import LIBRARY, Choice
+from unisono.collectives.payload import name_of
+from unisono.mpi import MPI
+
+if TYPE_CHECKING:
+    from unisono.collectives.group import Group
+    from unisono.collectives.plans import Plan
+
+VARIABLE = "UNISONO_TUNE"
+"""Environment variable: "off" keeps the built-in choices."""
+
+MIN_TRIED_BYTES = 32 << 10
+"""Smallest payload in bytes with several candidates: below, `flat` is the best on every machine measured."""
+
+MAX_TRIED_BYTES = 16 << 20
+"""Largest payload in bytes that is tried; larger ones take its choice."""
+
+MAX_FLAT_BYTES = 128 << 10
+"""Largest payload in bytes for which `flat`, which every rank reduces whole, is a candidate."""
+
+MAX_ITEM_BYTES = 16
+"""Bytes of the largest element."""
+
+ROUNDS = 5
+"""Calls of each candidate in its trial, of which the first is not counted."""
+
+
+def candidates(collective: str, ranks: int, nbytes: int, op: str | None, floating: bool) -> list[Choice]:
+    """Return the candidates for a collective of a node's ranks: all give the same bits.
+
+    >>> [choice.transport for choice in candidates("allreduce", 4, 1 << 20, "sum", True)]
+    ['windows', 'cma']
+    """
+    found = [Choice("flat", "windows")] if collective == "allreduce" and nbytes <= MAX_FLAT_BYTES else []
+    if collective == "broadcast":
+        found += [Choice("tree", "cma")]
+    else:
+        found += [Choice("direct", "windows"), Choice("direct", "cma")]
+    ordered = floating and op in ("sum", "product") and ranks > 2
+    return found if ordered else [*found, Choice(LIBRARY, LIBRARY)]
+
+
+def size_class(nbytes: int) -> int:
+    """Return the power of two that stands for payloads of `nbytes` bytes: the next one, at most MAX_TRIED_BYTES."""
+    return min(MAX_TRIED_BYTES, 1 << (nbytes - 1).bit_length())
+
+
+class Trials:
+    """Trials of the collectives of one group, whose ranks share a node, and the choices made so far."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._choices: dict[tuple[str, str, str | None, int], Choice] = {}
+
+    def choose(self, plan: Plan) -> Choice:
+        """Return the best choice for a collective like `plan`. All ranks call it together."""
+        guess, group = Choice(plan.algorithm, plan.transport), self._group
+        tuned = (plan.collective, "one node") in group.table.measured
+        if plan.nbytes < MIN_TRIED_BYTES or tuned or not group.one_node or os.environ.get(VARIABLE, "") == "off":
+            return guess
+        key = plan.collective, name_of(plan.dtype), plan.op, size_class(plan.nbytes)
+        if key not in self._choices:
+            self._choices[key] = self._measure(plan, key) if group.uses_shared_memory(plan.call) else guess
+        return self._choices[key]
+
+    def _measure(self, plan: Plan, key: tuple[str, str, str | None, int]) -> Choice:
+        group = self._group
+        nbytes = key[-1] - key[-1] % (MAX_ITEM_BYTES * group.size)  # as many elements for each rank
+        group.barrier(call_to_choose(plan.call))
+        floating = plan.dtype.is_floating_point
+        found = candidates(plan.collective, group.size, nbytes, plan.op, floating)
+        if group.cross_memory(plan.call) is None:
+            found = [choice for choice in found if choice.transport != "cma"]
+        known = np.array([-1], np.int64)
+        path, entry = _path(group), " ".join(map(str, key))
+        if group.rank == 0:
+            kept = _read(path).get(entry)
+            known[0] = next((number for number, choice in enumerate(found) if [*choice] == kept), -1)
+        _maximum(group, known)
+        if known[0] >= 0:
+            return found[int(known[0])]
+        seconds = _seconds(group, plan, found, nbytes)
+        best = found[int(seconds.argmin())]
+        if group.rank == 0:
+            _write(path, {**_read(path), entry: [*best]})
+        return best
+
+
+def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the median seconds of each candidate, on the slowest rank."""
+    from unisono.collectives.prepare import bind, prepare  # noqa: PLC0415 - it prepares what a group's plans say
+
+    sides = torch.empty(nbytes, dtype=torch.uint8).zero_(), torch.empty(nbytes, dtype=torch.uint8).zero_()
+    source, target = sides[0].data_ptr(), sides[1].data_ptr()
+    if plan.collective in ("allreduce", "broadcast"):
+        target = source
+    elif plan.collective == "all_gather":
+        source = target + group.rank * (nbytes // group.size)
+    plans = [group.plan_chosen(plan, choice, nbytes) for choice in found]
+    starts = [bind(prepare(group, one), source, target) for one in plans]
+    taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
+    ready = call_of("choice of an algorithm")
+    for index, start in enumerate(starts):
+        for number in range(ROUNDS):
+            payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
+            group.barrier(ready)
+            begun = time.perf_counter()
+            start()
+            taken[number, index] = time.perf_counter() - begun
+    for one in plans:
+        group.prepared.pop(one, None)
+    medians = np.median(taken[1:], axis=0)
+    _maximum(group, medians)
+    return medians
+
+
+def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Replace numbers by their maximum over all ranks."""
+    mine = numbers.copy()
+    group.wait_for(group.comm.Iallreduce(mine, numbers, MPI.MAX), mine, numbers)
+
+
+def _path(group: Group) -> Path:
+    """Return the file of the choices of this machine, MPI library and number of ranks."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "unisono"
+    facts = platform.processor(), os.cpu_count(), MPI.Get_library_version(), torch.__version__, group.size
+    name = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+    return folder / f"choices-{socket.gethostname()}-{name}.json"
+
+
+def _read(path: Path) -> Mapping[str, list[str]]:
+    """Return the choices of a file; none where it cannot be read: they are measured again."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, choices: Mapping[str, list[str]]) -> None:
+    """Write choices atomically. Without a place to write, later runs measure again."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(choices, indent=1) + "\n")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,249 @@
+"""Collectives of one node on memory of any kind, which the ranks read and write in each other's processes.
+
+Linux calls it cross memory attach: `process_vm_readv` and `process_vm_writev` copy between two processes, without a
+copy into shared memory before. Ranks publish the address of their payload beside the token of a barrier.
+
+    allreduce        2 ranks, segments 0 and 1 of each payload; rank 0, for each piece of segment 0:
+
+                         rank 1's piece ── read ──▶ scratch, added to the own piece ── write ──▶ rank 1's piece
+
+    reduce_scatter   read the others' pieces of the own chunk, reduce them into the target
+    all_gather       read the others' chunks
+    all_to_all       read the chunks for this rank
+    broadcast        read the root's payload
+
+Each has a barrier before (addresses) and one after (the memory may be used again). Bytes that a rank copies, n bytes on
+p ranks: 2n(p-1)/p for an allreduce, half of what staging copies. The results equal those of the schedule `direct`, bit
+for bit. The kernel must allow it: `open_cross_memory` tries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.errors import OperationError
+from unisono.mpi import MPI, allreduce_min
+from unisono.schedules.pieces import bounds
+from unisono.transports.arithmetic import Step, perform
+from unisono.transports.fused import FusedCall, Start, bytes_at
+from unisono.transports.signals import Signals
+
+VARIABLE = "UNISONO_CMA"
+"""Environment variable: "off" forbids access to the memory of other processes."""
+
+SCRATCH_BYTES = 512 << 10
+"""Bytes read from other ranks at a time, of all of them together: they stay in the cache until they are summed."""
+
+SET_PTRACER, ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
+"""Request of Linux's `prctl`: let the other ranks, which are no ancestors, access this process (Yama)."""
+
+PROOF_BYTES = 16
+
+_IoVec = ctypes.c_size_t * 2
+"""Address and length, as `struct iovec`."""
+
+
+def open_cross_memory(comm: MPI.Intracomm, signals: Signals) -> CrossMemory | None:
+    """Return access to the memory of the ranks of `comm`, on one node; None on all if one may not read another's.
+
+    All of them call it together. The kernel may forbid it: by seccomp in a container, or by Yama's ptrace_scope. A
+    process number may also belong to another process, in another container: each rank reads a random number to be sure.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    allowed = os.environ.get(VARIABLE, "") != "off" and hasattr(libc, "process_vm_readv")
+    if not allreduce_min(comm, allowed):
+        return None
+    libc.prctl(SET_PTRACER, ANY_PROCESS, 0, 0, 0)
+    proof = np.frombuffer(secrets.token_bytes(PROOF_BYTES), np.uint8).copy()
+    others = comm.allgather((os.getpid(), proof.ctypes.data, proof.tobytes()))
+    cross = CrossMemory(signals, [process for process, _, _ in others])
+    readable = True
+    for rank, (_, address, expected) in enumerate(others):
+        found = np.zeros(PROOF_BYTES, np.uint8)
+        readable &= cross.try_read(rank, address, found.ctypes.data, PROOF_BYTES) and found.tobytes() == expected
+    return cross if allreduce_min(comm, readable) else None  # and `proof` lives until all have read it
+
+
+class CrossMemory:
+    """Memory of the processes of a node's ranks; `processes` are their numbers."""
+
+    def __init__(self, signals: Signals, processes: Sequence[int]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
+        for function in (self._read, self._write):
+            function.restype = ctypes.c_ssize_t
+            function.argtypes = (
+                ctypes.c_int,
+                ctypes.c_void_p,
+                ctypes.c_ulong,
+                ctypes.c_void_p,
+                ctypes.c_ulong,
+                ctypes.c_ulong,
+            )
+        self.signals, self._processes = signals, processes
+        self._addresses = [[line[:8].cast("q") for line in lines] for lines in signals.inline]
+        self.others = [rank for rank in range(signals.size) if rank != signals.rank]
+        self.piece = SCRATCH_BYTES // max(1, len(self.others)) & -64
+        """Bytes read from each other rank at a time."""
+        self.scratch = {rank: np.empty(self.piece, np.uint8) for rank in self.others}
+
+    def try_read(self, rank: int, remote: int, local: int, nbytes: int) -> bool:
+        """Read `nbytes` bytes of a rank; return False if the kernel does not allow it."""
+        return bool(self._copy(self._read, rank, remote, local, nbytes) == nbytes)
+
+    def read(self, rank: int, remote: int, local: int, nbytes: int) -> None:
+        """Read `nbytes` bytes at the address `remote` of a rank into the own memory at `local`."""
+        self._copy_all(self._read, rank, remote, local, nbytes)
+
+    def write(self, rank: int, remote: int, local: int, nbytes: int) -> None:
+        """Write `nbytes` bytes at `local` into a rank's memory at `remote`."""
+        self._copy_all(self._write, rank, remote, local, nbytes)
+
+    def exchange_addresses(self, barrier: Callable[[], None], address: int) -> list[int]:
+        """Enter a barrier, and return the addresses of the payloads of all ranks."""
+        line = self._addresses[(self.signals.sequence + 1) & 1]
+        line[self.signals.rank][0] = address
+        barrier()
+        return [one[0] for one in line]
+
+    def _copy(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> int:
+        here, there = _IoVec(local, nbytes), _IoVec(remote, nbytes)
+        return function(self._processes[rank], here, 1, there, 1, 0)
+
+    def _copy_all(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> None:
+        done = 0
+        while done < nbytes:
+            count = self._copy(function, rank, remote + done, local + done, nbytes - done)
+            if count <= 0:
+                ranks, reason = self.signals.ranks, os.strerror(ctypes.get_errno())
+                raise OperationError(
+                    f"rank {ranks[self.signals.rank]} cannot access the memory of rank {ranks[rank]}, process "
+                    f"{self._processes[rank]}: {reason}; has it ended? Otherwise set {VARIABLE}=off"
+                )
+            done += count
+
+
+class CrossAllreduce:
+    """Prepared allreduce `direct`, in place in the memory of all ranks."""
+
+    def __init__(self, cross: CrossMemory, fused: FusedCall) -> None:
+        self._cross, self._fused = cross, fused
+
+    def bind(self, address: int) -> Callable[[], None]:
+        """Return a function that reduces the memory at `address`, in place."""
+        cross, barrier = self._cross, self._cross.signals.prepare_barrier(self._fused.call)
+        pieces = _plan_pieces(cross, self._fused, address)
+
+        def play() -> None:
+            addresses = cross.exchange_addresses(barrier, address)
+            for offset, nbytes, steps in pieces:
+                for rank in cross.others:
+                    cross.read(rank, addresses[rank] + offset, cross.scratch[rank].ctypes.data, nbytes)
+                perform(steps)
+                for rank in cross.others:
+                    cross.write(rank, addresses[rank] + offset, address + offset, nbytes)
+            barrier()
+
+        return play
+
+    def __call__(self, source: int, _: int) -> None:
+        """Reduce the memory at `source`, in place."""
+        self.bind(source)()
+
+
+def _plan_pieces(
+    cross: CrossMemory, fused: FusedCall, address: int, target: int | None = None
+) -> list[tuple[int, int, list[Step]]]:
+    """Return the offset and the bytes of each piece of the own chunk, and the steps that reduce it, once it was read.
+
+    The result replaces the own chunk at `address`, or goes to `target`.
+    """
+    arithmetic, itemsize, rank = fused.arithmetic, fused.dtype.itemsize, cross.signals.rank
+    start, stop = (itemsize * end for end in bounds(fused.length, cross.signals.size, rank))
+    pieces = []
+    for offset in range(start, stop, cross.piece):
+        nbytes = min(cross.piece, stop - offset)
+        own = arithmetic.view(MPI.memory.fromaddress(address + offset, nbytes))
+        into = own if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
+        read = {one: arithmetic.view(memory[:nbytes]) for one, memory in cross.scratch.items()}
+        sources = [own if one == rank else read[one] for one in range(cross.signals.size)]
+        pieces.append((offset, nbytes, arithmetic.reduce(sources, into)))
+    return pieces
+
+
+def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall) -> Start:
+    """Prepare a reduce_scatter. The target may be the own chunk of the source."""
+    barrier = cross.signals.prepare_barrier(fused.call)
+    start, _ = bounds(fused.length, cross.signals.size, cross.signals.rank)
+
+    def play(source: int, target: int) -> None:
+        in_place = target == source + start * fused.dtype.itemsize
+        pieces = _plan_pieces(cross, fused, source, None if in_place else target)
+        addresses = cross.exchange_addresses(barrier, source)
+        for offset, nbytes, steps in pieces:
+            for rank in cross.others:
+                cross.read(rank, addresses[rank] + offset, cross.scratch[rank].ctypes.data, nbytes)
+            perform(steps)
+        barrier()
+
+    return play
+
+
+def cross_all_gather(cross: CrossMemory, fused: FusedCall) -> Start:
+    """Prepare an all_gather, in place: the source is the own chunk of the target."""
+    barrier = cross.signals.prepare_barrier(fused.call)
+    size, itemsize = cross.signals.size, fused.dtype.itemsize
+    ends = [[itemsize * end for end in bounds(fused.length, size, rank)] for rank in range(size)]
+
+    def play(_: int, target: int) -> None:
+        addresses = cross.exchange_addresses(barrier, target)
+        for rank in cross.others:
+            start, stop = ends[rank]
+            cross.read(rank, addresses[rank] + start, target + start, stop - start)
+        barrier()
+
+    return play
+
+
+def cross_all_to_all(cross: CrossMemory, fused: FusedCall) -> Start:
+    """Prepare an all_to_all, from the source to the target."""
+    barrier, own = cross.signals.prepare_barrier(fused.call), cross.signals.rank
+    each = fused.nbytes // cross.signals.size
+
+    def play(source: int, target: int) -> None:
+        addresses = cross.exchange_addresses(barrier, source)
+        for rank in cross.others:
+            cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
+        bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
+        barrier()
+
+    return play
+
+
+def cross_broadcast(cross: CrossMemory, fused: FusedCall, root: int) -> Start:
+    """Prepare a broadcast of the root's payload."""
+    barrier = cross.signals.prepare_barrier(fused.call)
+
+    def play(_: int, target: int) -> None:
+        addresses = cross.exchange_addresses(barrier, target)
+        if cross.signals.rank != root:
+            cross.read(root, addresses[root], target, fused.nbytes)
+        barrier()
+
+    return play
+
+
+CROSS: dict[str, Callable[..., Any]] = {
+    "allreduce": CrossAllreduce,
+    "reduce_scatter": cross_reduce_scatter,
+    "all_gather": cross_all_gather,
+    "all_to_all": cross_all_to_all,
+    "broadcast": cross_broadcast,
+}
+"""Functions that prepare a collective on the memory of all ranks; that of `broadcast` also takes the root."""

@@ -1,0 +1,53 @@
+"""Candidates of a collective: each has the bits of the built-in choice; classes; the file of choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unisono.choosing.priced import LIBRARY, Choice
+from unisono.collectives.trials import MAX_TRIED_BYTES, _read, _write, candidates, size_class
+
+LIBRARY_CHOICE = Choice(LIBRARY, LIBRARY)
+
+
+def test_the_library_is_a_candidate_where_the_order_of_a_sum_is_no_matter() -> None:
+    assert LIBRARY_CHOICE in candidates("allreduce", 2, 1 << 20, "sum", floating=True)
+    assert LIBRARY_CHOICE not in candidates("allreduce", 3, 1 << 20, "sum", floating=True)
+    assert LIBRARY_CHOICE in candidates("allreduce", 3, 1 << 20, "sum", floating=False)
+    assert LIBRARY_CHOICE in candidates("allreduce", 3, 1 << 20, "maximum", floating=True)
+    assert LIBRARY_CHOICE in candidates("all_gather", 8, 1 << 20, None, floating=True)
+
+
+def test_flat_is_a_candidate_for_short_payloads() -> None:
+    flat = Choice("flat", "windows")
+    assert flat in candidates("allreduce", 2, 64 << 10, "sum", floating=True)
+    assert flat not in candidates("allreduce", 2, 1 << 20, "sum", floating=True)
+    assert flat not in candidates("reduce_scatter", 2, 64 << 10, "sum", floating=True)
+
+
+def test_at_most_20_calls_are_tried() -> None:
+    from unisono.collectives.trials import ROUNDS
+
+    for collective in ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
+        assert ROUNDS * len(candidates(collective, 2, 64 << 10, "sum", floating=False)) <= 20
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"), [(33 << 10, 64 << 10), (64 << 10, 64 << 10), (1 << 40, MAX_TRIED_BYTES)]
+)
+def test_classes(nbytes: int, expected: int) -> None:
+    assert size_class(nbytes) == expected
+
+
+def test_the_file_of_choices(tmp_path: Path) -> None:
+    path = tmp_path / "unisono" / "choices.json"
+    assert _read(path) == {}
+    _write(path, {"allreduce float32 sum 65536": ["direct", "cma"]})
+    assert _read(path) == {"allreduce float32 sum 65536": ["direct", "cma"]}
+    assert [*path.parent.iterdir()] == [path]
+    for damaged in ("{", "[1]"):
+        path.write_text(damaged)
+        assert _read(path) == {}
+    _write(Path("/proc/choices.json"), {})  # no place to write: measured again by later runs
