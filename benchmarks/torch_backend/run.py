@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,10 @@ MOST = {"one_node": 100_000_000, "switch": 16 << 20, "supernodes": 16 << 20}
 
 STEPS = {"one_node": 7, "switch": 3, "supernodes": 3}
 """Training steps that are timed."""
+
+
+ROUNDS = 15
+"""Rounds of the contenders for communication."""
 
 
 def start(place: str, program: str, *arguments: str) -> None:
@@ -51,6 +56,11 @@ def operations(place: str) -> None:
 def step(place: str) -> None:
     """A step of AlexNet."""
     start(place, "ddp_step.py", str(HERE / f"ddp_{place}.json"), str(STEPS[place]))
+
+
+def communication(place: str) -> None:
+    """What communication costs an unmodified DistributedDataParallel, by several contenders."""
+    start(place, "ddp_communication.py", str(HERE / f"communication_{place}.json"), str(ROUNDS))
 
 
 def ratio(row: dict[str, Any]) -> float:
@@ -82,13 +92,36 @@ def summary() -> str:
         lines.append(
             f"| {path.stem.removeprefix('ddp_')} | {ours:.2f} | {gloo:.2f} | {alone:.2f} | {gloo / ours:.2f} |"
         )
+    lines += communication_tables()
     lines += ["", f"PyTorch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores.", ""]
     return "\n".join(lines)
+
+
+def communication_tables() -> list[str]:
+    """Communication of a step in milliseconds: medians, and quartiles in brackets."""
+    path = HERE / "communication_one_node.json"
+    if not path.exists():
+        return []
+    lines = ["", "## Communication of a step, unmodified DistributedDataParallel, one node", ""]
+    for name, model in json.loads(path.read_text())["models"].items():
+        lines += [f"{name}, {model['gradient_bytes'] / 1e6:.0f} MB of gradients", ""]
+        lines += ["| | step ms | exposed ms | in all ms |", "| --- | ---: | ---: | ---: |"]
+        for contender, times in model["seconds"].items():
+            lines.append(f"| {contender} | {' | '.join(map(milliseconds, times.values()))} |")
+        lines.append("")
+    return lines
+
+
+def milliseconds(seconds: list[float]) -> str:
+    """The median, and the quartiles."""
+    first, median, third = (1e3 * quartile for quartile in statistics.quantiles(seconds, n=4, method="inclusive"))
+    return f"{median:.1f} ({first:.1f} to {third:.1f})"
 
 
 def main(parts: list[str]) -> None:
     """Run the parts that are named, all by default, and write the summary of what there is."""
     known = {f"{kind.__name__}:{place}": (kind, place) for place in MOST for kind in (operations, step)}
+    known["communication:one_node"] = communication, "one_node"
     for part in parts or known:
         if part not in known:
             sys.exit(f"no part {part!r}; there are {', '.join(known)}")

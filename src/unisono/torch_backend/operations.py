@@ -24,6 +24,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.scatter import scatter
+from unisono.errors import PlaceMismatchError
 from unisono.torch_backend.devices import on_any_device
 from unisono.torch_backend.direct import (
     all_gather_directly,
@@ -109,10 +110,29 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
                 check_output(self._group, tensor, "all_reduce")
             reduction.before(tensor, copy=False)
         if tensor.is_cpu:
-            allreduce(self._group, tensor, "auto", self._wire(tensor, reduction), reduction.op)
+            self._reduce_on_host(tensor, reduction)
         else:
             allreduce_directly(self._group, tensor, reduction.op)
         reduction.after(tensor, self._group.size)
+
+    def _reduce_on_host(self, tensor: torch.Tensor, reduction: Reduction) -> None:
+        wire = self._wire(tensor, reduction)
+        try:
+            allreduce(self._group, tensor, "auto", wire, reduction.op)
+        except PlaceMismatchError:  # raised on all ranks: one has joined early, and gives zeros instead of its bucket
+            tensor.copy_(allreduce(self._group, tensor.clone(), "auto", wire, reduction.op))
+
+    # Memory of tensors
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
+        """Return False: FSDP2 would allocate for each operation; those that it uses gain nothing by shared memory."""
+        return False
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat, zeroed tensor that an all_reduce need not copy; called by all ranks together."""
+        made: list[torch.Tensor] = []
+        self.submit("empty", lambda: made.append(self._group.empty(length, dtype)), [], made, None).wait()
+        return made[0]
 
     # Gather the tensors of all ranks
 

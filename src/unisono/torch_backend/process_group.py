@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unisono.torch_backend.buckets import share_buckets
 from unisono.torch_backend.devices import create_device_backend, on_any_device
 from unisono.torch_backend.direct import can_pass_directly, gpu_sum_works, mpi_reports_gpu_support
 from unisono.torch_backend.messages import Messages
@@ -23,6 +24,7 @@ from unisono.torch_backend.work import NO_TIMEOUT, Work
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
     """Create a process group, all its ranks together; `creation` holds PyTorch's parameters of the group."""
+    share_buckets()
     return ProcessGroup(mpi_job(), creation, options or Options())
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+distributed: Any = dist
 
 c10d: Any = dist.distributed_c10d
 
 GroupBase: Any = dist.ProcessGroup
+
+ReducerBase: Any = distributed.Reducer
+
+DispatchModeBase: Any = TorchDispatchMode
 
 WorkBase: Any = dist._Work  # type: ignore[attr-defined]
 

@@ -105,6 +105,7 @@ class SubmissionQueue:
         while (submission := self._queue.get()) is not None:
             with self._run_lock:
                 self._carry_out(submission)
+            del submission  # its tensors, which would live until the next one
 
     def _carry_out(self, submission: Submission) -> None:
         self.deadline = Deadline(submission.seconds)
