@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.bench.collectives import AUTO, GLOO, LIBRARY, SIZES
+from unisono.bench.collectives import AUTO, LIBRARY
 from unisono.bench.collectives_report import bound_of, simulated, table
+from unisono.bench.peer_program import GLOO, SIZES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

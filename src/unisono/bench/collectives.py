@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.addresses import address_towards, interface_of
+from unisono.bench.peer_program import COPY, GLOO, SIZES
 from unisono.choosing.pace import pace_of
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
@@ -22,17 +23,14 @@ from unisono.tuning.decide import timing_of
 from unisono.tuning.trials import times
 from unisono.world import World
 
-SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
-"""Payloads in bytes."""
-
 MIN_TRIALS, MAX_TRIALS = 3, 31
 """Smallest and largest number of trials of each contender."""
 
 TRIAL_SECONDS = 8.0
 """Seconds of trials for a size, in addition to the MIN_TRIALS of each contender."""
 
-AUTO, LIBRARY, GLOO, COPY = "auto", "MPI library", "gloo", "copy"
-"""Contenders in addition to the algorithms; `copy` is the bound on one node."""
+AUTO, LIBRARY = "auto", "MPI library"
+"""Contenders in addition to the algorithms, GLOO and COPY."""
 
 ON_TENSOR = "MPI library, tensor"
 """The library on a tensor's memory, as programs with tensors call it; LIBRARY uses an array made beforehand."""
@@ -64,7 +62,7 @@ def measure(
         "library": MPI.Get_library_version().splitlines()[0].strip(),
         "sizes": [],
     }
-    with _gloo(world):
+    with gloo_group(world):
         for nbytes in sizes:
             calls = contenders(world, nbytes, chosen)
             seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS)
@@ -129,7 +127,7 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
 
 
 @contextmanager
-def _gloo(world: World) -> Iterator[None]:
+def gloo_group(world: World) -> Iterator[None]:
     """Start gloo between the same ranks, over the interface by which other nodes reach rank 0; stop it at the end."""
     store, address = store_of(world)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(address)))

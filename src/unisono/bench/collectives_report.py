@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.bench.collectives import AUTO, COPY, GLOO, LIBRARY
+from unisono.bench.collectives import AUTO, LIBRARY
+from unisono.bench.peer_program import COPY, GLOO
 
 SHORT_PAYLOAD_BYTES = 256 << 10
 """Bytes up to which a payload counts as short in the plot."""

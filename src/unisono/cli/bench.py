@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from unisono.cli.command_group import CommandGroup
-from unisono.cli.ranks import join, write
+from unisono.cli.ranks import join, write, write_alone
 from unisono.cli.train import launch
 from unisono.errors import UsageError, install_command
 from unisono.lab.plan import parse_rate
-from unisono.launch import cores, ranks_started
+from unisono.launch import cores, rank_started, ranks_started
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 
@@ -34,27 +35,38 @@ def collectives(
         str | None, typer.Option(help="Algorithms to time, separated by commas; '' for none.")
     ] = None,
     rate: Annotated[str | None, typer.Option(help="Rate of a node's link, for the bound: 200mbit.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Compare with other libraries on this machine: mpich,openmpi,intel,gloo, or some of them."),
+    ] = None,
+    compared: Annotated[
+        str | None,
+        typer.Option("--collectives", help="Collectives to compare, separated by commas; default: allreduce."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the comparison; default: 3.")] = None,
 ) -> None:
-    """Time the allreduce: every algorithm, the MPI library, gloo and the bound, in one run."""
-    from unisono.schedules import check
-    from unisono.wires import WIRES
+    """Time the allreduce: every algorithm, the MPI library, gloo and the bound, in one run.
 
+    With --against, compare collectives with those of other libraries, by turns. Each MPI is installed at its first use,
+    in an environment of its own in the user's cache, and started by its own mpiexec.
+    """
     if largest < 4:
         raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
+    if against is not None:
+        _refuse({"--algorithms": algorithms, "--rate": rate}, "not with --against, which times `auto` on one machine")
+        _compare(output, 2 if ranks is None else ranks, largest, against, compared or "allreduce", rounds)
+        return
+    _refuse({"--collectives": compared, "--rounds": rounds}, "only with --against")
     names = None if algorithms is None else [name for name in algorithms.split(",") if name]
-    for name in names or []:
-        schedule, _, wire = name.partition(" ")
-        if schedule not in ("auto", "library"):
-            check(schedule)
-        if wire and wire not in WIRES:
-            raise UsageError(f"--algorithms {name}: there is no wire {wire!r}; there are {', '.join(WIRES)}")
+    _check_algorithms(names or [])
     bits = parse_rate(rate) if rate else None
     if ranks_started(os.environ) is None:
         chosen = [] if algorithms is None else [f"--algorithms={algorithms}"]
         given = [f"--output={output}", f"--largest={largest}", *chosen, *([f"--rate={rate}"] if rate else [])]
         raise typer.Exit(launch(ranks or max(2, cores()), ["bench", "collectives", *given]))
     from unisono.bench import collectives_report
-    from unisono.bench.collectives import SIZES, measure
+    from unisono.bench.collectives import measure
+    from unisono.bench.peer_program import SIZES
 
     world = join("bench collectives")
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
@@ -64,13 +76,78 @@ def collectives(
             print(line, flush=True)
 
     found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
-    files = {"results.json": json.dumps(found, indent=1), "table.md": collectives_report.table(found)}
-    for name, text in files.items():
-        write(world, output, partial((output / name).write_text, text + "\n"))
+    text, plot = collectives_report.table(found), collectives_report.plot
+    _write_report(output, found, text, plot, partial(write, world, output), log)
+
+
+def _check_algorithms(names: Sequence[str]) -> None:
+    """Raise UsageError for an unknown schedule or wire."""
+    from unisono.schedules import check
+    from unisono.wires import WIRES
+
+    for name in names:
+        schedule, _, wire = name.partition(" ")
+        if schedule not in ("auto", "library"):
+            check(schedule)
+        if wire and wire not in WIRES:
+            raise UsageError(f"--algorithms {name}: there is no wire {wire!r}; there are {', '.join(WIRES)}")
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise UsageError for an option that was given."""
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{name} {value}: {why}")
+
+
+def _compare(output: Path, ranks: int, largest: int, against: str, compared: str, rounds: int | None) -> None:
+    """Compare collectives with those of other libraries, and write the report."""
+    from unisono.bench import against_report
+    from unisono.bench.against import PEERS, measure_against
+    from unisono.bench.peer_program import COLLECTIVES, SIZES
+
+    if ranks_started(os.environ) is not None:
+        if rank_started(os.environ):
+            raise SystemExit(2)  # rank 0 reports it
+        raise UsageError("--against starts every library's own mpiexec, on one machine: call it without a launcher")
+    rounds = 3 if rounds is None else rounds
+    if ranks < 2 or rounds < 1:
+        raise UsageError(f"--ranks {ranks} --rounds {rounds}: needs 2 ranks and 1 round, or more")
+    peers = _chosen("--against", against, PEERS)
+    collectives = _chosen("--collectives", compared, COLLECTIVES)
+    to_output = partial(write_alone, output)
+    to_output(lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
+    log = partial(print, flush=True)
+    found = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
+    shares = "\n".join(against_report.summary(found))
+    _write_report(output, found, f"{against_report.table(found)}\n\n{shares}", against_report.plot, to_output, log)
+
+
+def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
+    """Return the names of a list with commas, each once. Raises UsageError for an unknown one, or for none."""
+    names = list(dict.fromkeys(name for name in given.split(",") if name))
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{option} {given}: unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    if not names:
+        raise UsageError(f"{option} is empty; there are {', '.join(known)}")
+    return names
+
+
+def _write_report(
+    output: Path,
+    found: Mapping[str, Any],
+    text: str,
+    plot: Callable[[Mapping[str, Any], Path], None],
+    write_output: Callable[[Callable[[], object]], None],
+    log: Callable[[str], None],
+) -> None:
+    """Write results.json, table.md with `text`, and plot.svg where matplotlib is installed; show the text."""
+    for name, content in {"results.json": json.dumps(found, indent=1), "table.md": text}.items():
+        write_output(partial((output / name).write_text, content + "\n"))
     drawn = find_spec("matplotlib") is not None
     if drawn:
-        write(world, output, lambda: collectives_report.plot(found, output / "plot.svg"))
-    log(f"\n{files['table.md']}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
+        write_output(lambda: plot(found, output / "plot.svg"))
+    log(f"\n{text}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
     if not drawn:
         log(f"no plot: matplotlib is not installed ({install_command('bench')})")
 
@@ -92,10 +169,7 @@ def networks(
     chosen = [name for name in names.split(",") if name]
     for name in chosen:
         check_name(name)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from error
+    write_alone(output, lambda: output.mkdir(parents=True, exist_ok=True))
     import torch
     from rich.console import Console
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,13 @@ def join(what: str, alone: bool = False) -> World:
 
 def write(world: World, path: Path, action: Callable[[], object]) -> None:
     """Write something into `path`, on rank 0. Raises UsageError, on all ranks, where that fails."""
-
-    def attempt() -> None:
-        try:
-            action()
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
-
     with world.agree_on_errors():
-        world.call_on_root(attempt)
+        world.call_on_root(partial(write_alone, path, action))
+
+
+def write_alone(path: Path, action: Callable[[], object]) -> None:
+    """Write something into `path`, in this process. Raises UsageError where that fails."""
+    try:
+        action()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
