@@ -53,7 +53,8 @@ def test_numbers_of_16_bits() -> None:
         result.sum().backward()
     assert found.grad is not None
     assert exact.grad is not None
-    assert float((outputs - expected).detach().norm() / expected.detach().norm()) < 0.005
+    units = 2  # one rounds the power, one the quotient; how often PyTorch rounds in between depends on the processor
+    assert float((outputs - expected).detach().norm() / expected.detach().norm()) < units * 2**-8
     assert float((found.grad - exact.grad).norm() / exact.grad.norm()) < 0.01
 
 

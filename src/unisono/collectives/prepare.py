@@ -63,7 +63,7 @@ def prepare(group: Group, plan: Plan) -> Start:
 def bind(start: Start, source: int, target: int) -> Callable[[], None]:
     """Return a function that carries a prepared collective out on memory at these addresses."""
     if isinstance(start, FlatAllreduce | DirectAllreduce | CrossAllreduce):
-        return start.bind(source)
+        return start.at(source)
     return partial(start, source, target)
 
 

@@ -135,7 +135,7 @@ class CrossAllreduce:
     def __init__(self, cross: CrossMemory, fused: FusedCall) -> None:
         self._cross, self._fused = cross, fused
 
-    def bind(self, address: int) -> Callable[[], None]:
+    def at(self, address: int) -> Callable[[], None]:
         """Return a function that reduces the memory at `address`, in place."""
         cross, barrier = self._cross, self._cross.signals.prepare_barrier(self._fused.call)
         pieces = _plan_pieces(cross, self._fused, address)
@@ -154,7 +154,7 @@ class CrossAllreduce:
 
     def __call__(self, source: int, _: int) -> None:
         """Reduce the memory at `source`, in place."""
-        self.bind(source)()
+        self.at(source)()
 
 
 def _plan_pieces(

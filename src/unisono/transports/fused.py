@@ -58,7 +58,7 @@ class FlatAllreduce:
         flat = partial(memory.staging.flat, arithmetic=fused.arithmetic, call=fused.call)
         self._parts = [(start, flat(size)) for start, size in zip(starts, sizes, strict=True)]
 
-    def bind(self, address: int) -> Callable[[], None]:
+    def at(self, address: int) -> Callable[[], None]:
         """Return a function that reduces the memory at `address`, in place."""
         plays = [prepare(address + first) for first, prepare in self._parts]
         if len(plays) == 1:
@@ -72,7 +72,7 @@ class FlatAllreduce:
 
     def __call__(self, source: int, _: int) -> None:
         """Reduce the memory at `source`, in place."""
-        self.bind(source)()
+        self.at(source)()
 
 
 class DirectAllreduce:
@@ -81,7 +81,7 @@ class DirectAllreduce:
     def __init__(self, memory: NodeMemory, fused: FusedCall, find: FindShared) -> None:
         self._memory, self._fused, self._find = memory, fused, find
 
-    def bind(self, address: int) -> Callable[[], None]:
+    def at(self, address: int) -> Callable[[], None]:
         """Return a function that reduces the memory at `address`, in place."""
         memory, fused = self._memory, self._fused
         itemsize, arithmetic = fused.dtype.itemsize, fused.arithmetic
@@ -95,7 +95,7 @@ class DirectAllreduce:
 
     def __call__(self, source: int, _: int) -> None:
         """Reduce the memory at `source`, in place."""
-        self.bind(source)()
+        self.at(source)()
 
 
 def views_in(shared: SharedMemory, address: int, fused: FusedCall) -> list[object]:
