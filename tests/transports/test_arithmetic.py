@@ -39,7 +39,8 @@ def serial(op: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("op", NUMPY_OPS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("own", [None, 0, 1, 4])
-def test_reduce_changes_only_its_target(op: str, ranks: int, own: int | None) -> None:
+@pytest.mark.parametrize("spare", [False, True], ids=["", "spare"])
+def test_reduce_changes_only_its_target(op: str, ranks: int, own: int | None, spare: bool) -> None:
     if own is not None and own >= ranks:
         pytest.skip("no such rank")
     for dtype in dtypes_of(op):
@@ -49,10 +50,10 @@ def test_reduce_changes_only_its_target(op: str, ranks: int, own: int | None) ->
         views = [arithmetic.view(buffer) for buffer in buffers]
         target_buffer = memory(torch.zeros(37, dtype=dtype)) if own is None else buffers[own]
         target = arithmetic.view(target_buffer) if own is None else views[own]
-        perform(arithmetic.reduce(views, target))
+        perform(arithmetic.reduce(views, target, views[0] if spare else None))
         assert target_buffer == memory(serial(op, values)), dtype
         for rank, (buffer, value) in enumerate(zip(buffers, values, strict=True)):
-            assert rank == own or buffer == memory(value), dtype
+            assert rank == own or (spare and rank == 0) or buffer == memory(value), dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES], ids=str)

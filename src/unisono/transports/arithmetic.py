@@ -91,8 +91,11 @@ class Arithmetic(Protocol):
     def copy(self, into: Any, source: Any) -> Step:
         """Return the step that copies one view into another of the same length."""
 
-    def reduce(self, sources: Sequence[Any], into: Any) -> list[Step]:
-        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
+    def reduce(self, sources: Sequence[Any], into: Any, spare: Any = None, /) -> list[Step]:
+        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change.
+
+        `spare` is the first source or None: it may change, and takes the place of memory for a partial result.
+        """
 
 
 def _silenced() -> Context:
@@ -134,15 +137,18 @@ class NumpyArithmetic:
         """Return the step that copies one view into another of the same length."""
         return np.copyto, (into, source)
 
-    def reduce(self, sources: Sequence[Array], into: Array) -> list[Step]:
-        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
+    def reduce(self, sources: Sequence[Array], into: Array, spare: Array | None = None, /) -> list[Step]:
+        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change.
+
+        `spare` is the first source or None: it may change, and takes the place of memory for a partial result.
+        """
         if len(sources) == 1:
             return [] if sources[0] is into else [self.copy(into, sources[0])]
         if len(sources) == 2 and into.shape == (1,) and self._overflows and self._combine is np.add:
             numbers: list[Any] = [*sources, into]
             return [(_add_single, tuple(map(memoryview, numbers)))]
         last = _last_in(sources, into)
-        partial = np.empty_like(into) if last > 1 else into
+        partial = into if last <= 1 else np.empty_like(into) if spare is None else spare
         steps: list[Step] = [(self._combine, (sources[0], sources[1], partial))]
         for index in range(2, len(sources)):
             before = partial
@@ -183,7 +189,7 @@ class Float32Arithmetic:
         """Return the step that copies one view into another of the same length."""
         return into.copy_, (source,)
 
-    def reduce(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> list[Step]:
+    def reduce(self, sources: Sequence[torch.Tensor], into: torch.Tensor, _: object = None, /) -> list[Step]:
         """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
         return [(self._reduce_in_float32, (tuple(sources), into))]
 

@@ -33,7 +33,7 @@ def plan_reduce_in_place(views: Sequence[Any], rank: int, itemsize: int, arithme
     steps: list[Step] = []
     for first in range(start, stop, length):
         parts = [view[first : min(stop, first + length)] for view in views]
-        steps += arithmetic.reduce(parts, parts[rank])
+        steps += arithmetic.reduce(parts, parts[rank], parts[0])  # the result replaces all
         steps += [arithmetic.copy(part, parts[rank]) for index, part in enumerate(parts) if index != rank]
     return steps
 

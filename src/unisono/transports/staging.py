@@ -112,7 +112,10 @@ class Staging:
         readers = others if root is None else {root} - {rank}
         return [
             [arithmetic.copy(entry[segments[one]], part[segments[one]]) for one in others],
-            [*arithmetic.reduce(sources, into), *(arithmetic.copy(slots[one][own], into) for one in readers)],
+            [
+                *arithmetic.reduce(sources, into, sources[0]),
+                *(arithmetic.copy(slots[one][own], into) for one in readers),
+            ],
             [arithmetic.copy(part[segments[one]], entry[segments[one]]) for one in others if root in (None, rank)],
         ]
 
@@ -133,7 +136,7 @@ class Staging:
             sources = [slot[first : first + len(mine)] for slot in slots]
             sources[self._rank] = mine
             into = mine if shard is None else shard[where.start - start : where.stop - start]
-            perform(arithmetic.reduce(sources, into))
+            perform(arithmetic.reduce(sources, into, sources[0]))
 
     def clear(self) -> None:
         """Drop the views of the slots, which are about to be freed."""
