@@ -13,6 +13,9 @@ The schedule determines rounds and bytes (`unisono draw` shows them). For n byte
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from unisono.collectives.checks import Checks, check_output
@@ -46,18 +49,20 @@ def allreduce(
     except RuntimeError:  # it has no memory, as a sparse tensor; the checks name what it is
         address = 0
     ready = group.ready_allreduces.get((address, tensor.numel(), algorithm, wire, op))
-    if ready is None or not (tensor.dtype is ready[0] and tensor.is_contiguous() and not tensor.is_neg()):
-        return _first_allreduce(group, tensor, algorithm, wire, op)
+    if ready is not None and tensor.dtype is ready[0] and tensor.is_contiguous() and not tensor.is_neg():
+        play = ready[1]
+    else:
+        play = _prepare_first(group, tensor, algorithm, wire, op)
     try:
-        ready[1]()
+        play()
     except BaseException:
         group.keep_alive_if_pending(tensor)
         raise
     return tensor
 
 
-def _first_allreduce(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> torch.Tensor:
-    """Reduce a tensor of an address, a length or an algorithm that is not prepared yet."""
+def _prepare_first(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Callable[[], None]:
+    """Return the allreduce of a tensor of an address, a length or an algorithm that is not prepared yet."""
     with Checks(group, "allreduce"):
         nbytes_of(tensor)
         planned = algorithm
@@ -66,10 +71,9 @@ def _first_allreduce(group: Group, tensor: torch.Tensor, algorithm: str, wire: s
         plan = group.plan("allreduce", planned, tensor, wire, op)
         check_output(group, tensor, "allreduce")
     if group.size == 1:
-        return tensor
+        return lambda: None
     if not is_plain(tensor):
-        with torch.no_grad():
-            return tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
+        return partial(_reduce_copy, group, tensor, algorithm, wire, op)
     if len(group.ready_allreduces) == MAX_READY:
         group.ready_allreduces.clear()
     address = tensor.data_ptr()
@@ -78,9 +82,10 @@ def _first_allreduce(group: Group, tensor: torch.Tensor, algorithm: str, wire: s
         if (found := group.find_shared(address, tensor.nbytes)) is not None:
             found[1].plan(group.ready_allreduces)  # cleared with the memory: other memory may follow at its address
         group.ready_allreduces[address, tensor.numel(), algorithm, wire, op] = tensor.dtype, play
-    try:
-        play()
-    except BaseException:
-        group.keep_alive_if_pending(tensor)
-        raise
-    return tensor
+    return play
+
+
+def _reduce_copy(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:
+    """Reduce a tensor whose memory is not contiguous, or that is a lazy negative, by a copy that is."""
+    with torch.no_grad():
+        tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))

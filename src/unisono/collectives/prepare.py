@@ -24,9 +24,9 @@ from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
-from unisono.transports.cross_memory import CROSS, CrossAllreduce
+from unisono.transports.cross_memory import CROSS
 from unisono.transports.delivery import Parcel
-from unisono.transports.fused import FUSED, DirectAllreduce, FlatAllreduce, FusedCall, Start, bytes_at, views_in
+from unisono.transports.fused import FUSED, FusedCall, PreparedAllreduce, Start, bytes_at, views_in
 from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
     Mailboxes,
@@ -62,7 +62,7 @@ def prepare(group: Group, plan: Plan) -> Start:
 
 def bind(start: Start, source: int, target: int) -> Callable[[], None]:
     """Return a function that carries a prepared collective out on memory at these addresses."""
-    if isinstance(start, FlatAllreduce | DirectAllreduce | CrossAllreduce):
+    if isinstance(start, PreparedAllreduce):
         return start.at(source)
     return partial(start, source, target)
 

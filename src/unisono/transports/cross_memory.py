@@ -23,7 +23,7 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from unisono.errors import OperationError
 from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Step, perform
-from unisono.transports.fused import FusedCall, Start, bytes_at
+from unisono.transports.fused import FusedCall, PreparedAllreduce, Start, bytes_at
 from unisono.transports.signals import Signals
 
 VARIABLE = "UNISONO_CMA"
@@ -70,6 +70,16 @@ def open_cross_memory(comm: MPI.Intracomm, signals: Signals) -> CrossMemory | No
     return cross if allreduce_min(comm, readable) else None  # and `proof` lives until all have read it
 
 
+class Piece(NamedTuple):
+    """Piece of a rank's own chunk."""
+
+    offset: int
+    """Bytes before it in the payload."""
+    nbytes: int
+    steps: list[Step]
+    """Steps that reduce it, once the others' were read into the scratch memory."""
+
+
 class CrossMemory:
     """Memory of the processes of a node's ranks; `processes` are their numbers."""
 
@@ -92,6 +102,7 @@ class CrossMemory:
         self.piece = SCRATCH_BYTES // max(1, len(self.others)) & -64
         """Bytes read from each other rank at a time."""
         self.scratch = {rank: np.empty(self.piece, np.uint8) for rank in self.others}
+        self._into = {rank: memory.ctypes.data for rank, memory in self.scratch.items()}
 
     def try_read(self, rank: int, remote: int, local: int, nbytes: int) -> bool:
         """Read `nbytes` bytes of a rank; return False if the kernel does not allow it."""
@@ -104,6 +115,12 @@ class CrossMemory:
     def write(self, rank: int, remote: int, local: int, nbytes: int) -> None:
         """Write `nbytes` bytes at `local` into a rank's memory at `remote`."""
         self._copy_all(self._write, rank, remote, local, nbytes)
+
+    def read_and_reduce(self, addresses: Sequence[int], piece: Piece) -> None:
+        """Reduce a piece of the payloads at the `addresses` of all ranks."""
+        for rank, into in self._into.items():
+            self.read(rank, addresses[rank] + piece.offset, into, piece.nbytes)
+        perform(piece.steps)
 
     def exchange_addresses(self, barrier: Callable[[], None], address: int) -> list[int]:
         """Enter a barrier, and return the addresses of the payloads of all ranks."""
@@ -129,7 +146,7 @@ class CrossMemory:
             done += count
 
 
-class CrossAllreduce:
+class CrossAllreduce(PreparedAllreduce):
     """Prepared allreduce `direct`, in place in the memory of all ranks."""
 
     def __init__(self, cross: CrossMemory, fused: FusedCall) -> None:
@@ -142,28 +159,17 @@ class CrossAllreduce:
 
         def play() -> None:
             addresses = cross.exchange_addresses(barrier, address)
-            for offset, nbytes, steps in pieces:
+            for piece in pieces:
+                cross.read_and_reduce(addresses, piece)
                 for rank in cross.others:
-                    cross.read(rank, addresses[rank] + offset, cross.scratch[rank].ctypes.data, nbytes)
-                perform(steps)
-                for rank in cross.others:
-                    cross.write(rank, addresses[rank] + offset, address + offset, nbytes)
+                    cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
             barrier()
 
         return play
 
-    def __call__(self, source: int, _: int) -> None:
-        """Reduce the memory at `source`, in place."""
-        self.at(source)()
 
-
-def _plan_pieces(
-    cross: CrossMemory, fused: FusedCall, address: int, target: int | None = None
-) -> list[tuple[int, int, list[Step]]]:
-    """Return the offset and the bytes of each piece of the own chunk, and the steps that reduce it, once it was read.
-
-    The result replaces the own chunk at `address`, or goes to `target`.
-    """
+def _plan_pieces(cross: CrossMemory, fused: FusedCall, address: int, target: int | None = None) -> list[Piece]:
+    """Return the pieces of the own chunk. The result replaces that chunk at `address`, or goes to `target`."""
     arithmetic, itemsize, rank = fused.arithmetic, fused.dtype.itemsize, cross.signals.rank
     start, stop = (itemsize * end for end in bounds(fused.length, cross.signals.size, rank))
     pieces = []
@@ -173,7 +179,7 @@ def _plan_pieces(
         into = own if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
         read = {one: arithmetic.view(memory[:nbytes]) for one, memory in cross.scratch.items()}
         sources = [own if one == rank else read[one] for one in range(cross.signals.size)]
-        pieces.append((offset, nbytes, arithmetic.reduce(sources, into)))
+        pieces.append(Piece(offset, nbytes, arithmetic.reduce(sources, into, sources[0])))
     return pieces
 
 
@@ -186,10 +192,8 @@ def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall) -> Start:
         in_place = target == source + start * fused.dtype.itemsize
         pieces = _plan_pieces(cross, fused, source, None if in_place else target)
         addresses = cross.exchange_addresses(barrier, source)
-        for offset, nbytes, steps in pieces:
-            for rank in cross.others:
-                cross.read(rank, addresses[rank] + offset, cross.scratch[rank].ctypes.data, nbytes)
-            perform(steps)
+        for piece in pieces:
+            cross.read_and_reduce(addresses, piece)
         barrier()
 
     return play

@@ -12,6 +12,7 @@ compares them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,7 +50,19 @@ class FusedCall(NamedTuple):
         return self.length * self.dtype.itemsize
 
 
-class FlatAllreduce:
+class PreparedAllreduce(ABC):
+    """Prepared allreduce in place, of which more can be prepared for an address that is used again."""
+
+    @abstractmethod
+    def at(self, address: int) -> Callable[[], None]:
+        """Return a function that reduces the memory at `address`, in place."""
+
+    def __call__(self, source: int, _: int) -> None:
+        """Reduce the memory at `source`, in place."""
+        self.at(source)()
+
+
+class FlatAllreduce(PreparedAllreduce):
     """Prepared allreduce `flat`, in parts that fit a slot."""
 
     def __init__(self, memory: NodeMemory, fused: FusedCall, _: FindShared) -> None:
@@ -70,12 +83,8 @@ class FlatAllreduce:
 
         return play
 
-    def __call__(self, source: int, _: int) -> None:
-        """Reduce the memory at `source`, in place."""
-        self.at(source)()
 
-
-class DirectAllreduce:
+class DirectAllreduce(PreparedAllreduce):
     """Prepared allreduce `direct`: in place for payloads in shared memory; others are staged."""
 
     def __init__(self, memory: NodeMemory, fused: FusedCall, find: FindShared) -> None:
@@ -92,10 +101,6 @@ class DirectAllreduce:
         where, shared = found
         steps = plan_reduce_in_place(views_in(shared, address, fused), memory.signals.rank, itemsize, arithmetic)
         return reduce_in_place(steps, memory.signals, call_in(fused.call, where))
-
-    def __call__(self, source: int, _: int) -> None:
-        """Reduce the memory at `source`, in place."""
-        self.at(source)()
 
 
 def views_in(shared: SharedMemory, address: int, fused: FusedCall) -> list[object]:
