@@ -56,9 +56,10 @@ def library_of_copies(rank: int, barrier: Callable[[], None]) -> TimedLibrary:
     """Return copies by rank 0; the other ranks do nothing."""
 
     def calls(payload: Any, result: Any) -> Calls:
-        return {COPY: (lambda: payload) if rank else (lambda: np.copyto(result, payload))}
+        return {COPY: (lambda: payload) if rank else (lambda: np.copyto(result.numpy(), payload.numpy()))}
 
-    return TimedLibrary(lambda count: np.zeros(count, np.float32), calls, barrier)
+    # Not NumPy: of its arrays below 512 KiB, the second lies 16 bytes behind a page of the first, and copies take long.
+    return TimedLibrary(torch.zeros, calls, barrier)
 
 
 def main() -> None:

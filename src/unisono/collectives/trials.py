@@ -1,7 +1,7 @@
 """Choice by measurement: the first call of a collective, dtype, op and size class on a node tries the candidates.
 
     first call    barrier │ candidate 1, 5 times │ candidate 2, 5 times │ ...   on other memory, at most 20 calls
-                  the slowest rank's median of each: one maximum over the ranks; all take the least
+                  the slowest rank's shortest call of each: one maximum over the ranks; all take the least
     later calls   the choice, kept in a file of this machine that later runs read
 
 A payload in shared memory needs no trial: it is reduced in place. Every candidate gives the same bits as the built-in
@@ -114,7 +114,7 @@ class Trials:
 
 
 def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the median seconds of each candidate, on the slowest rank."""
+    """Return the seconds of the shortest call of each candidate, on the slowest rank: others disturb it the least."""
     from unisono.collectives.prepare import bind, prepare  # noqa: PLC0415 - it prepares what a group's plans say
 
     sides = torch.empty(nbytes, dtype=torch.uint8).zero_(), torch.empty(nbytes, dtype=torch.uint8).zero_()
@@ -136,9 +136,9 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
             taken[number, index] = time.perf_counter() - begun
     for one in plans:
         group.prepared.pop(one, None)
-    medians = np.median(taken[1:], axis=0)
-    _maximum(group, medians)
-    return medians
+    shortest = np.asarray(taken[1:].min(axis=0))
+    _maximum(group, shortest)
+    return shortest
 
 
 def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
