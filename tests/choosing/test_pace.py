@@ -92,3 +92,10 @@ def test_unmeasured_pieces_have_at_most_256_kib(name: str) -> None:
     for length in (1 << 18, 1 << 24, 1 << 28):
         pace = pace_of(find(name, one_rank_per_node(8)).allreduce(0, 8), 8, length, 4, DEFAULT)
         assert 4 * pace.chunk_length <= 256 << 10
+
+
+@pytest.mark.parametrize(("nbytes", "piece"), [(512 << 10, 64 << 10), (1 << 20, 64 << 10), (2 << 20, 128 << 10)])
+def test_an_unmeasured_chunk_goes_in_two_pieces_of_64_kib_or_more(nbytes: int, piece: int) -> None:
+    """Else links idle while the only piece of a chunk is reduced."""
+    ring = find("ring", one_rank_per_node(8)).allreduce(0, 8)
+    assert pace_of(ring, 8, nbytes // 4, 4, DEFAULT).chunk_length * 4 == piece

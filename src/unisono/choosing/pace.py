@@ -23,6 +23,10 @@ PIECE_BYTES_RANGE = 16 << 10, 512 << 10
 MAX_UNMEASURED_PIECE_BYTES = 256 << 10
 """Largest piece in bytes on an unmeasured network: longer ones keep slow links waiting; fast links lose little."""
 
+MIN_UNMEASURED_PIECE_BYTES = 64 << 10
+"""Smallest piece in bytes of a chunk that is cut in two on an unmeasured network: a chunk of one piece leaves the links
+idle between rounds, while it is reduced."""
+
 MIN_LONG_PIECES = 64
 """Number of pieces that a long payload keeps when its pieces are made larger: the last one travels alone."""
 
@@ -78,6 +82,8 @@ def pace_of(
     sent_itemsize, many = wire_itemsize or itemsize, PIECES_IN_FLIGHT[1]
     nbytes = int(length * sent_itemsize)
     piece = min(_max_piece_bytes(network), max(piece, nbytes // (max(program.chunks, ranks) * MIN_LONG_PIECES)))
+    if not network.measured:
+        piece = min(piece, max(MIN_UNMEASURED_PIECE_BYTES, nbytes // program.chunks // 2))
     link_seconds = min(piece, nbytes // program.chunks) * network.beta
     shortest, longest = SLEEP_SECONDS_RANGE
     sleep = max(shortest, min(longest, link_seconds / 2))
