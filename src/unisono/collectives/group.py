@@ -185,6 +185,7 @@ class Group:
         """
         if not self._cross_memory:
             memory = self.memory_for(call)
+            memory.signals.barrier(call)  # compares the calls; the library's barrier, which follows, does not
             self._cross_memory.append(self._make_together(call, lambda: open_cross_memory(self.comm, memory.signals)))
         return self._cross_memory[0]
 

@@ -120,3 +120,11 @@ def test_a_process_that_has_ended_is_named(world: World, cross: World) -> None:
     into = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(OperationError, match=rf"rank {world.rank} cannot access .* process {child}: No such process"):
         gone.read(0, into.data_ptr(), into.data_ptr(), 16)
+
+
+def test_first_calls_that_differ_are_named(world: World, cross: World) -> None:
+    require(world)
+    tensor = torch.ones(2000 * cross.size)
+    with pytest.raises(MismatchError, match=r"all_to_all.*broadcast|broadcast.*all_to_all"):
+        cross.broadcast(tensor) if cross.rank == 0 else cross.all_to_all(tensor)
+    assert cross.allreduce(torch.ones(70_000)).eq(cross.size).all()
