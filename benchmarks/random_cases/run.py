@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,24 @@ PARTS = {
 """File of tests, numbers of ranks, how many cases on each number of ranks, and the number of tests."""
 
 
-def left_behind() -> set[str]:
-    """What MPI and this project may have left in /dev/shm and /tmp."""
+def files() -> set[str]:
+    """What MPI and this project may have made in /dev/shm and /tmp."""
     found = {path.name for path in Path("/dev/shm").iterdir()}
     return found | {path.name for path in Path("/tmp").glob("hydra_*")}
+
+
+def left_behind(before: set[str]) -> list[str]:
+    """Return the new files; those of other jobs vanish meanwhile, or are mapped by a process."""
+    deadline = time.monotonic() + 60
+    while (new := files() - before) and time.monotonic() < deadline:
+        mapped = b""
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with suppress(OSError):  # the process has ended
+                mapped += maps.read_bytes()
+        if not (new := {name for name in new if name.encode() not in mapped}):
+            break
+        time.sleep(1)
+    return sorted(new)
 
 
 def run(part: str, ranks: int) -> dict[str, Any]:
@@ -39,7 +54,7 @@ def run(part: str, ranks: int) -> dict[str, Any]:
     command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, "-m", "pytest", "-q", "-x"]
     command += ["-p", "no:cacheprovider", str(ROOT / "tests/mpi/collectives" / file)]
     counted = {name: str(count) for name, count in counts.items()}
-    before, start = left_behind(), time.monotonic()
+    before, start = files(), time.monotonic()
     with tempfile.TemporaryDirectory() as cache:
         environment = {**launch_environment(os.environ, terminal=False), **counted, "XDG_CACHE_HOME": cache}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=3600, check=False)
@@ -48,8 +63,8 @@ def run(part: str, ranks: int) -> dict[str, Any]:
         print(done.stdout[-4000:], done.stderr[-4000:], file=sys.stderr)
         sys.exit(1)
     named = {name.removeprefix("UNISONO_").lower(): count for name, count in counts.items()}
-    left = sorted(left_behind() - before)
-    return {"part": part, "ranks": ranks, **named, "seconds": round(time.monotonic() - start), "left_behind": left}
+    seconds = round(time.monotonic() - start)
+    return {"part": part, "ranks": ranks, **named, "seconds": seconds, "left_behind": left_behind(before)}
 
 
 def main() -> None:

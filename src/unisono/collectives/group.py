@@ -6,6 +6,7 @@ several nodes   messages; mailboxes within the nodes that have several ranks, ma
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -225,8 +226,13 @@ class Group:
         self.messages.Set_attr(MPI.Comm.Create_keyval(), pending)
 
     def keep_alive_if_pending(self, *tensors: torch.Tensor) -> None:
-        """Keep tensors alive that may have pending messages, because a call on them was ended."""
-        if self._pending:
+        """Keep tensors alive that have pending messages, or that others may yet read or write, as a call was ended.
+
+        A rank that comes late finds the address that this rank has left it. After a mismatch that all ranks have found
+        in a barrier, none does.
+        """
+        together = isinstance(sys.exception(), MismatchError) and not self.broken
+        if self._pending or (any(self._cross_memory) and not together):
             self.keep_alive(*tensors)
 
     @contextmanager

@@ -181,7 +181,7 @@ def expected(this: Case, rank: int, rows: list[torch.Tensor]) -> torch.Tensor:
 
 def bits(this: Case, tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, in which all NaNs are equal; and after a minimum or a maximum, 0 and -0."""
-    tensor = tensor.contiguous()
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
     if tensor.is_floating_point():
         tensor = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
         tensor = tensor + 0.0 if this.op in ("minimum", "maximum") else tensor

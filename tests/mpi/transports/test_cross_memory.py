@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,9 @@ import torch
 
 from unisono.choosing.schedule_table import parse_table
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.allreduce import allreduce
+from unisono.collectives.group import Group
+from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.errors import MismatchError, OperationError
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import dtypes_of
@@ -128,3 +133,31 @@ def test_first_calls_that_differ_are_named(world: World, cross: World) -> None:
     with pytest.raises(MismatchError, match=r"all_to_all.*broadcast|broadcast.*all_to_all"):
         cross.broadcast(tensor) if cross.rank == 0 else cross.all_to_all(tensor)
     assert cross.allreduce(torch.ones(70_000)).eq(cross.size).all()
+
+
+class _EndedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter"])
+def test_the_memory_of_an_ended_call_is_not_given_to_others(world: World, cross: World, collective: str) -> None:
+    """A rank that comes late would read and write there."""
+    require(cross)
+    ended = False
+
+    def check() -> None:
+        if ended:
+            raise _EndedError
+
+    group = Group(world.comm.Dup(), world.placement, cross.table, check_interrupt=check)
+    allreduce(group, torch.ones(100_000))
+    if world.rank == 0:
+        ended, tensor = True, torch.ones(100_000)
+        kept = weakref.ref(tensor.untyped_storage())
+        with pytest.raises(_EndedError):
+            allreduce(group, tensor) if collective == "allreduce" else reduce_scatter(group, tensor)
+        del tensor
+        gc.collect()
+        assert kept() is not None
+    world.barrier()
+    group.abandon()
