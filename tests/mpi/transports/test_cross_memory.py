@@ -135,6 +135,16 @@ def test_first_calls_that_differ_are_named(world: World, cross: World) -> None:
     assert cross.allreduce(torch.ones(70_000)).eq(cross.size).all()
 
 
+@pytest.mark.parametrize("refused", ["try_read", "try_write"])
+def test_what_the_kernel_refuses_one_rank_no_rank_does(
+    world: World, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    signals = require(world).signals
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(CrossMemory, refused, lambda *_: False)
+    assert open_cross_memory(world.comm, signals) is None
+
+
 class _EndedError(Exception):
     pass
 
