@@ -17,7 +17,7 @@ from tests.faults.test_shared_memory import PRIVATE, needs_mount
 from unisono.launch import find_mpiexec, launch_environment
 
 HERE = Path(__file__).parent
-PROGRAM = [str(HERE / "in_a_container.py"), str(4 << 20)]
+PROGRAM = [str(HERE / "in_a_container.py"), str(2 << 20)]
 UNPRIVILEGED = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
 """Command that runs another without the right to access any process's memory."""
 

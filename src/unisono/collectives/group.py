@@ -93,8 +93,9 @@ class Group:
         self.ready_allreduces: dict[tuple[int, int, str, str | None, str], tuple[torch.dtype, Callable[[], None]]] = {}
         """Prepared allreduces by address, length, algorithm, wire and op, each for one dtype."""
         self._prepared_with: list[dict[Any, Any]] = [self.ready_allreduces]  # those that find this group's memory
-        if dup is not None:
+        while dup is not None:  # whose memory is found through all dups between
             dup._prepared_with.append(self.ready_allreduces)
+            dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
         ends = self.check_interrupt is None

@@ -134,13 +134,17 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     starts = [bind(prepare(group, one), source, target) for one in plans]
     taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")
-    for index, start in enumerate(starts):
-        for number in range(ROUNDS):
-            payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
-            group.barrier(ready)
-            begun = time.perf_counter()
-            start()
-            taken[number, index] = time.perf_counter() - begun
+    try:
+        for index, start in enumerate(starts):
+            for number in range(ROUNDS):
+                payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
+                group.barrier(ready)
+                begun = time.perf_counter()
+                start()
+                taken[number, index] = time.perf_counter() - begun
+    except BaseException:
+        group.keep_alive_if_pending(*sides)
+        raise
     for one in plans:
         group.prepared.pop(one, None)
     shortest = np.asarray(taken[1:].min(axis=0))

@@ -19,3 +19,11 @@ def test_a_rank_that_may_make_no_file(group: World, monkeypatch: pytest.MonkeyPa
     tensor = group.empty(10_000, torch.float32)
     assert group._group.find_shared(tensor.data_ptr(), tensor.nbytes) is None
     assert group.allreduce(tensor + 1).eq(group.size).all()
+
+
+def test_memory_that_becomes_shared_is_new_to_every_dup(group: World) -> None:
+    """A dup's dup, too: it finds that memory, and ranks that still know it as ordinary would differ from the others."""
+    dup = group.dup().dup()
+    dup.allreduce(torch.ones(1000))
+    group.empty(10, torch.float32)
+    assert not dup._group.ready_allreduces
