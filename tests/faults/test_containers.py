@@ -17,7 +17,7 @@ from tests.faults.test_shared_memory import PRIVATE, needs_mount
 from unisono.launch import find_mpiexec, launch_environment
 
 HERE = Path(__file__).parent
-PROGRAM = [str(HERE / "in_a_container.py"), str(2 << 20)]
+PROGRAM = [str(HERE / "in_a_container.py"), str(1 << 20)]
 UNPRIVILEGED = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
 """Command that runs another without the right to access any process's memory."""
 
@@ -49,4 +49,5 @@ def test_8_ranks_that_may_not_copy_each_others_memory() -> None:
 def test_a_rank_that_may_not_be_read() -> None:
     done = run(UNPRIVILEGED, "-n", "2", sys.executable, *PROGRAM, ":", "-n", "1", *refused("being-read"))
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} fine, does not read" for rank in range(3)]
+    fine = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))  # UCX writes there, too
+    assert fine == [f"rank {rank} fine, does not read" for rank in range(3)]
