@@ -157,8 +157,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float) ->
         ) as process:
             try:
                 errors = process.communicate(timeout=limit)[1].decode(errors="replace").strip()
-            except BaseException:
-                process.terminate()  # mpiexec then ends its ranks
+            except BaseException:  # an interrupt, too: mpiexec then ends its ranks
+                process.terminate()
                 raise
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"{shown}: not done after {limit:g} s") from error

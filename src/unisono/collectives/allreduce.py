@@ -50,7 +50,7 @@ def allreduce(
         return _first_allreduce(group, tensor, algorithm, wire, op)
     try:
         ready[1]()
-    except BaseException:
+    except BaseException:  # other ranks may still write into the tensor, whatever has ended the wait here
         group.keep_alive_if_pending(tensor)
         raise
     return tensor
@@ -80,7 +80,7 @@ def _first_allreduce(group: Group, tensor: torch.Tensor, algorithm: str, wire: s
         group.ready_allreduces[address, tensor.numel(), algorithm, wire, op] = tensor.dtype, play
     try:
         play()
-    except BaseException:
+    except BaseException:  # other ranks may still write into the tensor, whatever has ended the wait here
         group.keep_alive_if_pending(tensor)
         raise
     return tensor
