@@ -18,6 +18,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ import torch
 from unisono.call import call_of, call_to_choose
 from unisono.choosing.priced import LIBRARY, Choice
 from unisono.collectives.payload import name_of
+from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
 
 if TYPE_CHECKING:
@@ -149,10 +151,9 @@ def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
 
 def _path(group: Group) -> Path:
     """Return the file of the choices of this machine, MPI library and number of ranks."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "unisono"
     facts = platform.processor(), os.cpu_count(), MPI.Get_library_version(), torch.__version__, group.size
     name = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
-    return folder / f"choices-{socket.gethostname()}-{name}.json"
+    return cache_folder(os.environ) / f"choices-{socket.gethostname()}-{name}.json"
 
 
 def _read(path: Path) -> Mapping[str, list[str]]:
@@ -166,10 +167,7 @@ def _read(path: Path) -> Mapping[str, list[str]]:
 
 def _write(path: Path, choices: Mapping[str, list[str]]) -> None:
     """Write choices atomically. Without a place to write, later runs measure again."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(choices, indent=1) + "\n")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
+        with write_atomically(path) as partial:
+            partial.write_text(json.dumps(choices, indent=1) + "\n")
