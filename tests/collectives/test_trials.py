@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from unisono.choosing.priced import LIBRARY, Choice
-from unisono.collectives.trials import MAX_TRIED_BYTES, _read, _write, candidates, size_class
+from unisono.collectives import trials
+from unisono.collectives.trials import MAX_TRIED_BYTES, _path, _read, _write, candidates, size_class
 
 LIBRARY_CHOICE = Choice(LIBRARY, LIBRARY)
 
@@ -51,3 +52,23 @@ def test_the_file_of_choices(tmp_path: Path) -> None:
         path.write_text(damaged)
         assert _read(path) == {}
     _write(Path("/proc/choices.json"), {})  # no place to write: measured again by later runs
+
+
+def test_choices_are_kept_by_machine_and_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    paths = {_path(ranks, reads) for ranks in (2, 4) for reads in (True, False)}
+    assert len(paths) == 4
+    assert {path.parent for path in paths} == {tmp_path / "unisono"}
+    monkeypatch.setattr(trials, "CPUINFO", tmp_path / "cpuinfo")
+    trials.CPUINFO.write_text("processor : 0\nmodel name : another\n")
+    assert _path(2, reads=True) not in paths
+
+
+def test_a_user_without_a_home_keeps_no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    _write(_path(2, reads=True), {"allreduce float32 sum 65536": ["direct", "cma"]})
+    assert _read(_path(2, reads=True)) == {}

@@ -88,13 +88,14 @@ transport = "cma"
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_is_killed_while_others_copy_its_memory(
-    mpiexec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mpiexec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     (tmp_path / "table.toml").write_text(TABLE)
     monkeypatch.setenv("UNISONO_TABLE", str(tmp_path / "table.toml"))
     kill = "import threading; world.rank == 1 and threading.Timer(0.5, os.kill, (os.getpid(), 9)).start()"
-    done = mpiexec(2, "-c", START.replace("300_000", "10_000_000") + kill + REST)
+    done = mpiexec(ranks, "-c", START.replace("300_000", "10_000_000") + kill + REST)
     assert done.returncode != 0
     assert "rank 1" in done.stderr
 

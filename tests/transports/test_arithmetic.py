@@ -130,3 +130,14 @@ def test_overflows_are_not_reported_with_any_numpy_setting(ranks: int) -> None:
         perform(steps)
         assert np.geterr()["over"] == "raise"
     assert views[0].tolist() == [float("inf")] * 3
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_at_any_address(dtype: torch.dtype, length: int) -> None:
+    arithmetic, nbytes = arithmetic_of(dtype), length * dtype.itemsize
+    views = [arithmetic.view(memoryview(bytearray(nbytes + 1))[1:]) for _ in range(2)]
+    for number, view in enumerate(views):
+        view[:] = number + 1
+    perform(arithmetic.reduce(views, views[0]))
+    assert views[0].tolist() == [3] * length

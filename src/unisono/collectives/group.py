@@ -6,6 +6,7 @@ several nodes   messages; mailboxes within the nodes that have several ranks, ma
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -92,8 +93,9 @@ class Group:
         self.ready_allreduces: dict[tuple[int, int, str, str | None, str], tuple[torch.dtype, Callable[[], None]]] = {}
         """Prepared allreduces by address, length, algorithm, wire and op, each for one dtype."""
         self._prepared_with: list[dict[Any, Any]] = [self.ready_allreduces]  # those that find this group's memory
-        if dup is not None:
+        while dup is not None:  # whose memory is found through all dups between
             dup._prepared_with.append(self.ready_allreduces)
+            dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
         ends = self.check_interrupt is None
@@ -185,6 +187,7 @@ class Group:
         """
         if not self._cross_memory:
             memory = self.memory_for(call)
+            memory.signals.barrier(call)  # compares the calls; the library's barrier, which follows, does not
             self._cross_memory.append(self._make_together(call, lambda: open_cross_memory(self.comm, memory.signals)))
         return self._cross_memory[0]
 
@@ -224,8 +227,13 @@ class Group:
         self.messages.Set_attr(MPI.Comm.Create_keyval(), pending)
 
     def keep_alive_if_pending(self, *tensors: torch.Tensor) -> None:
-        """Keep tensors alive that may have pending messages, because a call on them was ended."""
-        if self._pending:
+        """Keep tensors alive that have pending messages, or that others may yet read or write, as a call was ended.
+
+        A rank that comes late finds the address that this rank has left it. After a mismatch that all ranks have found
+        in a barrier, none does.
+        """
+        together = isinstance(sys.exception(), MismatchError) and not self.broken
+        if self._pending or (any(self._cross_memory) and not together):
             self.keep_alive(*tensors)
 
     @contextmanager

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import socket
 import time
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ import torch
 from unisono.call import call_of, call_to_choose
 from unisono.choosing.priced import LIBRARY, Choice
 from unisono.collectives.payload import name_of
+from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from unisono.collectives.plans import Plan
 
 VARIABLE = "UNISONO_TUNE"
-"""Environment variable: "off" keeps the built-in choices."""
+"""Environment variable: "off", on one rank at least, keeps the built-in choices."""
 
 MIN_TRIED_BYTES = 32 << 10
 """Smallest payload in bytes with several candidates: below, `flat` is the best on every machine measured."""
@@ -49,6 +49,8 @@ MAX_FLAT_BYTES = 128 << 10
 
 MAX_ITEM_BYTES = 16
 """Bytes of the largest element."""
+
+CPUINFO = Path("/proc/cpuinfo")
 
 ROUNDS = 5
 """Calls of each candidate in its trial, of which the first is not counted."""
@@ -80,28 +82,33 @@ class Trials:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._choices: dict[tuple[str, str, str | None, int], Choice] = {}
+        self._off = False  # as the ranks agree in the first trial
 
     def choose(self, plan: Plan) -> Choice:
         """Return the best choice for a collective like `plan`. All ranks call it together."""
         guess, group = Choice(plan.algorithm, plan.transport), self._group
         tuned = (plan.collective, "one node") in group.table.measured
-        if plan.nbytes < MIN_TRIED_BYTES or tuned or not group.one_node or os.environ.get(VARIABLE, "") == "off":
+        if plan.nbytes < MIN_TRIED_BYTES or tuned or not group.one_node or self._off:
             return guess
         key = plan.collective, name_of(plan.dtype), plan.op, size_class(plan.nbytes)
         if key not in self._choices:
-            self._choices[key] = self._measure(plan, key) if group.uses_shared_memory(plan.call) else guess
+            self._choices[key] = self._measure(plan, key, guess) if group.uses_shared_memory(plan.call) else guess
         return self._choices[key]
 
-    def _measure(self, plan: Plan, key: tuple[str, str, str | None, int]) -> Choice:
+    def _measure(self, plan: Plan, key: tuple[str, str, str | None, int], guess: Choice) -> Choice:
         group = self._group
         nbytes = key[-1] - key[-1] % (MAX_ITEM_BYTES * group.size)  # as many elements for each rank
         group.barrier(call_to_choose(plan.call))
-        floating = plan.dtype.is_floating_point
+        off = np.array([os.environ.get(VARIABLE, "") == "off"], np.int64)
+        _maximum(group, off)
+        self._off = bool(off[0])
+        if self._off:
+            return guess
+        floating, reads = plan.dtype.is_floating_point, group.cross_memory(plan.call) is not None
         found = candidates(plan.collective, group.size, nbytes, plan.op, floating)
-        if group.cross_memory(plan.call) is None:
-            found = [choice for choice in found if choice.transport != "cma"]
+        found = [choice for choice in found if reads or choice.transport != "cma"]
         known = np.array([-1], np.int64)
-        path, entry = _path(group), " ".join(map(str, key))
+        path, entry = _path(group.size, reads), " ".join(map(str, key))
         if group.rank == 0:
             kept = _read(path).get(entry)
             known[0] = next((number for number, choice in enumerate(found) if [*choice] == kept), -1)
@@ -129,13 +136,17 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     starts = [bind(prepare(group, one), source, target) for one in plans]
     taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")
-    for index, start in enumerate(starts):
-        for number in range(ROUNDS):
-            payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
-            group.barrier(ready)
-            begun = time.perf_counter()
-            start()
-            taken[number, index] = time.perf_counter() - begun
+    try:
+        for index, start in enumerate(starts):
+            for number in range(ROUNDS):
+                payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
+                group.barrier(ready)
+                begun = time.perf_counter()
+                start()
+                taken[number, index] = time.perf_counter() - begun
+    except BaseException:
+        group.keep_alive_if_pending(*sides)
+        raise
     for one in plans:
         group.prepared.pop(one, None)
     shortest = np.asarray(taken[1:].min(axis=0))
@@ -149,11 +160,26 @@ def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
     group.wait_for(group.comm.Iallreduce(mine, numbers, MPI.MAX), mine, numbers)
 
 
-def _path(group: Group) -> Path:
-    """Return the file of the choices of this machine, MPI library and number of ranks."""
-    facts = platform.processor(), os.cpu_count(), MPI.Get_library_version(), torch.__version__, group.size
+def _path(ranks: int, reads: bool) -> Path:
+    """Return the file of the choices of this machine, MPI library and number of ranks.
+
+    `reads` is true if the ranks may read each other's memory: a run that may not keeps choices of its own.
+    """
+    try:
+        folder = cache_folder(os.environ)
+    except UsageError:  # a user without a home, as in some containers: nothing is kept
+        folder = Path(os.devnull)
+    facts = _processor(), os.cpu_count(), MPI.Get_library_version(), torch.__version__, ranks, reads
     name = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
-    return cache_folder(os.environ) / f"choices-{socket.gethostname()}-{name}.json"
+    return folder / f"choices-{socket.gethostname()}-{name}.json"
+
+
+def _processor() -> str:
+    """Return the line of Linux that names the processor; empty elsewhere. `platform.processor` would fork a rank."""
+    try:
+        return next((line for line in CPUINFO.read_text().splitlines() if line.startswith("model name")), "")
+    except OSError:
+        return ""
 
 
 def _read(path: Path) -> Mapping[str, list[str]]:

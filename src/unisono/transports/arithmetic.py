@@ -144,8 +144,9 @@ class NumpyArithmetic:
         """
         if len(sources) == 1:
             return [] if sources[0] is into else [self.copy(into, sources[0])]
-        if len(sources) == 2 and into.shape == (1,) and self._overflows and self._combine is np.add:
-            numbers: list[Any] = [*sources, into]
+        numbers: list[Any] = [*sources, into]
+        single = len(sources) == 2 and into.shape == (1,) and self._overflows and self._combine is np.add
+        if single and all(number.flags.aligned for number in numbers):  # as `memoryview` takes them
             return [(_add_single, tuple(map(memoryview, numbers)))]
         last = _last_in(sources, into)
         partial = into if last <= 1 else np.empty_like(into) if spare is None else spare

@@ -67,6 +67,7 @@ def open_cross_memory(comm: MPI.Intracomm, signals: Signals) -> CrossMemory | No
     for rank, (_, address, expected) in enumerate(others):
         found = np.zeros(PROOF_BYTES, np.uint8)
         readable &= cross.try_read(rank, address, found.ctypes.data, PROOF_BYTES) and found.tobytes() == expected
+        readable = readable and cross.try_write(rank, address, found.ctypes.data, PROOF_BYTES)  # the same bytes
     return cross if allreduce_min(comm, readable) else None  # and `proof` lives until all have read it
 
 
@@ -107,6 +108,10 @@ class CrossMemory:
     def try_read(self, rank: int, remote: int, local: int, nbytes: int) -> bool:
         """Read `nbytes` bytes of a rank; return False if the kernel does not allow it."""
         return bool(self._copy(self._read, rank, remote, local, nbytes) == nbytes)
+
+    def try_write(self, rank: int, remote: int, local: int, nbytes: int) -> bool:
+        """Write `nbytes` bytes to a rank; return False if the kernel does not allow it."""
+        return bool(self._copy(self._write, rank, remote, local, nbytes) == nbytes)
 
     def read(self, rank: int, remote: int, local: int, nbytes: int) -> None:
         """Read `nbytes` bytes at the address `remote` of a rank into the own memory at `local`."""

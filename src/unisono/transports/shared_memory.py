@@ -55,13 +55,16 @@ class SharedMemory:
 def allocate_shared(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
     """Return `nbytes` bytes of zeroed memory on each rank of `comm`, on one node; called by all of them together.
 
-    None on all ranks if one cannot open another's: processes that are hidden from each other share nothing.
+    None on all ranks if one cannot make its file, or open another's: a container may refuse the one, and processes that
+    are hidden from each other share nothing.
     """
     mappings: list[torch.Tensor] = []
     name = f"unisono-{secrets.token_hex(8)}"  # a process of another container may have the same number
-    file = os.memfd_create(name)
+    file: int | None = None
     try:
-        os.ftruncate(file, nbytes)
+        with suppress(OSError):
+            file = os.memfd_create(name)
+            os.ftruncate(file, nbytes)
         files = comm.allgather((f"/proc/{os.getpid()}/fd/{file}", name))
         with suppress(OSError, RuntimeError):
             for path, named in files:
@@ -71,5 +74,6 @@ def allocate_shared(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemo
             mappings[comm.rank].zero_()  # touched first here, so that the pages lie near this rank
         complete = allreduce_min(comm, len(mappings) == comm.size)
     finally:
-        os.close(file)
+        if file is not None:
+            os.close(file)
     return SharedMemory(mappings, comm.rank, number) if complete else None

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.choosing.schedule_table import parse_table
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules import find, names
 from unisono.transports.arithmetic import DTYPES
@@ -115,32 +114,6 @@ def carry_out(this: Case, world: World) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-
-
-CANDIDATES = {
-    "windows": {"algorithm": "direct", "transport": "windows"},
-    "cma": {"algorithm": "direct", "transport": "cma"},
-    "library": {"algorithm": "library"},
-}
-"""Choices of a node's ranks that its trials may make."""
-
-
-@pytest.mark.parametrize("candidate", [*CANDIDATES, "tried"])
-def test_random_cases_of_a_candidate(world: World, candidate: str) -> None:
-    names = "allreduce", "reduce_scatter", "all_gather"
-    rows = {name: [{"where": "one node", **CANDIDATES[candidate]}] for name in names} if candidate in CANDIDATES else {}
-    table = parse_table(rows, "test") if rows else world.table
-    here = World(world.comm.Dup(), world.placement, table)
-    for number in range(CASES // 4):
-        this = case(10_000_000 + number, world.size, world.placement)
-        this = replace(this, algorithm="auto", wire=None, collective=chosen(this.collective, names))
-        digest = hashlib.sha256(bits(carry_out(this, here)).numpy().tobytes()).hexdigest()
-        assert len(set(world.all_gather_object(digest))) == 1, this
-    here.free()
-
-
-def chosen(collective: str, among: tuple[str, ...]) -> str:
-    return collective if collective in among else among[0]
 
 
 @pytest.mark.parametrize("where", PLACEMENTS)

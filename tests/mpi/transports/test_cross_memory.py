@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,9 @@ import torch
 
 from unisono.choosing.schedule_table import parse_table
 from unisono.collectives.all_to_all import all_to_all
+from unisono.collectives.allreduce import allreduce
+from unisono.collectives.group import Group
+from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.errors import MismatchError, OperationError
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import dtypes_of
@@ -120,3 +125,49 @@ def test_a_process_that_has_ended_is_named(world: World, cross: World) -> None:
     into = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(OperationError, match=rf"rank {world.rank} cannot access .* process {child}: No such process"):
         gone.read(0, into.data_ptr(), into.data_ptr(), 16)
+
+
+def test_first_calls_that_differ_are_named(world: World, cross: World) -> None:
+    require(world)
+    tensor = torch.ones(2000 * cross.size)
+    with pytest.raises(MismatchError, match=r"all_to_all.*broadcast|broadcast.*all_to_all"):
+        cross.broadcast(tensor) if cross.rank == 0 else cross.all_to_all(tensor)
+    assert cross.allreduce(torch.ones(70_000)).eq(cross.size).all()
+
+
+@pytest.mark.parametrize("refused", ["try_read", "try_write"])
+def test_what_the_kernel_refuses_one_rank_no_rank_does(
+    world: World, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    signals = require(world).signals
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(CrossMemory, refused, lambda *_: False)
+    assert open_cross_memory(world.comm, signals) is None
+
+
+class _EndedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter"])
+def test_the_memory_of_an_ended_call_is_not_given_to_others(world: World, cross: World, collective: str) -> None:
+    """A rank that comes late would read and write there."""
+    require(cross)
+    ended = False
+
+    def check() -> None:
+        if ended:
+            raise _EndedError
+
+    group = Group(world.comm.Dup(), world.placement, cross.table, check_interrupt=check)
+    allreduce(group, torch.ones(100_000))
+    if world.rank == 0:
+        ended, tensor = True, torch.ones(100_000)
+        kept = weakref.ref(tensor.untyped_storage())
+        with pytest.raises(_EndedError):
+            allreduce(group, tensor) if collective == "allreduce" else reduce_scatter(group, tensor)
+        del tensor
+        gc.collect()
+        assert kept() is not None
+    world.barrier()
+    group.abandon()
