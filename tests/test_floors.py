@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors", "weak"),
-    ("registry",),
+    ("files", "registry"),
     ("addresses", "call", "launch", "placement", "timeouts", "user_function", "witness"),
     ("startup", "uncaught"),
     ("lab",),

@@ -55,12 +55,14 @@ def test_a_bound_lets_the_others_wait_for_the_slowest() -> None:
 
 def come_at_random(
     chance: random.Random, last: list[int], number: int, bound: int, steps: int, dead: Collection[int] = ()
-) -> int:
-    """Serve workers that come at random, one of them more rarely. The bound holds, and somebody can always go on.
+) -> list[int]:
+    """Serve workers that come at random, one of them more rarely; somebody can always go on.
 
-    `last` is kept up to date. Return the number of the next exchange.
+    `last` is kept up to date. Return the exchanges that the served ones have missed, one after another, and then those
+    that the living have missed at the end.
     """
     workers, waiting = [worker for worker in range(len(last)) if worker not in dead], list[int]()
+    found = list[int]()
     for _ in range(steps):
         absent = [worker for worker in workers if worker not in waiting]
         if absent and (not waiting or chance.random() < 0.5):
@@ -70,15 +72,16 @@ def come_at_random(
             assert len(waiting) < len(workers)  # with all of them there, one is served
             continue
         waiting.remove(worker)
-        assert missed(number, last[worker]) <= bound
+        found.append(missed(number, last[worker]))
         last[worker], number = number, number + 1
-    assert max(missed(number, last[worker]) for worker in workers) <= bound
-    return number
+    return [*found, *(missed(number, last[worker]) for worker in workers)]
 
 
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
 def test_no_worker_misses_more_than_the_bound(workers: int, slack: int, seed: int, steps: int) -> None:
-    come_at_random(random.Random(seed), [-1] * workers, 0, workers - 1 + slack, steps)
+    found = come_at_random(random.Random(seed), [-1] * workers, 0, workers - 1 + slack, steps)
+    assert max(found) <= workers - 1 + slack
+    assert (len(found) > workers) == (steps > 0)  # the first to come is served
 
 
 @given(st.data(), st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
@@ -87,14 +90,15 @@ def test_the_bound_holds_where_workers_begin_afresh(
 ) -> None:
     """One has died long ago; it and others begin at the centre."""
     chance, bound, last = random.Random(seed), workers - 1 + slack, [-1] * workers
-    number = come_at_random(chance, last, 0, bound, steps)
+    assert max(come_at_random(chance, last, 0, bound, steps)) <= bound
     dead = data.draw(st.sets(st.integers(0, workers - 1), max_size=workers - 1))
-    number = come_at_random(chance, last, number, bound, steps, dead)
+    assert max(come_at_random(chance, last, max(last) + 1, bound, steps, dead)) <= bound
     others = data.draw(st.sets(st.integers(0, workers - 1)))
+    number = max(last) + 1
     state = RunState(tuple(WorkerProgress(one + 1, one) for one in last), number)
     again = afresh(state, dead | others)
     assert [one.step for one in again.workers] == [one.step for one in state.workers]
-    come_at_random(chance, [one.exchange for one in again.workers], number, bound, 60)
+    assert max(come_at_random(chance, [one.exchange for one in again.workers], number, bound, 60)) <= bound
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 1 << 20), st.integers(0, 60))
@@ -102,13 +106,15 @@ def test_the_bound_holds_with_other_numbers_of_workers(
     before: int, workers: int, servers: int, seed: int, steps: int
 ) -> None:
     chance, last = random.Random(seed), [-1] * before
-    number = come_at_random(chance, last, 0, before, steps)
+    assert max(come_at_random(chance, last, 0, before, steps)) <= before
+    number = max(last) + 1
     state = RunState(tuple(WorkerProgress(7 * one + 7, one) for one in last), number, samples=90)
     found = resized([state], workers, servers)
     assert [one.number for one in found] == [number] + [0] * (servers - 1)
     assert {(one.steps, one.samples) for one in found} == {(state.steps, 90)}  # names of checkpoints go on
     for one in found:
-        come_at_random(chance, [worker.exchange for worker in one.workers], one.number, max(1, workers - 1), 60)
+        exchanges, bound = [worker.exchange for worker in one.workers], max(1, workers - 1)
+        assert max(come_at_random(chance, exchanges, one.number, bound, 60)) <= bound
 
 
 def test_the_first_exchanges_after_a_change_are_hardly_stale() -> None:

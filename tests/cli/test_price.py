@@ -66,7 +66,7 @@ def test_tables(in_process: Run) -> None:
     assert done.returncode == 0, done.stderr
     head, _, *lines = done.stdout.splitlines()
     assert head.startswith(
-        "allreduce, 4 ranks on 4 nodes in 2 supernodes: links of 10 Gbit/s, latency 30 us, sums at 4"
+        "allreduce, 4 ranks on 4 nodes in 2 supernodes: links of 10 Gbit/s, latency 30 µs, sums at 4"
     )
     assert [line.split(":")[0] for line in lines if "bound of the links" in line] == ["4 KiB", "1 MiB"]
     assert sum(line.endswith("  auto") for line in lines) == 2

@@ -32,4 +32,4 @@ def test_no_seconds() -> None:
 
 def test_formats() -> None:
     assert [format_bytes(n) for n in (7, 1024, 3 << 19, 5 << 30)] == ["7 B", "1 KiB", "1.5 MiB", "5 GiB"]
-    assert [format_seconds(s) for s in (0, 4e-7, 3e-5, 0.25, 2)] == ["0 us", "0.4 us", "30 us", "250 ms", "2 s"]
+    assert [format_seconds(s) for s in (0, 4e-7, 3e-5, 0.25, 2)] == ["0 µs", "0.4 µs", "30 µs", "250 ms", "2 s"]

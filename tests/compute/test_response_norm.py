@@ -42,20 +42,21 @@ def test_blocks_of_a_few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(own(inputs), plain(inputs))
 
 
-def test_numbers_of_16_bits() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
     plain = nn.LocalResponseNorm(5, alpha=0.3)
     own = copy.deepcopy(plain)
     use_response_norms(own)
-    exact = torch.randn(2, 32, 7, 7, generator=torch.Generator().manual_seed(0)).bfloat16().double().requires_grad_()
-    found = exact.detach().bfloat16().requires_grad_()
+    exact = torch.randn(2, 32, 7, 7, generator=torch.Generator().manual_seed(0)).to(dtype).double().requires_grad_()
+    found = exact.detach().to(dtype).requires_grad_()
     outputs, expected = own(found), plain(exact)
     for result in (outputs, expected):
         result.sum().backward()
     assert found.grad is not None
-    assert exact.grad is not None
-    units = 2  # one rounds the power, one the quotient; how often PyTorch rounds in between depends on the processor
-    assert float((outputs - expected).detach().norm() / expected.detach().norm()) < units * 2**-8
-    assert float((found.grad - exact.grad).norm() / exact.grad.norm()) < 0.01
+    half_a_unit = torch.finfo(dtype).eps / 2
+    for rounded, right in ((outputs, expected), (found.grad, exact.grad)):
+        assert rounded.dtype == dtype
+        torch.testing.assert_close(rounded.double(), right, rtol=half_a_unit, atol=1e-6)  # 1e-6: float32's own error
 
 
 def test_other_shapes_are_pytorchs() -> None:

@@ -67,6 +67,17 @@ def fail() -> None:
     raise MismatchError("ranks differ")
 
 
+def test_an_interrupted_operation_has_failed() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    queue, under_way = SubmissionQueue("0", 0, 2), work()
+    with pytest.raises(KeyboardInterrupt):
+        queue.submit("all_reduce", interrupt, under_way, 60, True)
+    with pytest.raises(BackendError, match="rank 0 of 2: all_reduce, number 1 of group 0: KeyboardInterrupt"):
+        under_way.wait()  # by another thread, which must not read half a result
+
+
 @pytest.mark.parametrize("blocking", [False, True])
 def test_errors_name_the_rank_and_the_operation(blocking: bool) -> None:
     queue = SubmissionQueue("7", 2, 4)

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_plan_that_could_not_be_written_is_reported_before_any_timing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write the plan .*: Is a directory"):
         load_plan(recipe(tmp_path), None, WORLD)
-    assert list(tmp_path.parent.glob("*.tmp")) == []
+    assert list(tmp_path.parent.glob("*.partial")) == []
 
 
 @pytest.mark.parametrize(("name", "shape"), [("small_convnet", (1, 1, 32, 32)), ("cd_dnn", (1, 1, 8, 8))])

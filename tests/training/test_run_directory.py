@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -46,13 +48,17 @@ def test_a_half_written_line_of_metrics_is_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [{"epoch": 1}, {"epoch": 2}]
 
 
-def test_a_file_is_replaced_or_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_file_is_replaced_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     for content in (b"one", b"other"):
         replace_file(path, content)
         assert path.read_bytes() == content
-    (tmp_path / ".file.tmp").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot write .*file: Is a directory; free space or repair the disk"):
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*file: No space left on device; free space or repair"):
         replace_file(path, b"third")
     assert path.read_bytes() == b"other"
 

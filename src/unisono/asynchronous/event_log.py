@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from unisono.errors import CheckpointError
+from unisono.files import write_atomically
 
 FOLDER = "events"
 
@@ -92,6 +93,5 @@ def truncate_events(run: Path, server: int, number: int, inexact: str = "") -> N
         if not kept:
             path.unlink()
             return
-        aside = path.with_name(f".{path.name}.tmp")
-        aside.write_text("".join(json.dumps(event) + "\n" for event in kept))
-        aside.replace(path)
+        with write_atomically(path) as aside:
+            aside.write_text("".join(json.dumps(event) + "\n" for event in kept))

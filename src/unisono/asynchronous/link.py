@@ -97,7 +97,7 @@ class MpiLink:
         # one by one: Testall names no error class, which tells of a dead rank
         try:
             wait_until(lambda: all(request.Test() for request in requests), check, MAX_SLEEP_SECONDS)
-        except BaseException:
+        except BaseException:  # the library may still use the buffers, whatever has ended the wait
             self._abandoned += requests
             raise
 

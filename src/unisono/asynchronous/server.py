@@ -176,7 +176,7 @@ class Server:
         """Call `act` with a worker, which may die meanwhile."""
         try:
             act(worker)
-        except Exception as error:
+        except Exception as error:  # the port knows by which errors a worker is lost; all others are raised again
             if not (self.port.lost(error) or isinstance(error, StallError)):
                 raise
             self._mark_gone(worker, "has died" if self.port.lost(error) else "has stopped in an exchange")

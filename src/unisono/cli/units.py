@@ -98,7 +98,7 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.0123456)
     '12.35 ms'
     """
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= unit:
             return f"{seconds / unit:.4g} {name}"
-    return f"{seconds / 1e-6:.4g} us"
+    return f"{seconds / 1e-6:.4g} µs"

@@ -55,7 +55,7 @@ def allreduce(
         play = _prepare_first(group, tensor, algorithm, wire, op)
     try:
         play()
-    except BaseException:
+    except BaseException:  # other ranks may still write into the tensor, whatever has ended the wait here
         group.keep_alive_if_pending(tensor)
         raise
     return tensor

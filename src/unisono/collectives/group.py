@@ -217,7 +217,7 @@ class Group:
             self.calls.check()
             if self.check_interrupt is not None:
                 self.check_interrupt()
-        except BaseException:
+        except BaseException:  # an interrupt leaves a collective half done, too
             self.broken = True
             raise
 
@@ -299,7 +299,7 @@ class Group:
         """Wait for an operation of the library on these buffers."""
         try:
             wait(request, self.check)
-        except BaseException:
+        except BaseException:  # the library may still use the buffers, whatever has ended the wait
             self.keep_alive(request, *buffers)
             raise
 
@@ -307,7 +307,7 @@ class Group:
         """Carry out a prepared collective on contiguous tensors."""
         try:
             prepared(source.data_ptr(), target.data_ptr())
-        except BaseException:
+        except BaseException:  # other ranks may still write into them, whatever has ended the wait
             self.keep_alive_if_pending(source, target)
             raise
 
@@ -317,7 +317,7 @@ class Group:
         delivery = Delivery(self.messages, self.ranks, number, piece, self.check, call.words)
         try:
             delivery.transfer(sends, receives)
-        except BaseException:
+        except BaseException:  # the library may still use the parcels, whatever has ended the wait
             self.keep_alive(delivery)
             raise
 

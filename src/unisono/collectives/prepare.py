@@ -180,8 +180,8 @@ def _played(
         rounds = Rounds(group.rank, arithmetic.view(memory), arithmetic, by_peer, wait)
         try:
             play(program, pieces, rounds, pace.in_flight, TICKET_SPREAD if within is None else within[1].tickets)
-        except BaseException:
-            group.broken = True  # others may still read this rank's mailbox
+        except BaseException:  # whatever it is, others may still read this rank's mailbox
+            group.broken = True
             group.keep_alive(messages, *kept)
             raise
 

@@ -27,6 +27,8 @@ import torch
 from unisono.call import call_of, call_to_choose
 from unisono.choosing.priced import LIBRARY, Choice
 from unisono.collectives.payload import name_of
+from unisono.errors import UsageError
+from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
 
 if TYPE_CHECKING:
@@ -164,12 +166,12 @@ def _path(ranks: int, reads: bool) -> Path:
     `reads` is true if the ranks may read each other's memory: a run that may not keeps choices of its own.
     """
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    except RuntimeError:  # a user without a home, as in some containers: nothing is kept
-        cache = Path(os.devnull)
+        folder = cache_folder(os.environ)
+    except UsageError:  # a user without a home, as in some containers: nothing is kept
+        folder = Path(os.devnull)
     facts = _processor(), os.cpu_count(), MPI.Get_library_version(), torch.__version__, ranks, reads
     name = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
-    return cache / "unisono" / f"choices-{socket.gethostname()}-{name}.json"
+    return folder / f"choices-{socket.gethostname()}-{name}.json"
 
 
 def _processor() -> str:
@@ -191,11 +193,7 @@ def _read(path: Path) -> Mapping[str, list[str]]:
 
 def _write(path: Path, choices: Mapping[str, list[str]]) -> None:
     """Write choices atomically. Without a place to write, later runs measure again."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(choices, indent=1) + "\n")
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
+        with write_atomically(path) as partial:
+            partial.write_text(json.dumps(choices, indent=1) + "\n")

@@ -15,10 +15,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from torch import Tensor
 from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
 from unisono.compute.geometry import Geometry, Pass
 from unisono.errors import TableError, UsageError
+from unisono.files import temporary_beside, write_atomically
 
 MIN_AUTOTUNED_OPERATIONS = 100_000_000
 """Operations of a pass up to which the library's algorithm is used without timing."""
@@ -187,9 +186,8 @@ def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times
     others = [plan for plan in _plans(path) if plan["machine"] != dict(here)]
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps([*others, {"machine": dict(here), "measured": known}], indent=1) + "\n"
-    with _temporary(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_text(content)
-        temporary.replace(path)
 
 
 def check_plan(path: Path) -> None:
@@ -198,20 +196,10 @@ def check_plan(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with _temporary(path) as temporary:
+        with temporary_beside(path) as temporary:
             temporary.touch()
     except OSError as error:
         raise UsageError(f"cannot write the plan {path}: {error.strerror}") from error
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` that no other process on any machine uses; remove it at the end."""
-    temporary = path.parent / f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp"
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _plans(path: Path) -> list[dict[str, Any]]:

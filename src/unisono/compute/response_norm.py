@@ -11,6 +11,8 @@ with zeros between them. The vector is added to itself, shifted; a few pixels at
     sums of two        of the vector and the vector shifted by 1
     sums of four       of the sums of two and these shifted by 2
     sums of five       of the vector and the sums of four shifted by 1: 3 additions, where one by one they are 4
+
+Numbers of 16 bits are computed as float32 and rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class _Normalise(torch.autograd.Function):
         ctx.constants = constants
         out = torch.empty_like(source)
         windows = _ChannelWindows(source, constants.size, constants.size // 2)
-        for part, to in _parts(source, out):
+        for rows, to in _parts(source, out):
+            part = rows.to(windows.dtype)
             sums = _sums(windows, part, constants)
             torch.mul(part, windows.pixels(_power(sums, constants.beta)), out=to)
         return to_nchw(out)
@@ -76,11 +79,12 @@ class _Normalise(torch.autograd.Function):
         windows, mirrored = (
             _ChannelWindows(source, constants.size, one) for one in (before, constants.size - 1 - before)
         )
-        for part, given, to in _parts(source, slope, out):
+        for rows, given, to in _parts(source, slope, out):
+            part = rows.to(windows.dtype)
             sums = _sums(windows, part, constants)
             scaled = windows.pixels(_power(sums, constants.beta)) * given
             shares = mirrored.of_product(scaled / windows.pixels(sums), part)
-            torch.addcmul(scaled, part, mirrored.pixels(shares), value=factor, out=to)
+            to.copy_(torch.addcmul(scaled, part, mirrored.pixels(shares), value=factor))
         return to_nchw(out), None
 
 
@@ -97,7 +101,8 @@ class _ChannelWindows:
 
     def __init__(self, like: Tensor, size: int, before: int) -> None:
         self._size, self._before, self._channels = size, before, like.shape[-1]
-        self._wide = like.new_zeros(_block_pixels(like), self._channels + size - 1)
+        self.dtype = torch.promote_types(like.dtype, torch.float32)
+        self._wide = like.new_zeros(_block_pixels(like), self._channels + size - 1, dtype=self.dtype)
 
     def of_product(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the sums of `left` times `right`, (pixels, channels), as a vector with more sums between pixels."""

@@ -139,7 +139,7 @@ class Engine(Closing):
                 handle.wait()
             begin = time.perf_counter()
             action()
-        except BaseException as error:
+        except BaseException as error:  # operations that need this one must not wait for ever after an interrupt
             self.end(handle, error)
             raise
         self._report(handle, begin)

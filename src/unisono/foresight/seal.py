@@ -11,12 +11,12 @@ seal is written once these are over, and names their number.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from unisono.errors import UsageError
+from unisono.files import write_atomically
 from unisono.foresight.form import as_json, from_json
 from unisono.processor import ALONE, ProcessorUse
 
@@ -160,14 +160,10 @@ def write_seal(folder: Path, prediction: SealedPrediction) -> Seal:
     number = len(seals_of(folder)) + 1
     path = folder / (f"{SEAL}.json" if number == 1 else f"{SEAL}-{number}.json")
     content = as_json(prediction, step=prediction.step, all_steps=prediction.all_steps)
-    aside = path.with_name(f".{path.name}.tmp")
     try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.chmod(0o444)
-        aside.rename(path)
+        with write_atomically(path) as aside:
+            aside.write_bytes(content)
+            aside.chmod(0o444)
     except OSError as error:
         raise UsageError(f"cannot seal the prediction in {path}: {error.strerror}; free space there") from error
     return Seal(path, hashlib.sha256(content).hexdigest(), prediction)

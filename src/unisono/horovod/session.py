@@ -69,7 +69,7 @@ class Session:
             try:
                 with torch.no_grad():
                     return collective(self.collectives)
-            except BaseException as error:
+            except BaseException as error:  # whatever it is, a later call raises it if nobody waits for this one
                 self._failed.append(error)
                 raise
             finally:
@@ -81,7 +81,7 @@ class Session:
         """Return the result of a collective, or raise its error."""
         try:
             return handle.result()
-        except BaseException as error:
+        except BaseException as error:  # of any class, as it was noted
             self._failed = [one for one in self._failed if one is not error]
             raise
 

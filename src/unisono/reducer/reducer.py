@@ -144,7 +144,7 @@ class Reducer:
                 run()
             if updates is Updates.WHOLE:
                 self.pending.wait()
-        except BaseException:
+        except BaseException:  # also after an interrupt the next pass must not find this one half done
             self._discard(self._runner.current)
             raise
         finally:
@@ -159,7 +159,7 @@ class Reducer:
         begun = self._begin(absent=self.control.samples is None and not self.accumulation.has_gradients())
         try:
             self.finalize()
-        except BaseException:
+        except BaseException:  # as above
             self._discard(begun)
             raise
 

@@ -116,17 +116,19 @@ class SubmissionQueue:
             if self.failure:
                 self.check()
             submission.action()
-        except Exception as failure:  # noqa: BLE001 - any error must reach the caller that waits
+        except BaseException as failure:  # any error must reach the callers that wait
             error = self._error_of(submission, failure)
+            if not isinstance(failure, Exception):  # an interrupt ends the program, too
+                raise
         finally:
             self.running = None
             with self._mutex:
                 self._waiting -= 1
             submission.work.end(error)
 
-    def _error_of(self, submission: Submission, failure: Exception) -> BackendError:
+    def _error_of(self, submission: Submission, failure: BaseException) -> BackendError:
         if isinstance(failure, BackendError) and failure.args == (self.failure,):
             return failure
-        error = BackendError(f"{self.describe(submission)}: {failure}")
+        error = BackendError(f"{self.describe(submission)}: {str(failure) or repr(failure)}")
         error.__cause__ = failure
         return error

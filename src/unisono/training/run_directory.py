@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ import numpy.typing as npt
 import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
+from unisono.files import write_atomically
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_file import read_recipe
 from unisono.training.run_lock import RunLock
@@ -103,12 +103,10 @@ def count_metrics(folder: Path) -> int:
 def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kinds: Sequence[str]) -> None:
     """Write the times of an epoch's steps made since the run began or resumed: `seconds` is (ranks, steps, kinds)."""
     path = folder / STEPS / f"epoch-{epoch:04d}.npz"
-    aside = path.with_name(f".{path.name}.tmp")
     with _writing(path):
         path.parent.mkdir(exist_ok=True)
-        with aside.open("wb") as file:
+        with write_atomically(path) as aside, aside.open("wb") as file:
             np.savez_compressed(file, seconds=seconds, kinds=np.array(kinds))
-        aside.replace(path)
 
 
 def truncate_metrics(folder: Path, step: int) -> None:
@@ -133,14 +131,9 @@ def _belongs(line: bytes, step: int) -> bool:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file by way of a temporary name, synced to the disk. Raises CheckpointError naming it and a remedy."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with _writing(path):
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+    """Write a file atomically. Raises CheckpointError naming it and a remedy."""
+    with _writing(path), write_atomically(path) as aside:
+        aside.write_bytes(content)
 
 
 @contextmanager

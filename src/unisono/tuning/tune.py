@@ -59,7 +59,7 @@ def tune(world: World, max_bytes: int = SIZES[-1], log: Callable[[str], None] = 
 def describe(network: Network, placement: Placement) -> str:
     """Return the network in words."""
     count = len(set(placement.supernodes)) or 1
-    words = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} us a message, "
+    words = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} µs a message, "
     words += f"{8e-6 / float(network.beta):.0f} Mbit/s a node"
     if network.uplink_beta:
         words += f", {8e-6 / float(network.uplink_beta):.0f} Mbit/s an uplink"

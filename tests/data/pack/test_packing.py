@@ -214,9 +214,9 @@ def test_a_full_disk_while_the_index_is_written_is_reported(
 def test_what_a_killed_process_left_half_done_goes_away(whole: dict[str, bytes], tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         pack(SOUNDS, tmp_path, WAY, 1, failing(20, KeyboardInterrupt()))
-    for name in ("stripe-00004.arrow.partial", "stripe-00031.arrow.partial", "stripe-00004.json.partial"):
+    for name in ("stripe-00004.arrow.0a1b.partial", "stripe-00031.arrow.partial", "stripe-00004.json.0a1b.partial"):
         (tmp_path / name).write_bytes(b"half")
-    (tmp_path / "index.arrow.partial").write_bytes(b"half")
+    (tmp_path / "index.arrow.0a1b.partial").write_bytes(b"half")
     (tmp_path / "stripe-00004.arrow").write_bytes(b"whole, but its note was not written")
     (tmp_path / "stripe-00000.json").write_bytes(b"")  # as after a power cut
     pack(SOUNDS, tmp_path, WAY, 1, quiet)

@@ -25,7 +25,6 @@ from unisono.data.pack.stripe import (
     read_finished,
     read_stretch,
     remove_notes,
-    write_atomically,
     write_stripe,
 )
 from unisono.data.sources.source import Source
@@ -231,18 +230,6 @@ def test_a_stripe_of_other_columns_is_reported(own: Index) -> None:
     files = ((path.name, path.stat().st_size), *own.about.stripes[1:])
     with pytest.raises(PackError, match=r"stripe-00000\.arrow is no stripe of a pack"):
         read(replace(own, about=replace(own.about, stripes=files)), 0, SAMPLES)
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with write_atomically(path) as partial:
-        partial.write_text("old")
-        assert not path.exists()
-    assert path.read_text() == "old"
-    with pytest.raises(OSError, match="full"), write_atomically(path) as partial:
-        partial.write_text("ne")
-        raise OSError("full")
-    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_a_finished_stripe_is_known_by_its_note(tmp_path: Path) -> None:

@@ -203,8 +203,10 @@ def test_parameters_may_be_frozen_and_trained_again(world: World) -> None:
     model = unisono.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), world, CHAIN)
     model[0].requires_grad_(False)
     step(model, world)
+    assert [one.grad is None for one in model.parameters()] == [True, True, False, False]
     model[0].requires_grad_(True)
     step(model, world)
+    assert all(one.grad is not None and one.grad.any() for one in model.parameters())
 
 
 def test_a_trainer_refuses_parameters_that_changed(world: World) -> None:
@@ -252,7 +254,11 @@ def test_complex_scalar_and_empty_parameters(group: World, dtype: torch.dtype) -
             return turned * self.scalar + self.empty.sum()
 
     torch.manual_seed(0)
-    step(unisono.parallel(Mixed(), group, CHAIN), group)
+    model = unisono.parallel(Mixed(), group, CHAIN)
+    step(model, group)
+    assert model.complex.grad.dtype == dtype and model.complex.grad.abs().min() > 0
+    assert model.scalar.grad.shape == () and model.scalar.grad != 0
+    assert model.empty.grad.shape == (0, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -50,13 +50,23 @@ def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-12)
 
 
+def assert_trained(world: World, weights: Sequence[torch.Tensor]) -> None:
+    """All weights have moved, and are alike on all ranks."""
+    for mine, first in zip(weights, network().parameters(), strict=True):
+        assert not torch.isclose(mine, first, rtol=0, atol=1e-6).all()
+        assert all(torch.equal(mine, its) for its in world.all_gather_object(mine))
+
+
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_averaging_weights_in_each_step_is_averaging_gradients(group: World, overlap: str) -> None:
-    close(trained(group, LocalSGD(SMALL, overlap, every=1)), trained(group, unisono.BSP(SMALL, overlap)))
+    averaged = trained(group, unisono.BSP(SMALL, overlap))
+    assert_trained(group, averaged)
+    close(trained(group, LocalSGD(SMALL, overlap, every=1)), averaged)
 
 
 def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(group: World) -> None:
     summed = trained(group, unisono.BSP(SMALL, scale="sum"), decay=0.0)
+    assert_trained(group, summed)
     close(trained(group, LocalSGD(SMALL, every=1), rate=0.1 * group.size, decay=0.0), summed)
 
 

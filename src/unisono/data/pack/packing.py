@@ -20,16 +20,15 @@ from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
 from unisono.data.pack.options import PackOptions
 from unisono.data.pack.statistics import statistics
 from unisono.data.pack.stripe import (
-    PARTIAL,
     WrittenStripe,
     fingerprints,
     read_finished,
     remove_notes,
-    write_atomically,
     write_stripe,
 )
 from unisono.data.sources.source import Source
 from unisono.errors import DecodeError, PackError
+from unisono.files import PARTIAL, write_atomically
 
 
 class _Stopped(Exception):  # noqa: N818  not an error
@@ -134,7 +133,7 @@ def _check_folder(folder: Path, fingerprint: str, stripes: int) -> None:
     if fingerprints(folder) - {fingerprint}:
         raise PackError(f"{folder} holds a part of another pack, or of this one with other options; remove it first")
     own = {stripe_name(number).removesuffix(".arrow") for number in range(stripes)}
-    partials = {folder / (INDEX + PARTIAL), *folder.glob(f"stripe-*{PARTIAL}")}
+    partials = {*folder.glob(f"{INDEX}*{PARTIAL}"), *folder.glob(f"stripe-*{PARTIAL}")}
     strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own and path not in partials]
     if strange:
         raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")

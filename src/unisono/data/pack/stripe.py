@@ -3,15 +3,14 @@
 While a data set is being packed, a note beside each finished stripe records its origin, so that packing can resume
 where it stopped:
 
-    stripe-00003.arrow.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json       all done: the index; notes go
+    stripe-00003.arrow.5f0c.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json    all done: the index; notes go
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ from unisono.data.pack.layout import BATCH_BYTES, stripe_name
 from unisono.data.pack.stripe_file import OpenStripes, path_of
 from unisono.data.sources.source import Source
 from unisono.errors import DecodeError
-
-PARTIAL = ".partial"
+from unisono.files import write_atomically
 
 Encode = Callable[[bytes], bytes]
 
@@ -41,19 +39,6 @@ class WrittenStripe:
     labels: list[int]
     batches: list[int]
     skipped: list[tuple[str, str]]
-
-
-@contextmanager
-def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a file to write, which is renamed to `path` if the block succeeds and removed if it fails."""
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())  # the name must not survive a power cut without the bytes
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_finished(folder: Path, number: int, fingerprint: str) -> WrittenStripe | None:

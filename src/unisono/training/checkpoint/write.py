@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from unisono.errors import CheckpointError
+from unisono.files import sync
 from unisono.training.checkpoint.layout import (
     CHECKPOINTS_KEPT,
     FORMAT,
@@ -80,7 +81,7 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
     for name, (tensors, _) in zip(TENSORS, states, strict=True):
         path = aside / f"{name}.safetensors"
         save_file(_without_shared_memory(tensors), path)
-        _sync(path)
+        sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
     body = {
         "format": FORMAT,
@@ -91,13 +92,13 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
     }
     manifest = aside / MANIFEST
     manifest.write_text(json.dumps({**body, "sha256": manifest_digest(body)}, indent=1) + "\n")
-    _sync(manifest)
-    _sync(aside)
+    sync(manifest)
+    sync(aside)
     replaced = target.with_name(target.name + REPLACED_SUFFIX)
     if os.path.lexists(target):  # an epoch's last step, which has its metrics now
         target.rename(replaced)
     aside.rename(target)
-    _sync(folder)
+    sync(folder)
     _remove(replaced)
     for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - CHECKPOINTS_KEPT]:
         _remove_surplus(folder / old)
@@ -131,12 +132,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

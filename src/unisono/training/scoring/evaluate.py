@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from unisono.compute.precision import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.errors import UsageError
+from unisono.files import write_atomically
 from unisono.training.accuracy import accuracy_of, count
 from unisono.training.build import DTYPES, bind_cores, context_of
 from unisono.training.scoring.class_evaluation import ClassEvaluation
@@ -131,16 +132,12 @@ def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Pat
     """
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
     files = {EVALUATION: json.dumps({**facts, **found.as_data()}, indent=1) + "\n", **found.images(title)}
-    asides = {out / f".{name}.tmp": out / name for name in files}
+    paths = [out / name for name in files]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for aside, content in zip(asides, files.values(), strict=True):
-            aside.write_text(content, encoding="utf-8")
-        for aside, path in asides.items():
-            aside.replace(path)
+        with ExitStack() as all_written:  # none is renamed before all are
+            for path, content in zip(paths, files.values(), strict=True):
+                all_written.enter_context(write_atomically(path)).write_text(content, encoding="utf-8")
     except OSError as error:
-        with suppress(OSError):
-            for aside in asides:
-                aside.unlink(missing_ok=True)
         raise UsageError(f"cannot write {out}: {error.strerror}; name another folder with --out") from error
-    return list(asides.values())
+    return paths

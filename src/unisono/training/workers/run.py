@@ -169,7 +169,7 @@ class AsynchronousRun:
         with SignalHandlers(worker.ask, self._end_at_once, self._display.log) as worker.signals:
             try:
                 code = worker.run()
-            except Exception as error:
+            except Exception as error:  # whatever it is: where others can go on, it ends this rank alone
                 if not self._survives:
                     raise
                 self._end_alone(worker, error)

@@ -1,0 +1,56 @@
+"""Files written whole or not at all, and the folder of files that later runs of the same user read.
+
+choices.json.5f0c2a91d3e8b764.partial ──(whole, on the disk)──▶ choices.json
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from unisono.errors import UsageError
+
+PARTIAL = ".partial"
+"""End of the names of files that are being written."""
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """Yield a path in the folder of `path` that nobody else uses, on any host; remove its file at the end."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """Yield a file to write, which is renamed to `path` if the block succeeds and removed if it fails.
+
+    Of several processes that write `path` at once, the last wins.
+    """
+    with temporary_beside(path) as temporary:
+        yield temporary
+        sync(temporary)  # the name must not survive a power cut without the bytes
+        temporary.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder of the user's files that can be made again. Raises UsageError where there is no home."""
+    try:
+        return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unisono"
+    except RuntimeError as error:  # neither HOME nor an entry of the user
+        raise UsageError(f"{error}; name a folder for Unisono's files in XDG_CACHE_HOME") from error

@@ -1,0 +1,57 @@
+"""Files written whole or not at all, and the user's folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import UsageError
+from unisono.files import cache_folder, write_atomically
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with write_atomically(path) as partial:
+        partial.write_text("old")
+        assert not path.exists()
+    assert contents(tmp_path) == {"file": "old"}
+    with pytest.raises(OSError, match="full"), write_atomically(path) as partial:
+        partial.write_text("ne")
+        raise OSError("full")
+    assert contents(tmp_path) == {"file": "old"}
+
+
+def test_several_write_one_file_at_once_and_the_last_wins(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with write_atomically(path) as first, write_atomically(path) as second:
+        first.write_text("of the first")
+        second.write_text("of the second")
+    assert contents(tmp_path) == {"file": "of the first"}  # its block ends last
+
+
+def test_a_file_has_its_bytes_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[str, int]]()
+    fsync = os.fsync
+
+    def observed(descriptor: int) -> None:
+        seen.extend((path.name, os.fstat(descriptor).st_size) for path in tmp_path.iterdir())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", observed)
+    with write_atomically(tmp_path / "file") as partial:
+        partial.write_text("whole")
+    assert seen == [(partial.name, 5)]
+
+
+def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder({"XDG_CACHE_HOME": "/big"}) == Path("/big/unisono")
+    assert cache_folder({"XDG_CACHE_HOME": ""}) == cache_folder({}) == tmp_path / ".cache" / "unisono"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)  # a container's user without an entry
+    with pytest.raises(UsageError, match="XDG_CACHE_HOME"):
+        cache_folder({})
