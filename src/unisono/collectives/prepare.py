@@ -104,11 +104,12 @@ def by_windows(group: Group, plan: Plan) -> Start:
 def by_cross_memory(group: Group, plan: Plan) -> Start:
     """Prepare a collective on the memory of the node's processes; where the kernel forbids it, through windows."""
     cross = group.cross_memory(plan.call)
+    otherwise = by_library(group, plan) if plan.collective == "broadcast" else by_windows(group, plan)
     if cross is None:
-        return by_library(group, plan) if plan.collective == "broadcast" else by_windows(group, plan)
+        return otherwise
     fused = FusedCall(plan.length, plan.dtype, plan.arithmetic, plan.call)
     arguments = (plan.root,) if plan.collective == "broadcast" else ()
-    start: Start = CROSS[plan.collective](cross, fused, *arguments)
+    start: Start = CROSS[plan.collective](cross, fused, otherwise, *arguments)
     return start
 
 

@@ -103,6 +103,7 @@ class CrossMemory:
         self.piece = SCRATCH_BYTES // max(1, len(self.others)) & -64
         """Bytes read from each other rank at a time."""
         self.scratch = {rank: np.empty(self.piece, np.uint8) for rank in self.others}
+        self._byte = np.empty(1, np.uint8)
         self._into = {rank: memory.ctypes.data for rank, memory in self.scratch.items()}
 
     def try_read(self, rank: int, remote: int, local: int, nbytes: int) -> bool:
@@ -127,12 +128,21 @@ class CrossMemory:
             self.read(rank, addresses[rank] + piece.offset, into, piece.nbytes)
         perform(piece.steps)
 
-    def exchange_addresses(self, barrier: Callable[[], None], address: int) -> list[int]:
-        """Enter a barrier, and return the addresses of the payloads of all ranks."""
+    def exchange_addresses(self, barrier: Callable[[], None], address: int, nbytes: int) -> list[int] | None:
+        """Enter a barrier, and return the addresses of the payloads of all ranks.
+
+        None on all ranks if the kernel does not copy one of them: memory of a device driver, or secret memory.
+        """
         line = self._addresses[(self.signals.sequence + 1) & 1]
-        line[self.signals.rank][0] = address
+        line[self.signals.rank][0] = address if self._may_copy(address, nbytes) else 0
         barrier()
-        return [one[0] for one in line]
+        found = [one[0] for one in line]
+        return found if all(found) else None
+
+    def _may_copy(self, address: int, nbytes: int) -> bool:
+        """Return True if the kernel copies the first and the last of the own bytes at `address`."""
+        ends = (address, address + nbytes - 1) if nbytes else ()
+        return all(self.try_read(self.signals.rank, one, self._byte.ctypes.data, 1) for one in ends)
 
     def _copy(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> int:
         here, there = _IoVec(local, nbytes), _IoVec(remote, nbytes)
@@ -154,16 +164,19 @@ class CrossMemory:
 class CrossAllreduce(PreparedAllreduce):
     """Prepared allreduce `direct`, in place in the memory of all ranks."""
 
-    def __init__(self, cross: CrossMemory, fused: FusedCall) -> None:
-        self._cross, self._fused = cross, fused
+    def __init__(self, cross: CrossMemory, fused: FusedCall, otherwise: Start) -> None:
+        self._cross, self._fused, self._otherwise = cross, fused, otherwise
 
     def at(self, address: int) -> Callable[[], None]:
         """Return a function that reduces the memory at `address`, in place."""
         cross, barrier = self._cross, self._cross.signals.prepare_barrier(self._fused.call)
-        pieces = _plan_pieces(cross, self._fused, address)
+        pieces, nbytes = _plan_pieces(cross, self._fused, address), self._fused.nbytes
 
         def play() -> None:
-            addresses = cross.exchange_addresses(barrier, address)
+            addresses = cross.exchange_addresses(barrier, address, nbytes)
+            if addresses is None:
+                self._otherwise(address, address)
+                return
             for piece in pieces:
                 cross.read_and_reduce(addresses, piece)
                 for rank in cross.others:
@@ -188,7 +201,7 @@ def _plan_pieces(cross: CrossMemory, fused: FusedCall, address: int, target: int
     return pieces
 
 
-def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall) -> Start:
+def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
     """Prepare a reduce_scatter. The target may be the own chunk of the source."""
     barrier = cross.signals.prepare_barrier(fused.call)
     start, _ = bounds(fused.length, cross.signals.size, cross.signals.rank)
@@ -196,7 +209,10 @@ def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall) -> Start:
     def play(source: int, target: int) -> None:
         in_place = target == source + start * fused.dtype.itemsize
         pieces = _plan_pieces(cross, fused, source, None if in_place else target)
-        addresses = cross.exchange_addresses(barrier, source)
+        addresses = cross.exchange_addresses(barrier, source, fused.nbytes)
+        if addresses is None:
+            otherwise(source, target)
+            return
         for piece in pieces:
             cross.read_and_reduce(addresses, piece)
         barrier()
@@ -204,14 +220,17 @@ def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall) -> Start:
     return play
 
 
-def cross_all_gather(cross: CrossMemory, fused: FusedCall) -> Start:
+def cross_all_gather(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
     """Prepare an all_gather, in place: the source is the own chunk of the target."""
     barrier = cross.signals.prepare_barrier(fused.call)
     size, itemsize = cross.signals.size, fused.dtype.itemsize
     ends = [[itemsize * end for end in bounds(fused.length, size, rank)] for rank in range(size)]
 
-    def play(_: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, target)
+    def play(source: int, target: int) -> None:
+        addresses = cross.exchange_addresses(barrier, target, fused.nbytes)
+        if addresses is None:
+            otherwise(source, target)
+            return
         for rank in cross.others:
             start, stop = ends[rank]
             cross.read(rank, addresses[rank] + start, target + start, stop - start)
@@ -220,13 +239,16 @@ def cross_all_gather(cross: CrossMemory, fused: FusedCall) -> Start:
     return play
 
 
-def cross_all_to_all(cross: CrossMemory, fused: FusedCall) -> Start:
+def cross_all_to_all(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
     """Prepare an all_to_all, from the source to the target."""
     barrier, own = cross.signals.prepare_barrier(fused.call), cross.signals.rank
     each = fused.nbytes // cross.signals.size
 
     def play(source: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, source)
+        addresses = cross.exchange_addresses(barrier, source, fused.nbytes)
+        if addresses is None:
+            otherwise(source, target)
+            return
         for rank in cross.others:
             cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
         bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
@@ -235,12 +257,15 @@ def cross_all_to_all(cross: CrossMemory, fused: FusedCall) -> Start:
     return play
 
 
-def cross_broadcast(cross: CrossMemory, fused: FusedCall, root: int) -> Start:
+def cross_broadcast(cross: CrossMemory, fused: FusedCall, otherwise: Start, root: int) -> Start:
     """Prepare a broadcast of the root's payload."""
     barrier = cross.signals.prepare_barrier(fused.call)
 
-    def play(_: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, target)
+    def play(source: int, target: int) -> None:
+        addresses = cross.exchange_addresses(barrier, target, fused.nbytes)
+        if addresses is None:
+            otherwise(source, target)
+            return
         if cross.signals.rank != root:
             cross.read(root, addresses[root], target, fused.nbytes)
         barrier()
@@ -255,4 +280,5 @@ CROSS: dict[str, Callable[..., Any]] = {
     "all_to_all": cross_all_to_all,
     "broadcast": cross_broadcast,
 }
-"""Functions that prepare a collective on the memory of all ranks; that of `broadcast` also takes the root."""
+"""Functions that prepare a collective on the memory of all ranks, and otherwise play another; that of `broadcast` also
+takes the root."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import os
 import weakref
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import dtypes_of
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
 from unisono.world import World
+
+SYS_MEMFD_SECRET = 447
 
 LENGTHS = 0, 1, 7, 4099, 300_001
 """The last takes several pieces."""
@@ -133,6 +137,37 @@ def test_first_calls_that_differ_are_named(world: World, cross: World) -> None:
     with pytest.raises(MismatchError, match=r"all_to_all.*broadcast|broadcast.*all_to_all"):
         cross.broadcast(tensor) if cross.rank == 0 else cross.all_to_all(tensor)
     assert cross.allreduce(torch.ones(70_000)).eq(cross.size).all()
+
+
+def secret_memory(nbytes: int) -> mmap.mmap:
+    """Return memory that the kernel copies for no process, as that of many drivers; skip where there is none."""
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(SYS_MEMFD_SECRET, 0)
+    if descriptor < 0:
+        pytest.skip(f"no secret memory: {os.strerror(ctypes.get_errno())}")
+    try:
+        os.ftruncate(descriptor, nbytes)
+        return mmap.mmap(descriptor, nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def test_memory_that_the_kernel_does_not_copy_goes_through_windows(world: World, cross: World) -> None:
+    require(world)
+    length, last = 1000 * world.size, world.size - 1
+    numbers = torch.frombuffer(secret_memory(4 * length), dtype=torch.float32)
+    numbers = numbers if world.rank == last else torch.empty(length)
+    expected = torch.arange(length) * world.size
+    for _ in range(2):  # the second is prepared
+        numbers.copy_(torch.arange(length))
+        cross.allreduce(numbers)
+        assert numbers.equal(expected.float())
+    begin, end = bounds(length, world.size, world.rank)
+    assert cross.reduce_scatter(numbers).equal(expected[begin:end].float() * world.size)
+    assert cross.broadcast(numbers.fill_(world.rank + 1), 0).eq(1).all()  # MPICH itself sends none of such memory
+    received = cross.all_to_all(numbers.fill_(world.rank))
+    assert received.view(world.size, 1000).eq(torch.arange(world.size)[:, None]).all()
+    cross.all_gather(torch.full((1000,), float(world.rank)), numbers)
+    assert numbers.view(world.size, 1000).eq(torch.arange(world.size)[:, None]).all()
 
 
 @pytest.mark.parametrize("refused", ["try_read", "try_write"])
