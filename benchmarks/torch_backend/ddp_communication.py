@@ -1,9 +1,9 @@
-"""Times the communication of unmodified DistributedDataParallel on one node: exposed in a step, and by itself.
+"""Times the steps of one contender on one node, and the exchange of their gradients by itself.
 
-Started on the ranks by run.py:  ddp_communication.py OUTPUT ROUNDS
+Started on the ranks by run.py:  ddp_communication.py OUTPUT MODEL CONTENDER STEPS
 
-    exposed    a step's time less that of the same step without an exchange, which follows it in the same round
-    in all     the exchange of the same buckets while nothing is computed
+Each contender has processes of its own: in one process, the gradients that the others keep would decide whether the
+memory of new gradients comes from the allocator or, page by page, from the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from operations import gloo
@@ -25,12 +24,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
+from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.models.resnet_cifar import BasicBlock
 from unisono.mpi import MPI
 from unisono.reducer import reducer_of
 from unisono.world import World
 
-ALONE, OURS = "without exchange", "unisono"
+OURS, ORDINARY, GLOO, HOOK, PARALLEL, ALONE = CONTENDERS = (
+    "unisono",
+    "unisono, ordinary memory",
+    "gloo",
+    "MPI_Allreduce in a hook",
+    "unisono.parallel",
+    "without exchange",
+)
+
+WARMUP_STEPS = 4
 
 Call = Callable[[], object]
 
@@ -40,9 +49,7 @@ class Contender(NamedTuple):
 
     step: Call
     exchange: Call
-    """Exchange of a step's gradients by itself."""
-    prepare: Call = lambda: None
-    """What is done before that, and not timed."""
+    """Exchange of the buckets of a step by itself."""
 
 
 Hook = Callable[[None, Any], torch.futures.Future[torch.Tensor]]
@@ -100,8 +107,48 @@ def kept_buckets(model: DistributedDataParallel, step: Callable[[nn.Module], Non
     return kept
 
 
-def contenders(world: World, comm: MPI.Intracomm, peers: Any, make: Callable[[], Any]) -> dict[str, Contender]:
-    """Contenders by name, for one model."""
+def by_ddp(name: str, network: nn.Module, step: Callable[[nn.Module], None], world: World) -> Contender:
+    """Return DistributedDataParallel with the backend, the memory of buckets and the hook that `name` stands for."""
+    dist.init_process_group("unisono")
+    comm = world.comm.Dup()
+    group = dist.group.WORLD if name in (OURS, ORDINARY) else gloo(world)
+    os.environ["DDP_DISABLE_COMM_MEM"] = str(int(name == ORDINARY))
+    model, other = (DistributedDataParallel(one, process_group=group) for one in (network, copy.deepcopy(network)))
+    buckets = kept_buckets(other, step)
+    other.zero_grad()
+    if name == HOOK:
+        model.register_comm_hook(None, mpi_hook(comm))
+
+    def exchange(_: Any = other) -> None:  # which owns the buckets
+        works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
+        for work in works:
+            work.wait()
+
+    def exchange_by_mpi(_: Any = other) -> None:
+        for bucket in buckets:
+            comm.Allreduce(MPI.IN_PLACE, bucket.numpy())
+
+    return Contender(lambda: step(model), exchange_by_mpi if name == HOOK else exchange)
+
+
+def by_parallel(network: nn.Module, step: Callable[[nn.Module], None], world: World) -> Contender:
+    """Return `unisono.parallel`, once it has chosen its buckets."""
+    model = unisono.parallel(network, world)
+    reducer: Any = reducer_of(model)
+    while reducer.choice.state() is None:
+        step(model)
+
+    memory, exchanging = reducer.memory, world.resource(CommunicatorPool).worlds(1)[0]
+
+    def exchange() -> None:
+        for bucket in memory.layout.buckets:
+            exchanging.allreduce(memory.elements(bucket))
+
+    return Contender(lambda: step(model), exchange)
+
+
+def make_contender(name: str, make: Callable[[], Any], world: World) -> Contender:
+    """Return the contender of that name for a model."""
     torch.manual_seed(0)
     network, inputs, targets = make()
 
@@ -109,41 +156,9 @@ def contenders(world: World, comm: MPI.Intracomm, peers: Any, make: Callable[[],
         model.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
 
-    def by(group: Any, shared: bool, hook: Hook | None = None) -> Contender:
-        os.environ["DDP_DISABLE_COMM_MEM"] = str(int(not shared))
-        model, other = (DistributedDataParallel(copy.deepcopy(network), process_group=group) for _ in range(2))
-        del os.environ["DDP_DISABLE_COMM_MEM"]
-        buckets = kept_buckets(other, step)
-        if hook is not None:
-            model.register_comm_hook(None, hook)
-
-        def exchange(_: Any = other) -> None:  # which owns the buckets
-            works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
-            for work in works:
-                work.wait()
-
-        def exchange_by_mpi(_: Any = other) -> None:
-            for bucket in buckets:
-                comm.Allreduce(MPI.IN_PLACE, bucket.numpy())
-
-        return Contender(lambda: step(model), exchange if hook is None else exchange_by_mpi)
-
-    def accumulate() -> None:
-        with unisono.no_sync(averaged):
-            step(averaged)
-
-    averaged = unisono.parallel(copy.deepcopy(network), world)
-    reducer: Any = reducer_of(averaged)
-    while reducer.choice.state() is None:
-        step(averaged)
-    return {
-        OURS: by(dist.group.WORLD, True),
-        "unisono, ordinary memory": by(dist.group.WORLD, False),
-        "gloo": by(peers, True),
-        "MPI_Allreduce in a hook": by(peers, True, mpi_hook(comm)),
-        "unisono.parallel": Contender(lambda: step(averaged), lambda: unisono.synchronize(averaged), accumulate),
-        ALONE: Contender(lambda: step(network), lambda: None),
-    }
+    if name == ALONE:
+        return Contender(lambda: step(network), lambda: None)
+    return by_parallel(network, step, world) if name == PARALLEL else by_ddp(name, network, step, world)
 
 
 def timed(world: World, call: Call) -> float:
@@ -154,33 +169,21 @@ def timed(world: World, call: Call) -> float:
     return max(world.all_gather_object(time.perf_counter() - start))
 
 
-def main(output: str, rounds: str) -> None:
-    """All models; the contenders take turns, in rotating order, each step beside one without exchange."""
-    world = unisono.init()
-    dist.init_process_group("unisono")
-    peers, comm = gloo(world), world.comm.Dup()
-    found: dict[str, Any] = {}
-    for name, make in MODELS.items():
-        each = contenders(world, comm, peers, make)
-        names = list(each)
-        times: dict[str, dict[str, list[float]]] = {one: {"step": [], "exposed": [], "in all": []} for one in names}
-        for number in range(-3, int(rounds)):  # the first three are to get ready
-            for one in np.roll(names, number).tolist():
-                seconds = timed(world, each[one].step)
-                exposed = seconds - timed(world, each[ALONE].step)
-                each[one].prepare()
-                whole = timed(world, each[one].exchange)
-                for kind, value in zip(times[one], (seconds, exposed, whole), strict=True):
-                    times[one][kind] += [value] * (number >= 0)
-            if world.rank == 0:
-                print(f"{name}: round {number}", flush=True)
-        nbytes = sum(parameter.nbytes for parameter in make()[0].parameters())
-        found[name] = {"gradient_bytes": nbytes, "seconds": times}
+def main(output: str, model: str, name: str, steps: str) -> None:
+    """Time the steps and the exchanges of a contender; write the seconds, and the bytes of the gradients."""
+    world, make = unisono.init(), MODELS[model]
+    contender = make_contender(name, make, world)
+    times: dict[str, list[float]] = {"step": [], "in all": []}
+    for kind, call in (("step", contender.step), ("in all", contender.exchange)):
+        for _ in range(WARMUP_STEPS):
+            call()
+        times[kind] = [timed(world, call) for _ in range(int(steps))]
     if world.rank == 0:
-        result = {"ranks": world.size, "nodes": world.nodes, "models": found}
-        Path(output).write_text(json.dumps(result, indent=1) + "\n")
+        nbytes = sum(parameter.nbytes for parameter in make()[0].parameters())
+        Path(output).write_text(json.dumps({"gradient_bytes": nbytes, "seconds": times}))
     world.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

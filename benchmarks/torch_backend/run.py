@@ -11,10 +11,12 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from ddp_communication import ALONE, CONTENDERS, MODELS
 
 from unisono.launch import find_mpiexec
 
@@ -29,9 +31,8 @@ MOST = {"one_node": 100_000_000, "switch": 16 << 20, "supernodes": 16 << 20}
 STEPS = {"one_node": 7, "switch": 3, "supernodes": 3}
 """Training steps that are timed."""
 
-
-ROUNDS = 15
-"""Rounds of the contenders for communication."""
+ROUNDS, STEPS_PER_ROUND = 5, 9
+"""Rounds of the contenders for communication, and steps that each takes in a round."""
 
 
 def start(place: str, program: str, *arguments: str) -> None:
@@ -60,7 +61,23 @@ def step(place: str) -> None:
 
 def communication(place: str) -> None:
     """What communication costs an unmodified DistributedDataParallel, by several contenders."""
-    start(place, "ddp_communication.py", str(HERE / f"communication_{place}.json"), str(ROUNDS))
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "round.json")
+        for number in range(ROUNDS):
+            for model in MODELS:
+                for name in (*CONTENDERS[number % len(CONTENDERS) :], *CONTENDERS[: number % len(CONTENDERS)]):
+                    start(place, "ddp_communication.py", str(path), model, name, str(STEPS_PER_ROUND))
+                    one = json.loads(path.read_text())
+                    row = found.setdefault(model, {"gradient_bytes": one["gradient_bytes"], "seconds": {}})
+                    times = row["seconds"].setdefault(name, {"step": [], "in all": []})
+                    for kind, seconds in one["seconds"].items():
+                        times[kind].append(statistics.median(seconds))
+                print(f"{model}: round {number}", flush=True)
+    for row in found.values():
+        row["seconds"] = {name: {**row["seconds"][name]} for name in CONTENDERS}
+    result = {"ranks": 2, "nodes": 1, "models": found}
+    (HERE / f"communication_{place}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def ratio(row: dict[str, Any]) -> float:
@@ -98,7 +115,7 @@ def summary() -> str:
 
 
 def communication_tables() -> list[str]:
-    """Communication of a step in milliseconds: medians, and quartiles in brackets."""
+    """Communication of a step in milliseconds: medians of the rounds, and quartiles in brackets."""
     path = HERE / "communication_one_node.json"
     if not path.exists():
         return []
@@ -106,8 +123,12 @@ def communication_tables() -> list[str]:
     for name, model in json.loads(path.read_text())["models"].items():
         lines += [f"{name}, {model['gradient_bytes'] / 1e6:.0f} MB of gradients", ""]
         lines += ["| | step ms | exposed ms | in all ms |", "| --- | ---: | ---: | ---: |"]
+        alone = model["seconds"][ALONE]["step"]
         for contender, times in model["seconds"].items():
-            lines.append(f"| {contender} | {' | '.join(map(milliseconds, times.values()))} |")
+            exposed = [step - least for step, least in zip(times["step"], alone, strict=True)]
+            lines.append(
+                f"| {contender} | {' | '.join(map(milliseconds, (times['step'], exposed, times['in all'])))} |"
+            )
         lines.append("")
     return lines
 
