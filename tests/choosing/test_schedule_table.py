@@ -29,6 +29,7 @@ def test_short_payloads_go_by_the_library_where_nothing_was_measured() -> None:
     for collective in COLLECTIVES:
         assert table.choose(collective, here, 64 << 10) == Choice("library", "library")
         assert table.choose(collective, here, (64 << 10) + 4).transport == "messages"
+        assert table.choose(collective, here, 4, encoded=True).transport == "messages"
     assert replace(table, network=Network(1e-4, 4e-8, 1e-9)).choose("allreduce", here, 4).transport == "messages"
 
 

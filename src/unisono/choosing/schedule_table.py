@@ -54,16 +54,18 @@ class ScheduleTable:
     measured: frozenset[tuple[str, str]] = frozenset()
     """Collectives and locations whose rows are of the user's table; the others are a first guess."""
 
-    def choose(self, collective: str, placement: Placement, nbytes: int) -> Choice:
+    def choose(self, collective: str, placement: Placement, nbytes: int, encoded: bool = False) -> Choice:
         """Return the choice for a payload of `nbytes` bytes: from the rows, or without rows by predicted time.
 
         Rows tuned for other numbers of nodes may name an unsuitable one (`is_unsuitable`); then also by predicted time.
-        Short payloads on an unmeasured network go by the library, whose messages cost a fifth of the processor time.
+        Short payloads on an unmeasured network go by the library, whose messages cost a fifth of the processor time,
+        unless they are `encoded`, which the library cannot do.
         """
         rows = self.rows.get((collective, "one node" if placement.one_node else "across nodes"))
         choice = None if rows is None else rows.choices[bisect_left(rows.limits, nbytes)]
         if choice is None or is_unsuitable(choice.algorithm, placement):
-            if not self.network.measured and not placement.one_node and nbytes <= MAX_LIBRARY_BYTES:
+            short = nbytes <= MAX_LIBRARY_BYTES and not encoded
+            if short and not placement.one_node and not self.network.measured:
                 return Choice(LIBRARY, LIBRARY)
             return choose_by_price(collective, placement, self.network, nbytes)
         return choice

@@ -135,7 +135,8 @@ class Plans:
         move_dtype: torch.dtype,
     ) -> Plan:
         narrow, length = wire_of(wire, dtype), nbytes // dtype.itemsize
-        choice = self.choose(collective, algorithm, nbytes if narrow is None else narrow.nbytes(length))
+        sent = nbytes if narrow is None else narrow.nbytes(length)
+        choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
         make = partial(
             self.make, collective, nbytes=nbytes, dtype=dtype, wire=wire, op=op, root=root, move_dtype=move_dtype
         )
@@ -179,10 +180,10 @@ class Plans:
         ranks = {0, max(self._placement.nodes, key=len)[-1]}  # the same looked at on all ranks
         return all(cuts_alike(getattr(self.find(algorithm), collective)(rank, self._placement.ranks)) for rank in ranks)
 
-    def choose(self, collective: str, algorithm: str, nbytes: int) -> Choice:
+    def choose(self, collective: str, algorithm: str, nbytes: int, encoded: bool = False) -> Choice:
         """Return the algorithm and the transport of a collective for a payload of `nbytes` encoded bytes."""
         if algorithm == AUTO:
-            algorithm, transport = self._table.choose(collective, self._placement, nbytes)
+            algorithm, transport = self._table.choose(collective, self._placement, nbytes, encoded)
         else:
             shared = self._placement.one_node and collective in SHARED_MEMORY_COLLECTIVES
             transport = "windows" if shared else "messages"

@@ -177,7 +177,8 @@ def _duplicate(case: CollectiveCase, name: str) -> str | None:
 
 def choose_auto(case: CollectiveCase, nbytes: int) -> str:
     """Return the schedule that `auto` takes for `nbytes` bytes, or "library"."""
-    name = case.table.choose(case.collective, case.placement, ceil(nbytes * case.share)).algorithm
+    sent = ceil(nbytes * case.share)
+    name = case.table.choose(case.collective, case.placement, sent, case.wire is not None).algorithm
     differs = name != LIBRARY and case.wire is not None and case.cuts_must_match
     return "direct" if differs and not _cuts_alike(case, case.algorithm(name)) else name
 

@@ -62,7 +62,7 @@ def prepare_collective(probe: CollectiveProbe, world: World) -> Iterator[Prepare
         return (time.perf_counter() - begin,)
 
     sent = int(probe.bytes * encoded_share(wire))
-    yield PreparedCall(call, world.table.choose(probe.collective, world.placement, sent).algorithm)
+    yield PreparedCall(call, world.table.choose(probe.collective, world.placement, sent, wire is not None).algorithm)
 
 
 def _never_interrupted() -> None:
