@@ -109,8 +109,7 @@ def by_cross_memory(group: Group, plan: Plan) -> Start:
         return otherwise
     fused = FusedCall(plan.length, plan.dtype, plan.arithmetic, plan.call)
     arguments = (plan.root,) if plan.collective == "broadcast" else ()
-    start: Start = CROSS[plan.collective](cross, fused, otherwise, *arguments)
-    return start
+    return CROSS[plan.collective](cross, fused, otherwise, *arguments)
 
 
 def by_messages(group: Group, plan: Plan) -> Start:

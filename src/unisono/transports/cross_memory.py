@@ -14,7 +14,8 @@ copy into shared memory before. Ranks publish the address of their payload besid
 
 Each has a barrier before (addresses) and one after (the memory may be used again). Bytes that a rank copies, n bytes on
 p ranks: 2n(p-1)/p for an allreduce, half of what staging copies. The results equal those of the schedule `direct`, bit
-for bit. The kernel must allow it: `open_cross_memory` tries.
+for bit. The kernel must allow it: `open_cross_memory` tries. It may refuse a single payload, as a driver's memory: its
+rank publishes no address, and all ranks take another way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -161,6 +163,28 @@ class CrossMemory:
             done += count
 
 
+Move = Callable[[Sequence[int], int, int], None]
+"""Function (addresses of all ranks' payloads, own source, own target) that moves the data of a collective."""
+
+
+def _visit(cross: CrossMemory, fused: FusedCall, otherwise: Start, move: Move, shows_source: bool = False) -> Start:
+    """Return a collective whose `move` is between its two barriers; `otherwise` where memory cannot be copied.
+
+    The payload that the others access is the own target, or if `shows_source` the source.
+    """
+    barrier = cross.signals.prepare_barrier(fused.call)
+
+    def play(source: int, target: int) -> None:
+        addresses = cross.exchange_addresses(barrier, source if shows_source else target, fused.nbytes)
+        if addresses is None:
+            otherwise(source, target)
+            return
+        move(addresses, source, target)
+        barrier()
+
+    return play
+
+
 class CrossAllreduce(PreparedAllreduce):
     """Prepared allreduce `direct`, in place in the memory of all ranks."""
 
@@ -169,21 +193,15 @@ class CrossAllreduce(PreparedAllreduce):
 
     def at(self, address: int) -> Callable[[], None]:
         """Return a function that reduces the memory at `address`, in place."""
-        cross, barrier = self._cross, self._cross.signals.prepare_barrier(self._fused.call)
-        pieces, nbytes = _plan_pieces(cross, self._fused, address), self._fused.nbytes
+        cross, pieces = self._cross, _plan_pieces(self._cross, self._fused, address)
 
-        def play() -> None:
-            addresses = cross.exchange_addresses(barrier, address, nbytes)
-            if addresses is None:
-                self._otherwise(address, address)
-                return
+        def move(addresses: Sequence[int], _: int, target: int) -> None:
             for piece in pieces:
                 cross.read_and_reduce(addresses, piece)
                 for rank in cross.others:
-                    cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
-            barrier()
+                    cross.write(rank, addresses[rank] + piece.offset, target + piece.offset, piece.nbytes)
 
-        return play
+        return partial(_visit(cross, self._fused, self._otherwise, move), address, address)
 
 
 def _plan_pieces(cross: CrossMemory, fused: FusedCall, address: int, target: int | None = None) -> list[Piece]:
@@ -203,82 +221,57 @@ def _plan_pieces(cross: CrossMemory, fused: FusedCall, address: int, target: int
 
 def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
     """Prepare a reduce_scatter. The target may be the own chunk of the source."""
-    barrier = cross.signals.prepare_barrier(fused.call)
     start, _ = bounds(fused.length, cross.signals.size, cross.signals.rank)
 
-    def play(source: int, target: int) -> None:
+    def move(addresses: Sequence[int], source: int, target: int) -> None:
         in_place = target == source + start * fused.dtype.itemsize
-        pieces = _plan_pieces(cross, fused, source, None if in_place else target)
-        addresses = cross.exchange_addresses(barrier, source, fused.nbytes)
-        if addresses is None:
-            otherwise(source, target)
-            return
-        for piece in pieces:
+        for piece in _plan_pieces(cross, fused, source, None if in_place else target):
             cross.read_and_reduce(addresses, piece)
-        barrier()
 
-    return play
+    return _visit(cross, fused, otherwise, move, shows_source=True)
 
 
 def cross_all_gather(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
     """Prepare an all_gather, in place: the source is the own chunk of the target."""
-    barrier = cross.signals.prepare_barrier(fused.call)
     size, itemsize = cross.signals.size, fused.dtype.itemsize
     ends = [[itemsize * end for end in bounds(fused.length, size, rank)] for rank in range(size)]
 
-    def play(source: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, target, fused.nbytes)
-        if addresses is None:
-            otherwise(source, target)
-            return
+    def move(addresses: Sequence[int], _: int, target: int) -> None:
         for rank in cross.others:
             start, stop = ends[rank]
             cross.read(rank, addresses[rank] + start, target + start, stop - start)
-        barrier()
 
-    return play
+    return _visit(cross, fused, otherwise, move)
 
 
 def cross_all_to_all(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
     """Prepare an all_to_all, from the source to the target."""
-    barrier, own = cross.signals.prepare_barrier(fused.call), cross.signals.rank
-    each = fused.nbytes // cross.signals.size
+    own, each = cross.signals.rank, fused.nbytes // cross.signals.size
 
-    def play(source: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, source, fused.nbytes)
-        if addresses is None:
-            otherwise(source, target)
-            return
+    def move(addresses: Sequence[int], source: int, target: int) -> None:
         for rank in cross.others:
             cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
         bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
-        barrier()
 
-    return play
+    return _visit(cross, fused, otherwise, move, shows_source=True)
 
 
 def cross_broadcast(cross: CrossMemory, fused: FusedCall, otherwise: Start, root: int) -> Start:
     """Prepare a broadcast of the root's payload."""
-    barrier = cross.signals.prepare_barrier(fused.call)
 
-    def play(source: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, target, fused.nbytes)
-        if addresses is None:
-            otherwise(source, target)
-            return
+    def move(addresses: Sequence[int], _: int, target: int) -> None:
         if cross.signals.rank != root:
             cross.read(root, addresses[root], target, fused.nbytes)
-        barrier()
 
-    return play
+    return _visit(cross, fused, otherwise, move)
 
 
-CROSS: dict[str, Callable[..., Any]] = {
+CROSS: dict[str, Callable[..., Start]] = {
     "allreduce": CrossAllreduce,
     "reduce_scatter": cross_reduce_scatter,
     "all_gather": cross_all_gather,
     "all_to_all": cross_all_to_all,
     "broadcast": cross_broadcast,
 }
-"""Functions that prepare a collective on the memory of all ranks, and otherwise play another; that of `broadcast` also
-takes the root."""
+"""Functions that prepare a collective on the memory of all ranks, and the collective to play otherwise; that of
+`broadcast` also takes the root."""
