@@ -11,7 +11,7 @@ from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.precision import autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
-from unisono.compute.processor import Processor
+from unisono.processor_model import Processor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 

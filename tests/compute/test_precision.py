@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from unisono.compute.precision import autocast_to, check_precision, choose_dtype
-from unisono.compute.processor import Processor
 from unisono.errors import UsageError
+from unisono.processor_model import Processor
 
 PLAIN, AMX = Processor("plain"), Processor("new", tiles=True)
 FLOAT, BFLOAT16, DOUBLE = torch.float32, torch.bfloat16, torch.float64

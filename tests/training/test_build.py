@@ -11,9 +11,9 @@ import torch
 
 from unisono.compute.algorithms.registry import DEFAULT
 from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
-from unisono.compute.processor import processor
 from unisono.errors import RecipeError, UsageError
 from unisono.models.registry import make_network
+from unisono.processor_model import processor
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.training.build import check_fit, load_plan, make_rule, save_plan
 from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe

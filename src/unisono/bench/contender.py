@@ -31,9 +31,9 @@ from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.formats import AUTO
 from unisono.compute.precision import StepContext, autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
-from unisono.compute.processor import processor
 from unisono.models.names import CIFAR_LAYERS
 from unisono.models.registry import make_network
+from unisono.processor_model import processor
 from unisono.training.loss import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"

@@ -55,9 +55,9 @@ def layers(
     from unisono.bench.peak import measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
     from unisono.compute.precision import check_precision, choose_dtype
-    from unisono.compute.processor import processor
     from unisono.compute.response_norm import use_response_norms
     from unisono.models.registry import make_network
+    from unisono.processor_model import processor
 
     check_precision(precision)
     if plan is not None:

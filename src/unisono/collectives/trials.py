@@ -30,6 +30,7 @@ from unisono.collectives.payload import name_of
 from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
+from unisono.processor_model import processor
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
@@ -49,8 +50,6 @@ MAX_FLAT_BYTES = 128 << 10
 
 MAX_ITEM_BYTES = 16
 """Bytes of the largest element."""
-
-CPUINFO = Path("/proc/cpuinfo")
 
 ROUNDS = 5
 """Calls of each candidate in its trial, of which the first is not counted."""
@@ -144,7 +143,7 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
                 begun = time.perf_counter()
                 start()
                 taken[number, index] = time.perf_counter() - begun
-    except BaseException:
+    except BaseException:  # other ranks may still access them, whatever has ended the wait
         group.keep_alive_if_pending(*sides)
         raise
     for one in plans:
@@ -169,17 +168,9 @@ def _path(ranks: int, reads: bool) -> Path:
         folder = cache_folder(os.environ)
     except UsageError:  # a user without a home, as in some containers: nothing is kept
         folder = Path(os.devnull)
-    facts = _processor(), os.cpu_count(), MPI.Get_library_version(), torch.__version__, ranks, reads
+    facts = processor().name, os.cpu_count(), MPI.Get_library_version(), torch.__version__, ranks, reads
     name = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
     return folder / f"choices-{socket.gethostname()}-{name}.json"
-
-
-def _processor() -> str:
-    """Return the line of Linux that names the processor; empty elsewhere. `platform.processor` would fork a rank."""
-    try:
-        return next((line for line in CPUINFO.read_text().splitlines() if line.startswith("model name")), "")
-    except OSError:
-        return ""
 
 
 def _read(path: Path) -> Mapping[str, list[str]]:

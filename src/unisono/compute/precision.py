@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from unisono.compute.formats import AUTO, PRECISIONS
-from unisono.compute.processor import Processor
 from unisono.errors import UsageError
+from unisono.processor_model import Processor
 
 StepContext = Callable[[], AbstractContextManager[object]]
 """Function that returns the context in which a step is computed."""

@@ -16,7 +16,6 @@ from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
 from unisono.compute.precision import StepContext, autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
-from unisono.compute.processor import processor
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InMemoryFeed, InputFacts
 from unisono.data.loading import cast_inputs
@@ -28,6 +27,7 @@ from unisono.launch import available_cores
 from unisono.models.registry import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
+from unisono.processor_model import processor
 from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import data_world, data_world_of, split_model

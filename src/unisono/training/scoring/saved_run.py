@@ -10,10 +10,10 @@ import torch
 
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import prepare
-from unisono.compute.processor import processor
 from unisono.data.feed import InputFacts
 from unisono.errors import CheckpointError
 from unisono.models.user_network import user_network
+from unisono.processor_model import processor
 from unisono.training import run_directory
 from unisono.training.build import make_model
 from unisono.training.checkpoint import checkpoint_names, load_newest

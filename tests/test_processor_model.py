@@ -1,6 +1,6 @@
 """Properties of the processor."""
 
-from unisono.compute.processor import Processor, parse, processor
+from unisono.processor_model import Processor, parse, processor
 
 XEON = """processor\t: 0
 model name\t: Intel(R) Xeon(R)
