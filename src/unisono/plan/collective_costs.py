@@ -177,8 +177,8 @@ def _duplicate(case: CollectiveCase, name: str) -> str | None:
 
 def choose_auto(case: CollectiveCase, nbytes: int) -> str:
     """Return the schedule that `auto` takes for `nbytes` bytes, or "library"."""
-    sent = ceil(nbytes * case.share)
-    name = case.table.choose(case.collective, case.placement, sent, case.wire is not None).algorithm
+    sent, encoded = ceil(nbytes * case.share), case.share != 1
+    name = case.table.choose(case.collective, case.placement, sent, encoded).algorithm
     differs = name != LIBRARY and case.wire is not None and case.cuts_must_match
     return "direct" if differs and not _cuts_alike(case, case.algorithm(name)) else name
 
