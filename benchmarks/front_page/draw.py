@@ -42,7 +42,7 @@ def read(path: str) -> Any:
 
 def allreduce(setting: str) -> dict[int, dict[str, float]]:
     """Return milliseconds by bytes and contender; "bound" is the link's, where there is one."""
-    names = {"auto": "Unisono", "MPI library": "MPICH", "gloo": "gloo", "auto bfloat16": "bfloat16", "copy": "copy"}
+    names = {"auto": "Unisono", "MPI library": "MPICH", "gloo": "gloo", "auto bfloat16": "bfloat16"}
     found: dict[int, dict[str, float]] = {}
     for row in read(f"collectives/{setting}/results.json")["sizes"]:
         times = {names[name]: one["median_us"] / 1e3 for name, one in row["contenders"].items() if name in names}
@@ -217,8 +217,7 @@ def chart() -> None:
         axes.xaxis.label.set(color=GREY, fontsize=8)
         for spine in axes.spines.values():
             spine.set_color(GREY)
-        axes.legend(fontsize=7, frameon=False, labelcolor=GREY)
-    node.legend(fontsize=7, frameon=False, labelcolor=GREY, ncols=2)
+        axes.legend(fontsize=7, frameon=False, labelcolor=GREY, ncols=2 if axes is node else 1)
     figure.savefig(CHART, metadata={"Date": None})
 
 

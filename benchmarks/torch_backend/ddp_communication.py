@@ -137,7 +137,6 @@ def by_parallel(network: nn.Module, step: Callable[[nn.Module], None], world: Wo
     reducer: Any = reducer_of(model)
     while reducer.choice.state() is None:
         step(model)
-
     memory, exchanging = reducer.memory, world.resource(CommunicatorPool).worlds(1)[0]
 
     def exchange() -> None:
