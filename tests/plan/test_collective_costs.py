@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from unisono.choosing.schedule_table import COLLECTIVES, ScheduleTable, read_table
@@ -85,3 +87,5 @@ def test_auto_is_that_of_the_table() -> None:
     assert unknown.table.network == DEFAULT
     assert choose_auto(unknown, BYTES) == "ring"
     assert choose_auto(unknown, 64) == read_table().choose("allreduce", unknown.placement, 64).algorithm
+    assert choose_auto(replace(unknown, wire="float32"), 64) == choose_auto(unknown, 64) == "library", "not encoded"
+    assert choose_auto(replace(unknown, wire="float16"), 64) != "library"
