@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from unisono.compute.processor import processor
 from unisono.launch import cores
+from unisono.processor_model import processor
 from unisono.training.curves import Curve, draw
 
 HERE = Path(__file__).parent

@@ -19,8 +19,8 @@ from torch import Tensor, nn, relu_
 from unisono.bench.peak import measure_peak
 from unisono.compute.formats import AUTO
 from unisono.compute.precision import choose_dtype
-from unisono.compute.processor import processor
 from unisono.launch import keep_memory
+from unisono.processor_model import processor
 
 HERE = Path(__file__).parent
 

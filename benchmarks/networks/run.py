@@ -21,9 +21,9 @@ from unisono.bench.peak import measure_peak
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.formats import AUTO
 from unisono.compute.precision import choose_dtype
-from unisono.compute.processor import processor
 from unisono.launch import keep_memory
 from unisono.models.registry import make_network
+from unisono.processor_model import processor
 
 HERE = Path(__file__).parent
 NAMES = ("resnet50", "vgg16", "alexnet", "googlenet")
