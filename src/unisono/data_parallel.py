@@ -20,16 +20,21 @@ from unisono.reducer.model_comparison import compare_models
 from unisono.reducer.structure import trainable
 from unisono.rules import BSP, BaseRule
 from unisono.tensor_parallel.choose_plan import choose_plan, whole_layers
-from unisono.tensor_parallel.model import data_world, named_parts, parameter_parts, split_model, split_of
+from unisono.tensor_parallel.model import (
+    agree_on_state,
+    exchanges_activations,
+    parameter_parts,
+    split_model,
+    split_of,
+)
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.tensor_parallel.trace import Example
 from unisono.world import World
 
 SPLIT_LOOP = (
-    'plan="auto" has split layers, and ranks of a group share samples: take the share of '
-    "unisono.tensor_parallel.data_world(model, world), seed random numbers by its rank (dropouts by seed_dropout), "
-    "and clip by clip_grad_norm"
+    'plan="auto" has split layers: seed dropouts by seed_dropout, clip by clip_grad_norm (both in '
+    "unisono.tensor_parallel), and call the model equally often on all ranks"
 )
 """Warning about a loop of the user's own, which was written before the plan was known."""
 
@@ -56,8 +61,10 @@ def parallel(
     and for a model that is already parallel or has sparse gradients.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
-    (`tensor_parallel/plan.py`). Ranks of a group then use the same samples, and each holds a part of those weights:
-    create the optimizer's state after this call. Raises UsageError for a plan that does not fit the model or the ranks.
+    (`tensor_parallel/plan.py`). Every rank keeps its own samples, and holds a part of those weights: create the
+    optimizer's state after this call. The ranks of a group exchange activations, so all call the model equally often; a
+    rank without samples calls it with an empty batch. Raises UsageError for a plan that does not fit the model or the
+    ranks.
 
     `plan="auto"` chooses the plan by prediction, from a few forward passes of a copy of the model on `example`: inputs
     of this rank as in data parallelism. If no split is predicted to be faster, nothing is split. Rank 0 logs the
@@ -95,7 +102,7 @@ def parallel(
         plan = _plan_by_prediction(model, world, chosen, optimizer, example)
     reducer = attach(model, world, chosen, plan)
     if optimizer is not None:
-        check_split_optimizer(model, optimizer)
+        check_split_optimizer(model, optimizer, chosen.sharded)
     if chosen.sharded and optimizer is not None:
         reducer.optimizer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
@@ -115,18 +122,31 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
     """Declare the number of samples of this rank's mean loss: the next average weights ranks by their samples.
 
     Call it before `backward()`, on every rank or on none. Calls add up until the next average. 0 declares an empty
-    batch. Raises UsageError for a number that is negative or not finite, and for a model that is not parallel.
+    batch. With split layers, declare the samples of all passes of an average before the first. Raises UsageError for a
+    number that is negative or not finite, for a model that is not parallel, and for a later declaration.
     """
-    _reducer_of(model).control.add_samples(samples)
+    reducer = _reducer_of(model)
+    if exchanges_activations(model) and reducer.accumulation.accumulated:
+        raise UsageError(
+            f"add_samples(model, {samples:g}) after a backward pass under no_sync, which has exchanged gradients of "
+            "split layers by the samples before: declare those of all passes before the first backward()"
+        )
+    reducer.control.add_samples(samples)
 
 
 def synchronize(model: torch.nn.Module) -> None:
     """Average the gradients of a parallel model. A rank without a batch calls this in place of `backward()`.
 
     The rank contributes the gradients accumulated under `no_sync`. If there are none, and it has added no samples, its
-    weight is 0. Raises UsageError for a model that is not parallel.
+    weight is 0. Raises UsageError for a model that is not parallel, and for one with split layers.
     """
-    _reducer_of(model).synchronize()
+    reducer = _reducer_of(model)
+    if exchanges_activations(model):
+        raise UsageError(
+            "layers are split, and the other ranks of a group wait for this one's activations: in place of synchronize "
+            "call unisono.add_samples(model, 0) and model(inputs[:0]).sum().backward()"
+        )
+    reducer.synchronize()
 
 
 def _reducer_of(model: torch.nn.Module) -> Reducer:
@@ -141,12 +161,15 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     pass; return the reducer."""
     prepare(model)
     if (plan is not None or split_of(model) is not None) and not rule.takes_split_layers:
-        raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP, or no plan")
+        raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan")
     compare_models(model, world)
     agree_on_state(model, world)
     if plan is not None:
         split_model(model, world, plan)
-    return Reducer(model, world, rule, parameter_parts(model))
+    reducer = Reducer(model, world, rule, parameter_parts(model))
+    if (split := split_of(model)) is not None:
+        split.weigh_by(reducer.weight)
+    return reducer
 
 
 def check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: BaseRule) -> None:
@@ -199,11 +222,3 @@ def prepare(model: torch.nn.Module) -> None:
             raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
     if reducer is not None:
         reducer.release()
-
-
-def agree_on_state(model: torch.nn.Module, world: World) -> None:
-    """Copy the weights and buffers of rank 0 to all ranks; a part of a split weight to the ranks that hold the same."""
-    parts, data = named_parts(model), data_world(model, world)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            (data if id(tensor) in parts else world).broadcast(tensor)

@@ -48,16 +48,18 @@ def test_rules_keep_their_guarantees(overlap: str, ranks: int) -> None:
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("ranks", [2, 4, 6])
+@pytest.mark.parametrize("make", [BSP, Sharded])
 def test_buckets_of_split_parameters_are_averaged_over_the_ranks_that_hold_them(
-    overlap: str, clip: float | None, ranks: int
+    make: type[BSP] | type[Sharded], overlap: str, clip: float | None, ranks: int
 ) -> None:
     """Bucket 2 is split over two ranks, bucket 3 over all."""
     pairs = tuple(tuple(range(part, ranks, 2)) for part in range(2))
     alone = tuple((rank,) for rank in range(ranks))
     sent = (Bucket(64, (3,)), Bucket(64, (2,), groups=pairs), Bucket(64, (1,), groups=alone), Bucket(64, (0,)))
     layout = Layout(ranks, 4, sent, clip=clip, buffers=True)
-    verify(BSP(overlap=overlap), layout, STEPS, seed=ranks)
-    programs = [BSP(overlap=overlap)(Step(0), rank, layout) for rank in range(ranks)]
+    rule = make(overlap=overlap)
+    verify(rule, layout, STEPS, seed=ranks)
+    programs = [rule(Step(0), rank, layout) for rank in range(ranks)]
     groups = {task.group.ranks for program in programs for task in program if task.group is not None}
     assert groups == {tuple(range(ranks)), *pairs, *alone}
 

@@ -57,8 +57,8 @@ REFUSALS = {
         "'fc2' takes parts of 4 ranks, and 'fc1' gives those of 2: use one size for both",
     ),
     "no dropout": ({"fc1": "dropout 2"}, "layer 'fc1' is a Linear: only a Dropout takes 'dropout'"),
-    "a convolution's input": ({"conv": "column takes part"}, "takes whole inputs: leave away 'takes part'"),
-    "a number's part": ({"words": "row takes part"}, "takes numbers, which are whole: leave away 'takes part'"),
+    "a convolution's input": ({"conv": "column takes part"}, "takes inputs of own samples: leave away 'takes part'"),
+    "a number's part": ({"words": "row takes part"}, "takes numbers, which have no features: leave away 'takes part'"),
 }  # fmt: skip
 
 

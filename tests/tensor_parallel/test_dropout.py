@@ -7,29 +7,30 @@ import copy
 import torch
 from torch import nn
 
-from unisono.tensor_parallel.dropout import DropoutSeed, SampleDropout, mixed, use_sample_dropout
+from unisono.tensor_parallel.dropout import SampleDropout, mixed, use_sample_dropout
+from unisono.tensor_parallel.sample_numbers import SampleNumbers
 
 
-def dropouts(seed: DropoutSeed) -> nn.Sequential:
+def dropouts(seed: SampleNumbers) -> nn.Sequential:
     model = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3, inplace=True), nn.Dropout(0.0))
     assert list(use_sample_dropout(model, seed)) == ["0", "1", "2"]
     return model
 
 
 def test_a_sample_has_the_same_mask_on_any_rank() -> None:
-    seed, ones = DropoutSeed(7, 3), torch.ones(12, 50)
+    seed, ones = SampleNumbers(7, 3), torch.ones(12, 50)
     model = dropouts(seed)
     seed.first = 0
     whole = model[0](ones)
     for share, samples in ((0, 6), (1, 6), (3, 3)):
         seed.first = None
-        seed.share = share
+        seed.rank = share
         assert torch.equal(model[0](ones[:samples]), whole[share * samples : (share + 1) * samples])
     assert torch.equal(copy.deepcopy(model)[0](ones[:3]), whole[9:12])
 
 
 def test_other_seeds_steps_and_layers_have_other_masks() -> None:
-    seed, ones = DropoutSeed(7, 3, first=0), torch.ones(4, 100)
+    seed, ones = SampleNumbers(7, 3, first=0), torch.ones(4, 100)
     model = dropouts(seed)
     masks = [model[0](ones), model[1](ones)]
     for seed.seed, seed.step in ((8, 3), (7, 4)):
@@ -40,7 +41,7 @@ def test_other_seeds_steps_and_layers_have_other_masks() -> None:
 
 
 def test_the_share_of_zeros_and_the_mean_are_those_of_a_dropout() -> None:
-    model = dropouts(DropoutSeed(1, 1, first=0))
+    model = dropouts(SampleNumbers(1, 1, first=0))
     found = model[0](torch.ones(100, 1000))
     assert set(found.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.7))}
     assert abs(float((found == 0).float().mean()) - 0.3) < 0.01

@@ -105,18 +105,18 @@ def test_layers_that_are_split(tmp_path: Path) -> None:
         (
             3,
             [],
-            "parallel.layers share samples in groups of 2 ranks, which do not divide 3 ranks: start a multiple of 2",
+            "parallel.layers are split over groups of 2 ranks, which do not divide 3 ranks: start a multiple of 2",
         ),
         (
             2,
             ["rule.name=local_sgd"],
-            r"rule.name = 'local_sgd' does not take the split layers of \[parallel\]: use bsp",
+            r"rule.name = 'local_sgd' does not take the split layers of \[parallel\]: use bsp or sharded",
         ),
         (2, ["parallel.layers.a=diagonal"], "the plan of layer 'a' is 'diagonal'; it reads like"),
         (
-            128 + 2,
+            64 + 2,
             ["training.batch=64"],
-            "130 ranks share batches of 64 samples, so some would have none; start at most 128",
+            "66 ranks share batches of 64 samples, so some would have none; start at most 64",
         ),
     ):
         with pytest.raises(UsageError, match=message):

@@ -70,7 +70,7 @@ def trainer(width: int = 3) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     choice = SimpleNamespace(resume=lambda step: None)
     reducer = SimpleNamespace(restore=lambda state: None, choice=choice, rule=BSP())
-    return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, data_world=SimpleNamespace(rank=0))
+    return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, world=SimpleNamespace(rank=0))
 
 
 WORLD: Any = Alone()

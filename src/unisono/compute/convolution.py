@@ -54,8 +54,6 @@ class PlannedConvolution(ReadingLayer, nn.Conv2d):
 class PlannedColumnParallelConvolution(ColumnParallelConvolution, PlannedConvolution):
     """Convolution of which each rank has some output channels, and whose passes follow a plan."""
 
-    products = None  # the plan's algorithms are those of whole batches
-
 
 PLANNED: Mapping[type[nn.Module], type[PlannedConvolution]] = {
     nn.Conv2d: PlannedConvolution,

@@ -65,10 +65,10 @@ def partitioned_load(
     check_alike(index.folder, index.fingerprint, world)
     transform = transform_of(index, TransformOptions(size, augment, windows, context))
     wanted = StorageOptions(AUTO) if groups is None else StorageOptions(groups=groups)
-    chosen = resolve_storage(wanted, index, world, world)
+    chosen = resolve_storage(wanted, index, world)
     if chosen.options.name == STREAMED:
         raise PackError(f"{index.folder} does not fit: {chosen.reason}; take Loader, which streams it, or more nodes")
-    storage = read_storage(chosen.options, index, world, world)
+    storage = read_storage(chosen.options, index, world)
     return InMemoryPartition(world, len(index), storage, Prefetcher(index, storage, transform, threads), seed)
 
 

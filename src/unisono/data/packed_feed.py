@@ -49,17 +49,14 @@ class PackedFeed:
     def __init__(
         self,
         options: FeedOptions,
-        everyone: World,
+        world: World,
         seed: int,
-        sharing: World | None = None,
         observe: Observe | None = None,
     ) -> None:
         """Read both packs into memory. Collective. Raises PackError on every rank.
 
-        `sharing` is the world of the ranks that share each batch, where those are not `everyone`: layers are split.
         `observe` is called with the spans of reading, decoding and shuffling.
         """
-        world = everyone if sharing is None else sharing
         self._world, self._seed, self._observe, self._shuffle = world, seed, observe, options.shuffle
         train, test = world.call_on_all(
             lambda: [read_index(split_folder(options.folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
@@ -75,14 +72,14 @@ class PackedFeed:
                 'data.storage = "auto", but ranks out of step own other samples in another storage, which a replay has '
                 'to repeat: set "partitioned" or "replicated"'
             )
-        chosen = resolve_storage(options.storage, train, world, everyone)
+        chosen = resolve_storage(options.storage, train, world)
         if chosen.options.name == STREAMED and options.shuffle != ShuffleOptions():
             raise PackError(
                 f'data.shuffle = "{options.shuffle}", but {train.folder} is streamed, and nothing moves between ranks: '
                 'set "epoch", or another data.storage'
             )
         with observed(observe, "read training set", "loading"):
-            self._train = read_storage(chosen.options, train, world, everyone)
+            self._train = read_storage(chosen.options, train, world)
         copies = chosen.options.groups if chosen.options.name == "partitioned" else 1
         formed = form_groups(world.placement, copies).note
         crossing = scope_note(options.shuffle, world.placement)
@@ -90,7 +87,7 @@ class PackedFeed:
         self.notes = tuple(f"{subject}: {line}" for subject, line in lines if line)
         """Lines on the storage and the shuffle: what was chosen, and what crosses switches."""
         with observed(observe, "read test set", "loading"):
-            self._test = read_storage(test_storage, test, world, world)
+            self._test = read_storage(test_storage, test, world)
         if self._train.order_name:  # in the middle of an epoch, a resumed run needs the same order
             self.fingerprint += f", {self._train.order_name}"
         self._own = 0

@@ -51,8 +51,9 @@ class BackwardPass:
         """Control message of this rank."""
         self.control_result: ControlResult | None = None
         """Sum of all ranks' control messages; None until it is known."""
-        self.weight = 1.0
-        """Factor of the gradients before they are summed; known once all ranks' samples are."""
+        self.weight = self.weight_of_part = 1.0
+        """Factors of the gradients before they are summed, of whole and of split weights; known once all ranks' samples
+        are."""
         self.discarded = False
         """True once the pass has failed: it has no further effect."""
         self.buffers_pending = False
@@ -118,6 +119,7 @@ class BackwardPass:
         if control_result.changes_differ:
             control_result = replace(control_result, difference=self._compare_weights(world))
         self.weight = control_result.weight_of(self.control_message)
+        self.weight_of_part = control_result.weight_of_part
         if control_result.error() is not None:
             self.discard()
         self.control_result = control_result
@@ -137,8 +139,8 @@ class BackwardPass:
         """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
         packed."""
         bucket_slice = self.memory.bucket_slice(key)
-        weight = (self.weight if scaled else 1.0) * self.memory.scale(bucket_slice, mean=scaled)
-        self.memory.pack(bucket_slice, self.gradients, weight)
+        weight = self.weight if bucket_slice.parts == 1 else self.weight_of_part
+        self.memory.pack(bucket_slice, self.gradients, weight if scaled else 1.0)
         for number in bucket_slice.parameters:
             self._unpacked_parts[number] -= 1
             if not self._unpacked_parts[number]:

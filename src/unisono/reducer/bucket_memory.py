@@ -63,13 +63,13 @@ class BucketMemory:
         """Return a bucket as rules see it."""
         return Bucket(place.nbytes, place.parameters, groups=self._parts.holders.get(place.parts, ()))
 
-    def scale(self, bucket: BucketSlice, mean: bool) -> float:
-        """Return the factor of a bucket's gradients besides their rank's weight (`parameter_parts.py`)."""
-        return self._parts.scale(bucket.parts, mean)
-
     def parts_of(self, number: int) -> int:
         """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
         return self._parts.of(number)
+
+    def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
+        """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
+        return self._parts.holders_of(number, rank, ranks)
 
     def bucket_slice(self, key: int) -> BucketSlice:
         """Return the place of the bucket with this key."""
@@ -120,14 +120,15 @@ class BucketMemory:
             found.append((number, max(bucket.start, start), min(bucket.flags, start + length), start))
         return found
 
-    def segments(self, key: int, ranks: int, rank: int) -> tuple[PlacedSegment, ...]:
-        """Return the segments in a rank's shard of a bucket: of its gradients, without the flags behind them."""
+    def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
+        """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
+        the flags behind them."""
         bucket = self.bucket_slice(key)
         ranges = (
             (number, first - bucket.start, last - bucket.start, first - start)
             for number, first, last, start in self.ranges(bucket)
         )
-        return segments_of(ranges, bucket.flags - bucket.start, ranks, rank)
+        return segments_of(ranges, bucket.flags - bucket.start, len(group), group.index(rank))
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""

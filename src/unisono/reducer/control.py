@@ -84,6 +84,13 @@ class ControlResult:
             return 1.0 / len(self.without_samples)
         return message.samples / self.samples
 
+    @property
+    def weight_of_part(self) -> float:
+        """Factor of the gradients of split weights, which are weighed by the ranks' samples already."""
+        if self.samples_given:
+            return 1.0 / self.samples if self.samples else 0.0
+        return 1.0 / max(1, len(self.without_samples))
+
     def error(self) -> UsageError | None:
         """Return the error of all ranks where their weights differ, or only some have given their samples; else
         None."""

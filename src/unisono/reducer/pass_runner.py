@@ -148,12 +148,13 @@ class PassRunner:
         if there:
             self._times.record_ready(number)
         gradient = parameter.grad
-        share = self._accumulation.take_share(number, self._contributes)
+        part = begun.memory.parts_of(number) > 1  # its gradient is of the group's samples, whatever this rank's
+        share = self._accumulation.take_share(number, self._contributes or part)
         if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
             gradient = gradient.take_added()
         elif self._releases:
             parameter.grad = None  # before it is added: an update may set another at once
-        begun.add(number, gradient if self._takes or share else None)
+        begun.add(number, gradient if self._takes or share or part else None)
         self._on_progress()
 
     def _on_progress(self) -> None:

@@ -88,7 +88,7 @@ class Reducer:
         partitions = list(parts.holders.values())
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
         self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
-        summands = world.size / parts.sharing if rule.sums_gradients else 1.0
+        summands = float(world.size) if rule.sums_gradients else 1.0
         self.accumulation = Accumulation(self.memory, summands)
         has_buffers = bool(self.buffers.slots) and world.size > 1
         self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
@@ -117,6 +117,11 @@ class Reducer:
     def rule(self) -> BaseRule:
         """Rule that steps follow at present."""
         return self.choice.rule
+
+    def weight(self) -> float:
+        """Return the weight of this rank's loss relative to the others': its samples; 1 where none are given, or
+        count."""
+        return 1.0 if self.control.samples is None or self.rule.sums_gradients else self.control.samples
 
     # Called by the program
 
@@ -206,7 +211,8 @@ class Reducer:
 
     def before_adding(self, number: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Make room for a gradient beside the sum of an earlier pass. Without samples it counts as zero there."""
-        share_alone = self.accumulation.take_share(number, contributes=self.control.samples != 0)
+        contributes = self.control.samples != 0 or self.memory.parts_of(number) > 1
+        share_alone = self.accumulation.take_share(number, contributes)
         return tuple(map(torch.zeros_like, gradients)) if share_alone else None
 
     def mark_ready(self, number: int, last: bool) -> None:

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment, State, cut, join
 from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, hooks_refused, needs_norms
+from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 
 Closure = Callable[[], Any]
@@ -36,14 +37,15 @@ class ShardedOptimizer:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
+        memory: BucketMemory,
         collectives: ModelCollectives,
         wait: Callable[[], None],
     ) -> None:
         """Take the optimizer over; `wait` waits for pending updates. Raises UsageError for one that cannot be stepped
         in shards, and for one that has been."""
         check_optimizer(optimizer)
-        self.optimizer, self._parameters, self._collectives, self._wait = optimizer, parameters, collectives, wait
+        self.optimizer, self._memory, self._collectives, self._wait = optimizer, memory, collectives, wait
+        self._parameters = memory.parameters
         self._segments: list[Segment] | None = None  # of this rank, also where it has none; None before the first
         self._handles: list[RemovableHandle] = []
         for name in METHODS:
@@ -161,14 +163,16 @@ class ShardedOptimizer:
         return defaultdict(dict, whole)
 
     def _whole_states(self) -> Iterator[tuple[int, State]]:
-        """Yield each parameter's number and whole state; empty where it has none."""
+        """Yield each parameter's number and whole state; empty where it has none. That of a split one is of this rank's
+        part."""
         mine: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
         for key, state in self._state.items():
             if isinstance(key, Segment):
                 mine[key.number].append((key, state))
         for number, parameter in enumerate(self._parameters):
             everyone = self._collectives.all_gather_object(mine[number])
-            yield number, join([one for theirs in everyone for one in theirs], parameter)
+            holders = self._memory.holders_of(number, self._collectives.rank, self._collectives.size)
+            yield number, join([one for rank in holders for one in everyone[rank]], parameter)
 
 
 def _refuse(*_: object, **__: object) -> None:

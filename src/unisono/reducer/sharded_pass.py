@@ -24,7 +24,7 @@ class ShardedPass(BackwardPass):
         self, memory: BucketMemory, buffers: Buffers, layout: Layout, control_message: ControlMessage, rank: int
     ) -> None:
         super().__init__(memory, buffers, layout, control_message)
-        segments = {key: memory.segments(key, layout.ranks, rank) for key in layout.keys}
+        segments = {key: memory.segments(key, layout.group_of(key, rank), rank) for key in layout.keys}
         self._work = ShardWork(layout, segments, self.sums, memory.segment_weights)
         self._rank, self._message = rank, StepMessage()
         self.step_result: StepResult | None = None

@@ -61,7 +61,7 @@ class UserOptimizer:
                 return
             self._wait()
             self.sharded.release()
-        self.sharded = ShardedOptimizer(optimizer, self._memory.parameters, self._collectives, self._wait)
+        self.sharded = ShardedOptimizer(optimizer, self._memory, self._collectives, self._wait)
         self._programs.layer_norms = self.sharded.needs_norms
         self.sharded.lay_out(self._segments())
         if own_loop:
@@ -157,6 +157,6 @@ class UserOptimizer:
 
     def _segments(self) -> Sequence[Segment]:
         """Return this rank's segments of all buckets."""
-        rank, ranks = self._collectives.rank, self._collectives.size
-        keys = self._programs.layout().keys
-        return [one.segment for key in keys for one in self._memory.segments(key, ranks, rank)]
+        rank, layout = self._collectives.rank, self._programs.layout()
+        groups = ((key, layout.group_of(key, rank)) for key in layout.keys)
+        return [one.segment for key, group in groups for one in self._memory.segments(key, group, rank)]

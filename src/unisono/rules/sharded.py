@@ -55,13 +55,13 @@ class Sharded(BaseRule):
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"Sharded(clip={self.clip!r}): the norm must be above 0, or None")
 
-    def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
+    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
         overlap = self.found_overlap
         passing = build.backward(layout, overlap.backward_lane(layout.deferred))
         if not event.synchronize:
             return (*build.forward(layout), *passing)
-        sends = self.collectives(layout)
+        sends = self.collectives(layout, rank)
         gate = build.ENDED if overlap.after else build.BEGUN
         follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
         scattered, at_once = set[int](), self._updates_at_once(layout)
@@ -125,6 +125,11 @@ class Sharded(BaseRule):
 
     def _updates_at_once(self, layout: Layout) -> bool:
         return layout.updates is not Updates.OUTSIDE and self._clip(layout) is None and not layout.layer_norms
+
+    @property
+    def takes_split_layers(self) -> bool:
+        """True: each bucket is summed and gathered by the ranks that hold it."""
+        return True
 
     @property
     def sharded(self) -> bool:

@@ -87,4 +87,5 @@ class InProcessShardedReplica(InProcessReplica):
         for number, first, last in self._ranges(key):
             ranges.append((number, at, at + last - first, first))
             at += last - first
-        return segments_of(ranges, at, self.layout.ranks, rank)
+        group = self.layout.group_of(key, rank)
+        return segments_of(ranges, at, len(group), group.index(rank))

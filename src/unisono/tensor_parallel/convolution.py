@@ -1,28 +1,22 @@
 """Convolutions that are split over a model group, by output channels (PCL-DNN section 3.2: by feature maps).
 
-    2 ranks, 3 ─▶ 8 channels           rank 0   x ─▶ channels 0-3 ┐
-                                       rank 1   x ─▶ channels 4-7 ┴ all-gather along channels
+    2 ranks, 3 ─▶ 8 channels     x0 x1 ┬ rank 0 ─▶ channels 0-3 of both ┬─▶ rank 0: y0, all 8 channels
+                                       └ rank 1 ─▶ channels 4-7 of both ┴─▶ rank 1: y1, all 8 channels
 
-4 ranks, 16 ─▶ 32 channels of 3 x 3, B images of 8 x 8: weight (8, 16, 3, 3) on each. The output, 2,048 B elements, is
-gathered: 3/4 of it is sent. In the backward pass the input's gradient, 1,024 B elements, is summed: 3/2 of it. Across
-nodes, large activations are exchanged in slices, beside the products (`overlap/`), unless the layer has an algorithm of
-its own.
+4 ranks, 16 ─▶ 32 channels of 3 x 3, images of 8 x 8, b a rank: weight (8, 16, 3, 3) on each. The group's input, 4,096 b
+elements, is gathered: 3/4 of it is sent. Of its output, 8,192 b elements, 3/16 is sent to the ranks of the samples. The
+backward pass sends as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from unisono.tensor_parallel.activations import copy_to_group, gather_parts
-from unisono.tensor_parallel.divide import uneven
-from unisono.tensor_parallel.layer import ParallelLayer
-from unisono.tensor_parallel.overlap.convolution import ConvolutionProducts
-from unisono.tensor_parallel.overlap.flows import flows_of
-from unisono.tensor_parallel.overlap.layer_passes import LayerPasses, apply_sliced, plan_passes
+from unisono.tensor_parallel.layer import ParallelLayer, uneven
+from unisono.tensor_parallel.layouts import own_to_whole, part_to_own
 from unisono.tensor_parallel.plan import COLUMN, PART, Split
 
 
@@ -35,12 +29,9 @@ class ColumnParallelConvolution(ParallelLayer):
     kernel_size: tuple[int, ...]
 
     @property
-    def products(self) -> ConvolutionProducts | None:
-        """Products of slices of samples; None where only the whole layer's own are there: other padding than zeros."""
-        layer: Any = self
-        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            return None
-        return ConvolutionProducts(layer.stride, layer.padding, layer.dilation)
+    def least_dimensions(self) -> int:
+        """Least dimensions of its input: samples, channels, and those of the kernel."""
+        return 2 + len(self.kernel_size)
 
     @classmethod
     def dims(cls, split: Split) -> Mapping[str, int]:  # noqa: ARG003  the same for all
@@ -53,25 +44,14 @@ class ColumnParallelConvolution(ParallelLayer):
         if layer.groups != 1:
             return f"has {layer.groups} groups of channels: leave it whole"
         if split.takes == PART:
-            return "takes whole inputs: leave away 'takes part'"
+            return "takes inputs of own samples: leave away 'takes part'"
         return uneven(layer.out_channels, "output channels", split.ranks)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the output, (N, out, ...) or this rank's channels of it, for (N, in, ...)."""
-        products, channels = self.products, -1 - len(self.kernel_size)
-        if products is not None and input.ndim > len(self.kernel_size) + 1:
-            passes = self._passes(products, input)
-            if passes.sliced:
-                return apply_sliced(products, input, self.weight, self.bias, passes, self.group)
-        y: Tensor = self._conv_forward(copy_to_group(input, self.group), self.weight, self.bias)  # type: ignore[operator]
-        return y if self.split.gives == PART else gather_parts(y, self.group, channels)
-
-    def _passes(self, products: ConvolutionProducts, x: Tensor) -> LayerPasses:
-        """Return the passes of the layer for an input (N, in, ...)."""
-        samples, limits = len(x), replace(self.limits, least_rows=1)  # a sample has many rows of a product
-        channels = self.weight.shape[0] * self.split.ranks
-        outputs = samples * channels * products.positions(tuple(x.shape[2:]), self.kernel_size) * x.element_size()
-        return plan_passes(flows_of(self.split), samples, x.nbytes, outputs, self.group.nodes, limits)
+        """Return the output, (b, out, ...) or this rank's channels of the group's, for (b, in, ...)."""
+        x = own_to_whole(input, self.link)
+        y: Tensor = self._conv_forward(x, self.weight, self.bias)  # type: ignore[operator]
+        return y if self.split.gives == PART else part_to_own(y, self.link, 1)
 
 
 class ColumnParallelConv1d(ColumnParallelConvolution, nn.Conv1d):

@@ -10,64 +10,47 @@ does a recomputation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from unisono.tensor_parallel.layer import GroupLink
+from unisono.tensor_parallel.layouts import GroupLink
+from unisono.tensor_parallel.sample_numbers import SampleNumbers
 
 WORD = (1 << 64) - 1
-
-
-@dataclass
-class DropoutSeed:
-    """Numbers that the masks of the present step follow from. The dropouts of a model share one."""
-
-    seed: int = 0
-    step: int = 0
-    first: int | None = None
-    """Number of this rank's first sample in the batch of all ranks; None: shares of all ranks are equal."""
-    share: int = 0
-    """Number of this rank's share of the batch."""
-    counts: bool = True
-    """True where steps are counted: each forward pass of the model in training is one."""
-
-    def first_of(self, samples: int) -> int:
-        """Return the number of the first of so many samples."""
-        return self.share * samples if self.first is None else self.first
-
-    def __deepcopy__(self, _: dict[int, Any]) -> DropoutSeed:
-        return self
 
 
 class SampleDropout(nn.Dropout):
     """Dropout of activations (samples, ...), whole or in parts along a dimension."""
 
-    seed: DropoutSeed
+    numbers: SampleNumbers
     layer: int
     """Number of the layer among the model's dropouts."""
     link: GroupLink | None = None
-    """World of the model group where the input is a part; None where it is whole."""
+    """Model group of which the input is a part; None where it is of own samples."""
     dim: int = -1
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
         if not self.training or self.p == 0 or not input.numel():
             return input
-        samples, dim, shape = len(input), self.dim % input.ndim, list(input.shape)
+        dim, shape, numbers = self.dim % input.ndim, list(input.shape), self._numbers(len(input))
         if self.link is not None:
             shape[dim] *= self.link.world.size
-        first, generator = self.seed.first_of(samples), torch.Generator()
-        mask = torch.empty(shape, dtype=torch.float32)
-        for place in range(samples):
-            generator.manual_seed(mixed(self.seed.seed, self.seed.step, first + place, self.layer) >> 1)
+        mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
+        for place, number in enumerate(numbers):
+            generator.manual_seed(mixed(self.numbers.seed, self.numbers.step, number, self.layer) >> 1)
             torch.rand(shape[1:], generator=generator, out=mask[place])
         if self.link is not None:
             mask = mask.chunk(self.link.world.size, dim)[self.link.world.rank]
         scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
         return input * (mask >= self.p).to(input.dtype).mul_(scale)
+
+    def _numbers(self, rows: int) -> list[int]:
+        """Return the number of each row's sample in the batch of all ranks."""
+        if self.link is None:
+            first = self.numbers.first_of(rows)
+            return list(range(first, first + rows))
+        return [first + place for first in self.link.firsts for place in range(self.link.block)]
 
 
 def mixed(*numbers: int) -> int:
@@ -81,13 +64,13 @@ def mixed(*numbers: int) -> int:
     return state
 
 
-def use_sample_dropout(model: nn.Module, seed: DropoutSeed) -> dict[str, SampleDropout]:
-    """Make the model's dropouts draw from `seed`. Return them by name; modules and names stay."""
+def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> dict[str, SampleDropout]:
+    """Make the model's dropouts draw from `numbers`. Return them by name; modules and names stay."""
     found = dict[str, SampleDropout]()
     for name, module in model.named_modules():
         if type(module) is nn.Dropout:
             module.__class__ = SampleDropout
             assert isinstance(module, SampleDropout)
-            module.seed, module.layer, module.inplace = seed, len(found), False
+            module.numbers, module.layer, module.inplace = numbers, len(found), False
             found[name] = module
     return found

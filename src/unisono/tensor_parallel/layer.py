@@ -10,29 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.overlap.slices import SliceLimits
+from unisono.tensor_parallel.layouts import GroupLink
 from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import Split
-from unisono.tensor_parallel.times import ExchangeTimes, LayerTimes, time_passes
 from unisono.world import World
-
-
-class GroupLink:
-    """Link of a layer to the world of its model group. Copies of a layer share it."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def __deepcopy__(self, _: dict[int, Any]) -> GroupLink:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise UsageError("a model with split layers cannot be pickled: save its whole_state_dict instead")
 
 
 class ParallelLayer(nn.Module, ABC):
@@ -42,12 +28,13 @@ class ParallelLayer(nn.Module, ABC):
     link: GroupLink
     parts: dict[str, WeightPart]
     """Parts that this rank holds, by the names of parameters."""
-    limits: SliceLimits = SliceLimits()
-    """Limits of the slices in which its activations are exchanged."""
-    times: LayerTimes
-    """Times of its calls in training."""
     by: ClassVar[str]
     """Split that the class carries out: "column" or "row"."""
+
+    @property
+    def least_dimensions(self) -> int:
+        """Least dimensions of its input, samples and features."""
+        return 2
 
     @classmethod
     @abstractmethod
@@ -95,9 +82,19 @@ def become(
             parameter.data = part.cut(parameter.data)
             cut.add(id(parameter))
     layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
-    layer.times = LayerTimes(link.world.resource(ExchangeTimes))
     # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
-    time_passes(layer, layer.get_parameter("weight"))
+    layer.register_forward_pre_hook(_check_samples)
+
+
+def _check_samples(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Raise UsageError for an input without a dimension of samples, whose layout cannot change."""
+    assert isinstance(layer, ParallelLayer)
+    least = layer.least_dimensions
+    if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < least:
+        raise UsageError(
+            f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more, and got "
+            f"{tuple(inputs[0].shape)}: call it with a batch"
+        )
 
 
 def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
@@ -107,3 +104,15 @@ def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: obje
         value, own = state.get(prefix + name), layer.get_parameter(name)
         if value is not None and value.shape == part.whole_shape(own.shape):
             state[prefix + name] = part.cut(value)
+
+
+def uneven(length: int, what: str, ranks: int) -> str | None:
+    """Return the reason where `ranks` ranks cannot share `length` features evenly, with sizes that can; else None.
+
+    >>> uneven(10, "output features", 4)
+    'has 10 output features, which 4 ranks cannot share evenly: groups of 2, 5, 10 ranks can'
+    """
+    if length % ranks == 0:
+        return None
+    fits = [str(size) for size in range(2, length + 1) if length % size == 0][:6]
+    return f"has {length} {what}, which {ranks} ranks cannot share evenly: groups of {', '.join(fits)} ranks can"

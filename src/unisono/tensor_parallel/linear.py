@@ -1,16 +1,15 @@
 """Linear layers that are split over a model group, by output or by input features (Megatron-LM section 3).
 
-    y = x W' + b,  2 ranks                        4 ranks, 8 ─▶ 12 features, batch B, n = 8 bytes a float64
+    y = x W' + b,  2 ranks                   4 ranks, 8 ─▶ 12 features, b samples each, n = 8 bytes a float64
 
-    column   W (12, 8) = [W0; W1]                 weight (3, 8), bias (3) on each
-             y = [x W0', x W1']                   gather y: 12 B n x 3/4;   backward: sum of x's gradient, 8 B n x 3/2
+    column   W (12, 8) = [W0; W1]            weight (3, 8), bias (3) on each
+             y = [x W0', x W1']              x to all: 4 b 8 n x 3/4;  y to its samples' rank: 4 b 12 n x 3/16
 
-    row      W (12, 8) = [W0, W1], x = [x0, x1]   weight (12, 2) on each, bias (12) on all
-             y = x0 W0' + x1 W1'                  sum of y: 12 B n x 3/2;   backward: gather x's gradient, 8 B n x 3/4
+    row      W (12, 8) = [W0, W1]            weight (12, 2) on each, bias (12) on all
+             y = x0 W0' + x1 W1'             x to its part's rank: 4 b 8 n x 3/16;  sum of y: 4 b 12 n x 3/4
 
-A column that gives its part and a row that takes it are a pair: one allreduce of the row's output in the forward pass,
-one of the column's input gradient in the backward pass, nothing between. Across nodes, large activations are
-exchanged in slices, beside the products (`overlap/`).
+A backward pass sends as much as the forward pass. A column that gives its part and a row that takes it are a pair: x to
+all, then the sum of y, and nothing between.
 """
 
 from __future__ import annotations
@@ -21,27 +20,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.tensor_parallel.activations import (
-    copy_to_group,
-    cut_own_part,
-    gather_parts,
-    gather_to_group,
-    scatter_sum,
-    sum_over_group,
+from unisono.tensor_parallel.layer import ParallelLayer, uneven
+from unisono.tensor_parallel.layouts import (
+    own_to_part,
+    own_to_whole,
+    part_to_own,
+    part_to_whole,
+    partial_to_own,
+    partial_to_part,
 )
-from unisono.tensor_parallel.divide import uneven
-from unisono.tensor_parallel.layer import ParallelLayer
-from unisono.tensor_parallel.overlap.flows import flows_of
-from unisono.tensor_parallel.overlap.layer_passes import LayerPasses, apply_sliced, plan_passes
-from unisono.tensor_parallel.overlap.linear import LinearProducts
 from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
-
-
-def _passes(layer: ColumnParallelLinear | RowParallelLinear, x: Tensor) -> LayerPasses:
-    """Return the passes of a layer for an input (..., in) or this rank's part of it."""
-    rows = x.numel() // max(1, x.shape[-1])
-    inputs, outputs = (rows * features * x.element_size() for features in (layer.in_features, layer.out_features))
-    return plan_passes(flows_of(layer.split), rows, inputs, outputs, layer.group.nodes, layer.limits)
 
 
 class ColumnParallelLinear(ParallelLayer, nn.Linear):
@@ -61,12 +49,10 @@ class ColumnParallelLinear(ParallelLayer, nn.Linear):
         return uneven(layer.out_features, "output features", split.ranks) or inputs
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the output, (..., out) or this rank's part of it, for (..., in) or this rank's part."""
-        if (passes := _passes(self, input)).sliced:
-            return apply_sliced(LinearProducts(), input, self.weight, self.bias, passes, self.group)
-        x = gather_to_group(input, self.group) if self.split.takes == PART else copy_to_group(input, self.group)
+        """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
+        x = part_to_whole(input, self.link) if self.split.takes == PART else own_to_whole(input, self.link)
         y = functional.linear(x, self.weight, self.bias)
-        return y if self.split.gives == PART else gather_parts(y, self.group)
+        return y if self.split.gives == PART else part_to_own(y, self.link)
 
 
 class RowParallelLinear(ParallelLayer, nn.Linear):
@@ -86,11 +72,8 @@ class RowParallelLinear(ParallelLayer, nn.Linear):
         return uneven(layer.in_features, "input features", split.ranks) or outputs
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the output, (..., out) or this rank's part of it, for (..., in) or this rank's part."""
-        if (passes := _passes(self, input)).sliced:
-            y = apply_sliced(LinearProducts(), input, self.weight, None, passes, self.group)
-        else:
-            x = input if self.split.takes == PART else cut_own_part(input, self.group)
-            partial = functional.linear(x, self.weight)
-            y = scatter_sum(partial, self.group) if self.split.gives == PART else sum_over_group(partial, self.group)
+        """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
+        x = input if self.split.takes == PART else own_to_part(input, self.link)
+        partial = functional.linear(x, self.weight)
+        y = partial_to_part(partial, self.link) if self.split.gives == PART else partial_to_own(partial, self.link)
         return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -15,6 +15,9 @@ from unisono.tensor_parallel.model import named_parts, split_of
 NEEDS_WHOLE = ("LARS", "LAMB", "Adafactor", "LBFGS", "Muon")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
+LAYERWISE = NEEDS_WHOLE[:2]
+"""Those of them that need norms of layers, which `Sharded` sums over the ranks."""
+
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     """Scale the gradients so that the norm of all together is at most `max_norm`, and return the norm before.
@@ -36,8 +39,12 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     return norm
 
 
-def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimizer that needs whole parameters, where the model has parts of some."""
+def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
+    """Raise UsageError for an optimizer that needs whole parameters, where the model has parts of some.
+
+    A `sharded` rule gives it norms of whole ones.
+    """
     name = type(optimizer).__name__
-    if name in NEEDS_WHOLE and named_parts(model):
-        raise UsageError(f"{name} needs whole weights, and some layers are split: use SGD, Adam or AdamW, or no plan")
+    if name in NEEDS_WHOLE and named_parts(model) and not (sharded and name in LAYERWISE):
+        remedy = "the rule Sharded, or SGD, Adam or AdamW" if name in LAYERWISE else "SGD, Adam or AdamW, or no plan"
+        raise UsageError(f"{name} needs whole weights, and some layers are split: use {remedy}")

@@ -2,11 +2,12 @@
 
     {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}              a layer name: how, group size, what flows
 
-    x whole ─▶ fc1, half of its outputs each ─▶ a part each ─▶ fc2, half of its inputs each ─▶ sum ─▶ y whole
+    own samples ─▶ all to each ─▶ fc1, half of its outputs ─▶ a part each ─▶ fc2, half of its inputs ─▶ sum ─▶ own
 
 "column" splits the outputs of a layer (features of Linear, channels of Conv), "row" its inputs (features of Linear,
-rows of Embedding), as in Megatron-LM and DTensor. A layer takes and gives whole activations unless the plan says "takes
-part" or "gives part": then each rank of the group has its own part, and nothing is sent there. "dropout" names a
+rows of Embedding), as in Megatron-LM and DTensor. A layer takes and gives each rank's own samples unless the plan says
+"takes part" or "gives part": then each rank has a part of the features of the group's samples, and nothing is sent
+there. Each layer has a size of groups of its own. "dropout" names a
 Dropout that works on parts, along the dimension `dim`. A group size that is left out is all ranks. Names may have
 wildcards, as in `layers.*.fc1`.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import lcm
 from typing import Any
 
 from unisono.errors import UsageError
@@ -23,7 +23,7 @@ from unisono.tensor_parallel.styles import is_style, words_of
 
 COLUMN, ROW, DROPOUT = "column", "row", "dropout"
 HOWS = (COLUMN, ROW, DROPOUT)
-WHOLE, PART = "whole", "part"
+OWN, PART = "own", "part"
 
 AUTO = "auto"
 """Plan that is chosen by prediction (`choose_plan.py`)."""
@@ -39,18 +39,18 @@ class Split:
     """"column": by outputs; "row": by inputs; "dropout": none, but its input is a part."""
     ranks: int = 0
     """Number of ranks in a group; 0: all ranks."""
-    takes: str = WHOLE
-    """Input of each rank: "whole", or "part", its own along the features."""
-    gives: str = WHOLE
-    """Output of each rank: "whole", or "part"."""
+    takes: str = OWN
+    """Input of each rank: "own", its samples, or "part", its features of the group's samples."""
+    gives: str = OWN
+    """Output of each rank: "own" or "part"."""
     dim: int = -1
     """Dimension of the parts that a dropout takes: -1 for features, 1 for channels or heads."""
 
     def __post_init__(self) -> None:
         if self.how not in HOWS:
             raise UsageError(f"a split is by {' or '.join(HOWS[:2])}, not by {self.how!r}; it reads like {FORM}")
-        if self.ranks < 0 or {self.takes, self.gives} - {WHOLE, PART}:
-            raise UsageError(f"{self!r}: ranks is 0 or more, takes and gives are {WHOLE!r} or {PART!r}")
+        if self.ranks < 0 or {self.takes, self.gives} - {OWN, PART}:
+            raise UsageError(f"{self!r}: ranks is 0 or more, takes and gives are {OWN!r} or {PART!r}")
 
     def __str__(self) -> str:
         flows = [f"{verb} {PART}" for verb in ("takes", "gives") if getattr(self, verb) == PART]
@@ -68,11 +68,6 @@ class ParallelPlan:
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the groups, ascending, without 1."""
         return tuple(sorted({split.ranks for _, split in self.layers} - {1}))
-
-    @property
-    def sharing(self) -> int:
-        """Number of ranks that train on the same samples: the least multiple of all group sizes."""
-        return lcm(*self.sizes)
 
     def get(self, name: str) -> Split | None:
         """Return the split of a layer; None where it has none."""

@@ -1,12 +1,12 @@
 """Styles of DTensor's `parallelize_module`, in words of a plan, where they say the same.
 
     ColwiseParallel()                                "column gives part"     Replicate ─▶ Shard(-1)
-    ColwiseParallel(output_layouts=Replicate())      "column"                Replicate ─▶ Replicate
+    ColwiseParallel(output_layouts=Shard(0))         "column"                Replicate ─▶ Shard(0)
     RowwiseParallel()                                "row takes part"        Shard(-1) ─▶ Replicate
-    RowwiseParallel(input_layouts=Replicate())       "row"                   Replicate ─▶ Replicate
+    RowwiseParallel(input_layouts=Shard(0))          "row"                   Shard(0) ─▶ Replicate
 
-Groups are all ranks, as of a mesh with one dimension. Activations that are split along samples or along a sequence have
-no words here.
+Shard(0) is "own", and so is Replicate: each rank feeds its own samples, and the layer gathers those of its group.
+Groups are all ranks, as of a mesh with one dimension. Activations that are split along a sequence have no words here.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def words_of(style: Any, layer: str) -> str:
 
 def _flow(layouts: Any, layer: str, where: str) -> str:
     one = layouts[0] if isinstance(layouts, tuple) and len(layouts) == 1 else layouts
-    if type(one).__name__ == "Replicate":
-        return "whole"
+    if type(one).__name__ == "Replicate" or (type(one).__name__ == "Shard" and one.dim == 0):
+        return "own"
     if type(one).__name__ == "Shard" and one.dim == -1:
         return "part"
-    raise UsageError(f"layer {layer!r}: {where} is {layouts}; it has to be Replicate() or Shard(-1)")
+    raise UsageError(f"layer {layer!r}: {where} is {layouts}; it has to be Replicate(), Shard(0) or Shard(-1)")

@@ -30,7 +30,7 @@ from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.processor_model import processor
 from unisono.rules import BaseRule, Exchange
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.model import data_world, data_world_of, split_model
+from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.loss import blank_labels, classification_loss
 from unisono.training.named_rule import named_rule
@@ -76,19 +76,17 @@ def make_feed(
     recipe: Recipe,
     world: World,
     share: CoreShare,
-    layers: ParallelPlan | None = None,
     out_of_step: bool = False,
     observe: Observe | None = None,
 ) -> Feed:
     """Return the feed of the recipe's data set; `out_of_step`: for ranks that draw and test by themselves.
 
-    Ranks that hold parts of one model, whose plan is `layers`, get the same samples. `observe` is called with the spans
-    of the feed's work.
+    `observe` is called with the spans of the feed's work.
     """
-    data, sharing = recipe.data, world if layers is None else data_world_of(layers, world)
+    data = recipe.data
     shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), sharing, recipe.training.seed, observe, shuffle)
+        return InMemoryFeed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed, observe, shuffle)
     check_installed()
     from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
     from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
@@ -96,7 +94,7 @@ def make_feed(
     storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20, data.cache_megabytes << 20)
     threads = decoding_threads(data, share)
     options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle)
-    return PackedFeed(options, world, recipe.training.seed, sharing, observe)
+    return PackedFeed(options, world, recipe.training.seed, observe)
 
 
 def transform_options(data: DataRecipe) -> TransformOptions:
@@ -146,8 +144,7 @@ def make_trainer(
         split_model(model, world, layers)
     if recipe.compute.convolutions == "autotune":
         prepare(model, plan)
-        data = data_world(model, world)
-        first, last = bounds(recipe.training.batch, data.size, data.rank)
+        first, last = bounds(recipe.training.batch, world.size, world.rank)
 
         def step(inputs: Tensor) -> Tensor:
             with within():

@@ -20,7 +20,6 @@ from unisono.data.feed import Feed
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.gain import describe_gain, measure_gain
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
@@ -78,8 +77,6 @@ class TrainingLoop:
             ("time", f"{seconds:.2f} s"),
         ]
         self.display.end(rows, self._seconds_by_kind())
-        for line in describe_gain(measure_gain(self.trainer.model, self.trainer.within)):
-            self.display.log(line)
         self.foresight.finish(time.perf_counter() - self.begun)
         self.display.log(f"run: {self.folder}")
         self.display.log(last_line(found))
@@ -101,7 +98,7 @@ class TrainingLoop:
         if self._steps():
             return True
         seconds = time.perf_counter() - begun
-        loss = self._sum_of_samples(self.point.loss) / samples
+        loss = self._sum_of_ranks(self.point.loss) / samples
         rate = self._rate(self.point.epoch, steps_of(samples, training.batch) - 1)
         self.accuracy = self._test()
         self.point = ResumePoint(self.point.epoch + 1, 0, self.point.step)
@@ -119,10 +116,10 @@ class TrainingLoop:
         self._write_steps()
         self.display.epoch(metrics)
         ended = self.signals is not None and self.signals.stop and self.point.epoch < training.epochs
-        count = self._sum(float(ended))  # SIGTERM after the last step's control message
+        count = self._sum_of_ranks(float(ended))  # SIGTERM after the last step's control message
         if not count:
             return False
-        who = requested_by(count, self._sum(float(ended) * self.world.rank))
+        who = requested_by(count, self._sum_of_ranks(float(ended) * self.world.rank))
         self._log_saved(f"SIGTERM to {who}", ends=True)
         return True
 
@@ -145,11 +142,11 @@ class TrainingLoop:
             self.foresight.after_step(step + 1)
             requests, every = self.trainer.requests(), training.checkpoint_every
             if "stop" in requests:
-                self._save_checkpoint(self._sum_of_samples(loss))
+                self._save_checkpoint(self._sum_of_ranks(loss))
                 self._log_saved(f"SIGTERM to {requests['stop']}", ends=True)
                 return True
             if done + 1 < steps and ("save" in requests or (every and self.point.step % every == 0)):
-                self._save_checkpoint(self._sum_of_samples(loss))
+                self._save_checkpoint(self._sum_of_ranks(loss))
                 if "save" in requests and not due:
                     self._log_saved(f"SIGUSR1 to {requests['save']}", ends=False)
         self.trainer.wait()
@@ -208,19 +205,15 @@ class TrainingLoop:
             self.foresight.add_steps(everyone)
 
     def _seed(self, done: int, step: int) -> None:
-        """Seed the random numbers of a step: the same on ranks that hold parts of one model."""
-        training, data = self.recipe.training, self.trainer.data_world
-        torch.manual_seed(seed_of_step(training.seed, step, data.rank))
+        """Seed the random numbers of a step."""
+        training, world = self.recipe.training, self.world
+        torch.manual_seed(seed_of_step(training.seed, step, world.rank))
         if split_of(self.trainer.model) is not None:
             whole = min(training.batch, self.feed.samples - done * training.batch)
-            seed_dropout(self.trainer.model, training.seed, step, bounds(whole, data.size, data.rank)[0])
+            seed_dropout(self.trainer.model, training.seed, step, bounds(whole, world.size, world.rank)[0])
 
-    def _sum_of_samples(self, value: float) -> float:
-        """Return the sum of a number over samples, of which each rank has it for its own."""
-        return float(self.trainer.data_world.allreduce(torch.tensor([value], dtype=torch.float64)))
-
-    def _sum(self, value: float) -> float:
-        """Return the sum of a number over all ranks."""
+    def _sum_of_ranks(self, value: float) -> float:
+        """Return the sum of a number over all ranks, of which each has it for its own samples."""
         return float(self.world.allreduce(torch.tensor([value], dtype=torch.float64)))
 
     def _seconds_by_kind(self) -> dict[str, float]:

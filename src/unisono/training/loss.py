@@ -9,6 +9,7 @@ The auxiliary classifiers give the lower part of a network gradients of their ow
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 AUXILIARY = 0.3
@@ -25,6 +26,20 @@ def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels:
         return cross_entropy(scores.flatten(0, -2), labels.flatten())
     own, *auxiliary = (cross_entropy(each, labels) for each in scores)
     return own + AUXILIARY * sum(auxiliary)
+
+
+def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return a loss of 0 for an empty batch, whose passes join the exchanges of split layers.
+
+    Batch norms, which take no empty batch, keep their statistics.
+    """
+    norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training]
+    for norm in norms:
+        norm.eval()
+    scores = model(inputs)
+    for norm in norms:
+        norm.train()
+    return torch.stack([one.sum() for one in ((scores,) if isinstance(scores, torch.Tensor) else scores)]).sum()
 
 
 def blank_labels(scores: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -78,6 +78,6 @@ def splits_of(parallel: ParallelRecipe, network: nn.Module) -> Callable[[SplitIn
                     raise UsageError(
                         f"layer {name!r} is split by {words!r}, which is not predicted: plan one of {', '.join(FORMS)}"
                     )
-        return candidate(inputs, plan.sharing, splits)
+        return candidate(inputs, max(plan.sizes, default=1), splits)
 
     return choose

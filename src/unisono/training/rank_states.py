@@ -26,10 +26,10 @@ RANKS = "ranks"
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
     sharded = trainer.reducer.optimizer.sharded
-    if sharded is not None:  # rank 0 alone needs memory for the whole state
-        return trainer.model.state_dict(), sharded.state_dict(root=0)
     if split_of(trainer.model) is not None:
         return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
+    if sharded is not None:  # rank 0 alone needs memory for the whole state
+        return trainer.model.state_dict(), sharded.state_dict(root=0)
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.rule.differs:
         return mine

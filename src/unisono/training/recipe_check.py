@@ -51,16 +51,16 @@ def check_optimizer(optimizer: OptimizerRecipe) -> None:
 
 
 def check_batch(recipe: Recipe, ranks: int) -> None:
-    """Raise RecipeError for a batch that is larger than the data, or smaller than the number of ranks that share it."""
+    """Raise RecipeError for a batch that is larger than the data, or smaller than the number of ranks."""
     batch, data = recipe.training.batch, recipe.data
     samples = train_samples(data.name, data.pack)
     if batch > samples:
         raise RecipeError(f"training.batch = {batch}, but {data.pack or data.name} has {samples} samples to train on")
-    sharing = check_parallel(recipe, ranks)
-    if ranks > batch * sharing:
+    check_parallel(recipe, ranks)
+    if ranks > batch:
         raise RecipeError(
             f"{ranks} ranks share batches of {batch} samples, so some would have none; "
-            f"start at most {batch * sharing} ranks, or raise training.batch"
+            f"start at most {batch} ranks, or raise training.batch"
         )
 
 
@@ -93,20 +93,21 @@ def plan_of(recipe: Recipe, ranks: int) -> ParallelPlan | None:
     return make_plan(layers, recipe.parallel.ranks or ranks) if layers and not isinstance(layers, str) else None
 
 
-def check_parallel(recipe: Recipe, ranks: int) -> int:
-    """Return the number of ranks that train on the same samples. Raises RecipeError where groups do not divide the
-    ranks, or the rule does not take split layers."""
+def check_parallel(recipe: Recipe, ranks: int) -> None:
+    """Raise RecipeError where groups do not divide the ranks, or the rule does not take split layers."""
     plan = plan_of(recipe, ranks)
     if plan is None:
-        return 1
-    if recipe.rule.name in RULES and recipe.rule.name != "bsp":
-        raise RecipeError(f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp")
-    if ranks % plan.sharing:
+        return
+    if recipe.rule.name in RULES and recipe.rule.name not in ("bsp", "sharded"):
         raise RecipeError(
-            f"parallel.layers share samples in groups of {plan.sharing} ranks, which do not divide {ranks} ranks: "
-            f"start a multiple of {plan.sharing}, or change parallel.ranks"
+            f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp or sharded"
         )
-    return plan.sharing
+    for size in plan.sizes:
+        if ranks % size:
+            raise RecipeError(
+                f"parallel.layers are split over groups of {size} ranks, which do not divide {ranks} ranks: start a "
+                f"multiple of {size}, or change parallel.ranks"
+            )
 
 
 def check_rule(rule: RuleRecipe) -> None:

@@ -58,7 +58,7 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[ResumePoin
         ) from error
     progress = checkpoint.progress
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
-    before = progress["loss"] if trainer.data_world.rank == 0 else 0.0  # the sum of all samples counts once
+    before = progress["loss"] if trainer.world.rank == 0 else 0.0  # the sum of all samples counts once
     point = ResumePoint(
         progress["epoch"], progress["done"], checkpoint.step, before, progress["seconds"], progress["data"]
     )

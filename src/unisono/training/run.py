@@ -100,15 +100,12 @@ def _train(
     timeline = None if trace is None else Timeline(world)
     observe = None if timeline is None else timeline.add
     if workers is None:
-        feed = make_feed(recipe, world, share, layers, observe=observe)
+        feed = make_feed(recipe, world, share, observe=observe)
     else:
         feed = make_worker_feed(recipe, workers, world, share, observe)
     if recipe.parallel.layers == AUTO:
         layers, chosen = choose_layers(recipe, world, feed, rule)
         lines += chosen
-        if layers is not None and layers.sharing > 1:
-            feed.close()
-            feed = make_feed(recipe, world, share, layers, observe=observe)
     lines += feed.notes
     source = resume or replay
     plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)

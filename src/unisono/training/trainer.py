@@ -18,10 +18,10 @@ from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
 from unisono.reducer.wait_on_access import wait_on_access
 from unisono.rules import BaseRule
 from unisono.step.layout import Updates
-from unisono.tensor_parallel.model import data_world
+from unisono.tensor_parallel.model import exchanges_activations
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, count
-from unisono.training.loss import classification_loss
+from unisono.training.loss import classification_loss, loss_of_none
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
 from unisono.weak import weakly
@@ -57,15 +57,14 @@ class Trainer:
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
         self.reducer.structure.check(model)
-        check_split_optimizer(model, optimizer)
-        self.data_world = data_world(model, world)
-        """World of ranks that have every sample once: `world`, or where layers are split one rank of each group."""
+        check_split_optimizer(model, optimizer, self.reducer.rule.sharded)
         self.reducer.clip = clip
         if self.reducer.rule.sharded:
             self.reducer.optimizer.shard(optimizer, own_loop=False)
         elif self.reducer.rule.alternatives:
             self.reducer.optimizer.offered = optimizer
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.pending.wait))
+        self._exchanges = exchanges_activations(model)  # a rank without samples calls the model, too
         self._awaits = wait_on_access(model, self.reducer.pending.wait_for, self.reducer.pending.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline = timeline
@@ -92,15 +91,15 @@ class Trainer:
         if not self._awaits:
             reducer.pending.wait()
         reducer.control.samples = float(samples)
-        if samples:
+        if samples or self._exchanges:
             self.model.train()
             with self.span("forward", "computing"), self.within():
-                loss = self.loss(self.model(inputs), labels)
+                loss = self.loss(self.model(inputs), labels) if samples else loss_of_none(self.model, inputs)
             reducer.zero_grad()
             step, updates = self._begin_update()
             with self.span("backward", "computing"):
                 reducer.backward(loss.backward, step, updates)
-            total = float(loss.detach()) * samples
+            total = float(loss.detach()) * samples if samples else 0.0
         else:
             reducer.zero_grad()
             step, updates = self._begin_update()
@@ -141,7 +140,7 @@ class Trainer:
             with self.reducer.weights.averaged():
                 counts = self.count_correct(batches)
             with self.recorder.record("waiting"):
-                self.data_world.allreduce(counts)
+                self.world.allreduce(counts)
         self.recorder.discard()
         return accuracy_of(counts, labels)
 
@@ -149,10 +148,27 @@ class Trainer:
         """Return the sum of `accuracy.count` over this rank's batches, float64, shape (4,)."""
         counts = torch.zeros(4, dtype=torch.float64)
         self.model.eval()
-        for inputs, labels in batches:
+        for inputs, labels in self._together(batches):
             with self.recorder.record("computing"), self.span("evaluate", "computing"), torch.no_grad(), self.within():
-                counts += count(self.model(inputs), labels)
+                outputs = self.model(inputs)
+                counts += count(outputs, labels) if len(labels) else 0.0
         return counts
+
+    def _together(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches; where layers are split, empty ones behind them until no rank has more."""
+        if not self._exchanges:
+            yield from batches
+            return
+        source, last = iter(batches), None
+        while True:
+            found = next(source, None)
+            left = self.world.allreduce(torch.tensor(int(found is not None)), op="maximum")
+            if not left:
+                return
+            last = found or last
+            if last is None:
+                raise UsageError(f"rank {self.world.rank} has no test samples, and split layers need its calls")
+            yield found or (last[0][:0], last[1][:0])
 
     def awaited(self, batches: Iterator[Batch], dtype: torch.dtype) -> Iterator[Batch]:
         """Yield the batches with inputs of `dtype`; integers stay. The time until each is there counts as loading."""

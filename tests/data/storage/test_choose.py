@@ -125,7 +125,7 @@ def test_a_store_takes_what_was_counted_and_no_more(
 
 def test_a_storage_that_is_named_is_not_chosen_and_costs_no_collective(tiny: Any) -> None:
     for options in (StorageOptions(), StorageOptions("replicated"), StorageOptions(groups=3)):
-        found = resolve_storage(options, tiny.index, None, None)  # type: ignore[arg-type]
+        found = resolve_storage(options, tiny.index, None)  # type: ignore[arg-type]
         assert (found.options, found.reason) == (options, "")
 
 
@@ -134,7 +134,7 @@ def test_all_ranks_choose_alike_though_they_find_other_memory(
 ) -> None:
     found = iter([9000, 400, 9000, 9000, 9000, 9000])
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: next(found))
-    choices = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world, world))
+    choices = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world))
     assert len(set(choices)) == 1
 
 
@@ -145,7 +145,7 @@ def test_half_of_the_memory_may_be_used(
     """The pack has 122 bytes."""
     assert MEMORY_SHARE == 0.5
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
-    (found, *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world, world))
+    (found, *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world))
     assert found.options.name == expected
 
 
@@ -155,7 +155,7 @@ def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
     for cache, cached in ((0, ""), (30, ", with 25% of the pack cached in each node"), (900, ", with 100% of .* node")):
         auto = StorageOptions("auto", buffer=40, cache=cache)
-        (found, *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world, world))
+        (found, *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world))
         assert found.options == StorageOptions("streamed", buffer=40, cache=cache)
         assert re.match(rf"streamed through a shuffle buffer of 0\.0 MB{cached}: partitions would take ", found.reason)
 

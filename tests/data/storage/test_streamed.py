@@ -64,7 +64,7 @@ def test_any_ranks_in_turn_read_each_sample_of_an_epoch_once(
         last = min(steps, step + count)
 
         def work(world: Any, first: int = step, last: int = last) -> list[list[int]]:
-            storage = StreamedStorage(index, world, world, window)
+            storage = StreamedStorage(index, world, window)
             order = storage.order(4, epoch, batch, ShuffleOptions())
             storage.epoch(order, batch, first)
             shares = [share(order, batch, at, world.rank, world.size) for at in range(first, last)]
@@ -84,7 +84,7 @@ def test_a_rank_reads_its_own_samples_in_epochs_of_its_own(on_ranks: OnRanks, in
         raise AssertionError("a collective was called")
 
     def work(world: Any) -> list[int]:
-        storage = StreamedStorage(index, world, world, 100)
+        storage = StreamedStorage(index, world, 100)
         own = storage.own(permutation(SAMPLES, 5, 0))
         for name in ("all_gather_object", "all_to_all", "all_to_all_v", "split", "free"):
             setattr(world, name, refuse)
@@ -106,7 +106,7 @@ def test_a_rank_reads_its_own_samples_in_epochs_of_its_own(on_ranks: OnRanks, in
 
 def test_a_rank_holds_its_part_of_two_windows(on_ranks: OnRanks, index: Any) -> None:
     def work(world: Any) -> None:
-        storage = StreamedStorage(index, world, world, 200)
+        storage = StreamedStorage(index, world, 200)
         order = storage.order(0, 0, 20, ShuffleOptions())
         storage.epoch(order, 20)
         for step in range(steps_of(SAMPLES, 20)):
@@ -130,7 +130,7 @@ def test_the_next_epoch_is_read_before_it_begins(
     monkeypatch.setattr(OpenStripes, "read", counting)
 
     def work(world: Any) -> None:
-        storage, other = (StreamedStorage(index, world, world, 200) for _ in range(2))
+        storage, other = (StreamedStorage(index, world, 200) for _ in range(2))
         orders = [other.order(0, epoch, 20, ShuffleOptions()) for epoch in range(3)]
         order = storage.order(0, 0, 20, ShuffleOptions())
         for epoch in range(2):
@@ -154,7 +154,7 @@ def test_the_next_epoch_is_read_before_it_begins(
 
 def test_another_window_is_another_order_and_says_so(on_ranks: OnRanks, index: Any) -> None:
     def work(world: Any) -> None:
-        one, other = (StreamedStorage(index, world, world, window) for window in (100, 200))
+        one, other = (StreamedStorage(index, world, window) for window in (100, 200))
         assert one.order(0, 0, 20, ShuffleOptions()).tolist() != other.order(0, 0, 20, ShuffleOptions()).tolist()
         assert (one.order_name, other.order_name) == tuple(f"streamed in windows of {n} bytes" for n in (100, 200))
         one.close()
@@ -168,8 +168,8 @@ def test_a_node_without_memory_for_the_windows_is_refused(
 ) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
     with pytest.raises(PackError, match="but its ranks would hold"):
-        on_ranks(2, lambda world: StreamedStorage(index, world, world, 200))
-    on_ranks(2, lambda world: StreamedStorage(index, world, world, 8).close())
+        on_ranks(2, lambda world: StreamedStorage(index, world, 200))
+    on_ranks(2, lambda world: StreamedStorage(index, world, 8).close())
 
 
 def copy_of(index: Any, folder: Path) -> tuple[Any, Path]:
@@ -184,7 +184,7 @@ def test_a_missing_stripe_is_found_before_the_first_step(on_ranks: OnRanks, inde
 
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            StreamedStorage(own, world, world, 200)
+            StreamedStorage(own, world, 200)
         return str(caught.value)
 
     (words,) = set(on_ranks(3, work))
@@ -207,7 +207,7 @@ def test_a_stripe_that_breaks_during_training_is_named(
     own, last = copy_of(index, tmp_path / "copy")
 
     def work(world: Any) -> None:
-        storage = StreamedStorage(own, world, world, 40)
+        storage = StreamedStorage(own, world, 40)
         for epoch in (0, 1):
             order = storage.order(0, epoch, 20, ShuffleOptions())
             if epoch:

@@ -29,7 +29,7 @@ BATCH = 16
 
 def read(name: str, index: Index, world: World) -> Storage:
     """The pack in the storage of that name."""
-    return read_storage(StorageOptions(name), index, world, world)
+    return read_storage(StorageOptions(name), index, world)
 
 
 def contents(index: Index) -> list[bytes]:
@@ -77,7 +77,7 @@ def test_a_cache_changes_no_batch_and_saves_reads(
     for world in (group, spread):
         seen = list[list[bytes]]()
         for cache in (0, int(share_of_pack * index.nbytes)):
-            storage = StreamedStorage(index, world, world, 2000, cache)
+            storage = StreamedStorage(index, world, 2000, cache)
             read_blocks.clear()
             order = storage.order(3, 0, BATCH, ShuffleOptions())
             storage.epoch(order, BATCH)

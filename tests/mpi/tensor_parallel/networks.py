@@ -12,7 +12,7 @@ from torch import nn
 import unisono
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel import seed_dropout
-from unisono.tensor_parallel.model import data_world, split_model
+from unisono.tensor_parallel.model import split_model
 from unisono.world import World
 
 SAMPLES = 12
@@ -85,6 +85,32 @@ def convnet() -> nn.Module:
     )
 
 
+def vgg() -> nn.Module:
+    """VGG-A in small: convolutions, then three wide layers with dropouts."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(48, 24),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.Linear(24, 24),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.Linear(24, 12),
+    )
+
+
+def cd_dnn() -> nn.Module:
+    """CD-DNN in small: wide layers alone, with sigmoids."""
+    wide = [layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
+    return nn.Sequential(*wide, nn.Linear(24, 5))
+
+
 def transformer() -> nn.Module:
     return nn.Sequential(Block(), nn.Flatten(), nn.Linear(24 * 3, 5))
 
@@ -111,6 +137,21 @@ CASES = {
         convnet,
         {"channels": {"0": "column", "4": "column"}, "pair": {"4": PAIR[0], "8": PAIR[1]}},
         normal(2, 4, 4),
+    ),
+    "vgg": Case(
+        vgg,
+        {
+            "wide": {"7": PAIR[0], "10": PAIR[1], "13": "column"},
+            "single": {"7": "column", "10": "row", "13": "column"},
+            "channels": {"3": "column", "7": "row", "10": PAIR[0], "13": PAIR[1]},
+        },
+        normal(3, 8, 8),
+        12,
+    ),
+    "cd_dnn": Case(
+        cd_dnn,
+        {"pairs": {"0": PAIR[0], "2": PAIR[1], "4": PAIR[0], "6": PAIR[1]}},
+        normal(24),
     ),
     "transformer": Case(
         transformer,
@@ -145,29 +186,30 @@ def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, case: Case, world: World, steps: range, samples: int = SAMPLES
 ) -> list[float]:
     """Train a parallel model on this rank's shares of the batches. Return the losses over whole batches."""
-    losses, data = [], data_world(model, world)
+    losses = []
     for step in steps:
         inputs, labels = batch(case, step, samples)
-        first, last = bounds(samples, data.size, data.rank)
+        first, last = bounds(samples, world.size, world.rank)
         seed_dropout(model, 7, step, first)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs[first:last]), labels[first:last])
+        scores = model(inputs[first:last])
+        loss = nn.functional.cross_entropy(scores, labels[first:last]) if last > first else scores.sum()
         unisono.add_samples(model, last - first)
         loss.backward()
         optimizer.step()
-        total = data.allreduce(loss.detach() * (last - first))
+        total = world.allreduce(loss.detach() * (last - first))
         losses.append(float(total) / samples)
     return losses
 
 
-def alone(case: Case, world: World, steps: int) -> tuple[list[float], nn.Module]:
+def alone(case: Case, world: World, steps: int, samples: int = SAMPLES) -> tuple[list[float], nn.Module]:
     """Losses of the whole model on whole batches, on one rank."""
     one = world.split(world.rank)
     model = model_of(case)
     split_model(model, one, {})
     unisono.parallel(model, one)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
-    losses = train(model, optimizer, case, one, range(steps))
+    losses = train(model, optimizer, case, one, range(steps), samples)
     trained = copy.deepcopy(model)
     one.free()
     return losses, trained

@@ -19,7 +19,7 @@ from unisono.optimizers import LARS
 from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
-from unisono.tensor_parallel.model import data_world, seed_dropout, split_model, split_of
+from unisono.tensor_parallel.model import seed_dropout, split_model
 from unisono.tensor_parallel.norms import clip_grad_norm
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training.trainer import Trainer
@@ -38,15 +38,15 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def by_trainer(model: nn.Module, group: World, rule: unisono.BSP, clip: float | None) -> list[float]:
     """Train a model by a Trainer, whose backward passes do not wait for their exchanges. Return the losses."""
-    case, data = CASES["mlp"], data_world(model, group)
+    case = CASES["mlp"]
     trainer = Trainer(model, group, rule, sgd(model), clip=clip)
     losses = []
     for step in range(STEPS):
         inputs, labels = batch(case, step)
-        first, last = bounds(SAMPLES, data.size, data.rank)
+        first, last = bounds(SAMPLES, group.size, group.rank)
         seed_dropout(model, 7, step, first)
         total = trainer.step(inputs[first:last], labels[first:last])
-        losses.append(float(data.allreduce(torch.tensor(total, dtype=torch.float64))) / SAMPLES)
+        losses.append(float(group.allreduce(torch.tensor(total, dtype=torch.float64))) / SAMPLES)
     trainer.wait()
     return losses
 
@@ -67,12 +67,10 @@ def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, cli
 
 
 def test_layers_of_different_sizes(group: World) -> None:
-    """The larger group trains on the same samples; layers of smaller groups are computed by several alike."""
     expected, _ = alone(CASES["mlp"], group, STEPS)
     sizes = [size for size in (1, 2, 3, 4) if group.size % size == 0]
     plan = {"0": f"column {sizes[-1]}", "3": f"row {sizes[len(sizes) // 2]}", "5": f"column {sizes[0]}"}
     model = unisono.parallel(model_of(CASES["mlp"]), group, plan=plan)
-    assert data_world(model, group).size == group.size // split_of(model).plan.sharing
     assert train(model, sgd(model), CASES["mlp"], group, range(STEPS)) == pytest.approx(expected, rel=1e-9)
 
 
@@ -102,29 +100,34 @@ KINDS: list[tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = [
     (lambda: nn.Linear(12, 24, bias=False), "row", (2, 3, 12)),
     (lambda: nn.Conv1d(2, 12, 3, stride=2), "column", (2, 2, 9)),
     (lambda: nn.Conv2d(2, 12, 3, padding=1, padding_mode="reflect"), "column", (2, 2, 4, 4)),
-    (lambda: nn.Conv2d(2, 12, (1, 2), dilation=2, bias=False), "column", (2, 4, 4)),
+    (lambda: nn.Conv2d(2, 12, (1, 2), dilation=2, bias=False), "column", (2, 2, 4, 4)),
     (lambda: nn.Conv3d(2, 12, 2), "column", (2, 2, 3, 3, 3)),
 ]
 
 
 @pytest.mark.parametrize(("make", "how", "shape"), KINDS)
 def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: str, shape: tuple[int, ...]) -> None:
-    """A convolution takes inputs without samples too."""
+    """Each rank has samples of its own; the gradient of a part is that of the group's samples."""
     torch.manual_seed(3)
-    whole, x = make().double(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    layer = nn.Sequential(copy.deepcopy(whole))
+    whole, batches = make().double(), [torch.randn(shape, dtype=torch.float64) for _ in range(group.size)]
+    layer, x = nn.Sequential(copy.deepcopy(whole)), batches[group.rank].requires_grad_()
     split_model(layer, group, {"0": how})
+    whole(torch.cat(batches).detach()).square().sum().backward()
     expected = whole(x)
-    expected.square().sum().backward()
-    gradient, x.grad = x.grad, None
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
     found = layer(x)
     found.square().sum().backward()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(x.grad, gradient)
-    for name, one in layer[0].named_parameters():
-        part = getattr(layer[0], "parts", {}).get(name)
-        own = whole.get_parameter(name).grad
-        torch.testing.assert_close(one.grad, own if part is None else part.cut(own))
+    for name, part in getattr(layer[0], "parts", {}).items():
+        torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(whole.get_parameter(name).grad))
+
+
+def test_an_input_without_samples_is_refused(group: World) -> None:
+    layer = split_model(nn.Sequential(nn.Conv2d(2, 12, 3)), group, {"0": "column"})
+    if group.size > 1:
+        with pytest.raises(UsageError, match=r"takes \(samples, ...\), 4 dimensions or more, and got \(2, 4, 4\)"):
+            layer(torch.zeros(2, 4, 4))
 
 
 def test_convolutions_follow_the_plan_of_their_algorithms(group: World) -> None:
@@ -187,29 +190,28 @@ def test_a_tied_weight_is_one_part(group: World) -> None:
 
 
 def test_a_rank_without_samples_and_accumulation(group: World) -> None:
-    """The last group has no samples in one of two batches whose gradients are accumulated, then in the only one."""
+    """The last rank has no samples in one of two batches whose gradients are accumulated, then in the only one."""
     case, size = CASES["mlp"], sizes_of(group)[0]
     plan = with_sizes({"0": "column gives part", "3": "row takes part"}, size)
     whole = model_of(case).eval()
     model = unisono.parallel(model_of(case), group, plan=plan).eval()
-    data, (inputs, labels) = data_world(model, group), batch(case, 0)
-    absent = data.size > 1 and data.rank == data.size - 1
-    present = data.size - (data.size > 1)
-    mine = slice(*bounds(SAMPLES, present, min(data.rank, present - 1)))
+    inputs, labels = batch(case, 0)
+    absent = group.size > 1 and group.rank == group.size - 1
+    present = group.size - (group.size > 1)
+    mine = slice(0, 0) if absent else slice(*bounds(SAMPLES, present, group.rank))
     nn.functional.cross_entropy(whole(inputs), labels).backward()
+
+    def loss() -> torch.Tensor:
+        scores = model(inputs[mine])
+        return scores.sum() if absent else nn.functional.cross_entropy(scores, labels[mine])
+
     for accumulated in (False, True):
         model.zero_grad()
+        unisono.add_samples(model, mine.stop - mine.start)
         if accumulated:
             with unisono.no_sync(model):
-                if not absent:
-                    nn.functional.cross_entropy(model(inputs[mine]), labels[mine]).backward()
-        if absent:
-            unisono.add_samples(model, 0)
-            unisono.synchronize(model)
-        else:
-            unisono.add_samples(model, mine.stop - mine.start)
-            loss = nn.functional.cross_entropy(model(inputs[mine]), labels[mine])
-            loss.backward()
+                loss().backward()
+        loss().backward()
         factor = 2 if accumulated else 1
         for (name, one), other in zip(model.named_parameters(), whole.parameters(), strict=True):
             layer = model.get_submodule(name.rpartition(".")[0])
@@ -218,15 +220,27 @@ def test_a_rank_without_samples_and_accumulation(group: World) -> None:
             torch.testing.assert_close(one.grad, factor * expected, msg=name)
 
 
+def test_samples_of_split_layers_are_declared_before_the_first_pass(group: World) -> None:
+    model = unisono.parallel(model_of(CASES["mlp"]), group, plan={"0": f"column {group.size}"})
+    if group.size == 1:
+        return
+    with unisono.no_sync(model):
+        model(batch(CASES["mlp"], 0)[0]).sum().backward()
+    with pytest.raises(UsageError, match="declare those of all passes before the first"):
+        unisono.add_samples(model, 3)
+    with pytest.raises(UsageError, match=r"call unisono.add_samples\(model, 0\) and model\(inputs\[:0\]\)"):
+        unisono.synchronize(model)
+
+
 @pytest.mark.parametrize("scale", ["mean", "sum"])
-def test_sums_count_a_group_once_and_so_do_norms(group: World, scale: str) -> None:
+def test_sums_and_norms_count_each_sample_and_part_once(group: World, scale: str) -> None:
     case, size = CASES["mlp"], sizes_of(group)[-1]
     model = unisono.parallel(
         model_of(case), group, unisono.BSP(scale=scale), plan=with_sizes(case.plans["whole"], size)
     ).eval()
     whole, (inputs, labels) = model_of(case).eval(), batch(case, 0)
     nn.functional.cross_entropy(whole(inputs), labels).backward()
-    factor = data_world(model, group).size if scale == "sum" else 1
+    factor = group.size if scale == "sum" else 1
     nn.functional.cross_entropy(model(inputs), labels).backward()
     expected = float(nn.utils.get_total_norm([one.grad * factor for one in whole.parameters()]))
     assert clip_grad_norm(model, 0.1) == pytest.approx(expected, rel=1e-12)
@@ -279,7 +293,7 @@ def refusals(group: World) -> Mapping[str, Any]:
     return {
         "the model is split already: give the plan once": again,
         "LARS needs whole weights": lars,
-        "LocalSGD does not take split layers: use BSP, or no plan": lambda: unisono.parallel(
+        "LocalSGD does not take split layers: use BSP or Sharded, or no plan": lambda: unisono.parallel(
             (model := model_of(CASES["mlp"])), group, unisono.LocalSGD(), sgd(model), plan={"0": "column"}
         ),
         "plan = 'hybrid' is no plan": lambda: unisono.parallel(model_of(CASES["mlp"]), group, plan="hybrid"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from tests.mpi.tensor_parallel.networks import CASES, Case, alone, model_of, normal, train, with_sizes
+from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Case, alone, batch, model_of, normal, train, with_sizes
 from torch import nn
 
 import unisono
-from unisono.tensor_parallel.whole_state import whole_state_dict
+from unisono.optimizers import LAMB, LARS
+from unisono.tensor_parallel.model import split_model
+from unisono.tensor_parallel.whole_state import whole_optimizer_state, whole_state_dict
 from unisono.world import World
 
 STEPS = 50
@@ -39,15 +43,82 @@ def test_groups_across_nodes(spread: World) -> None:
         assert train(model, optimizer, case, spread, range(steps)) == pytest.approx(expected, rel=1e-9), size
 
 
+@pytest.mark.parametrize("samples", [7, 2])
+@pytest.mark.parametrize("name", ["mlp", "vgg", "transformer", "words"])
+def test_uneven_and_empty_shares(group: World, name: str, samples: int) -> None:
+    case, steps = CASES[name], 12
+    expected, _ = alone(case, group, steps, samples)
+    for plan in case.plans.values():
+        model = unisono.parallel(model_of(case), group, plan=with_sizes(plan, group.size))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+        assert train(model, optimizer, case, group, range(steps), samples) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("overlap", ["chain", "none"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, LARS, LAMB])
+def test_sharded_updates_of_split_layers(group: World, make: type[torch.optim.Optimizer], overlap: str) -> None:
+    """Each rank updates its share of its part; LARS and LAMB have the norms of whole layers."""
+    case, steps = CASES["vgg"], 12
+    one = group.split(group.rank)
+    whole = split_model(model_of(case), one, {})
+    serial = make(whole.parameters(), 0.05)
+    unisono.parallel(whole, one, unisono.Sharded(clip=0.5), serial)
+    expected = train(whole, serial, case, one, range(steps))
+    for size in (size for size in (1, 2, 3, 4) if group.size % size == 0):
+        model, rule = model_of(case), unisono.Sharded(clip=0.5, overlap=overlap)
+        optimizer = make(model.parameters(), 0.05)
+        unisono.parallel(model, group, rule, optimizer, plan=with_sizes(case.plans["wide"], size))
+        assert train(model, optimizer, case, group, range(steps)) == pytest.approx(expected, rel=1e-9), size
+        state = whole_optimizer_state(model, optimizer)
+        if group.rank == 0:
+            serials = serial.state_dict()["state"]
+            assert state["state"].keys() == serials.keys()
+            for number, entries in state["state"].items():
+                torch.testing.assert_close(entries, serials[number], rtol=1e-8, atol=1e-12)
+    one.free()
+
+
+def test_an_unsplit_layer_computes_own_samples_and_a_split_one_those_of_its_group(group: World) -> None:
+    """PCL-DNN's hybrid: the convolution has B / p samples on each rank, the wide layers G B / p."""
+    case, seen = CASES["vgg"], dict[str, int]()
+    for size in (size for size in (1, 2, 3, 4) if group.size % size == 0):
+        model = unisono.parallel(model_of(case), group, plan=with_sizes(case.plans["wide"], size))
+        for name in ("0", "3", "8", "9", "11"):
+            model.get_submodule(name).register_forward_hook(
+                lambda _, inputs, __, name=name: seen.update({name: len(inputs[0])})
+            )
+        train(model, torch.optim.SGD(model.parameters(), 0.05), case, group, range(1))
+        own = SAMPLES // group.size
+        assert seen == {"0": own, "3": own, "8": size * own, "9": size * own, "11": own}
+
+
 def test_batch_norm_beside_split_layers(group: World) -> None:
-    """One group of all ranks has whole batches, so its norms have the statistics of one rank."""
+    """Norms have the statistics of own samples, as in data parallelism."""
     case = Case(
         lambda: nn.Sequential(nn.Conv2d(2, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5)),
         {},
         normal(2, 4, 4),
     )
-    expected, trained = alone(case, group, 12)
+    whole = unisono.parallel(model_of(case), group)
+    expected = train(whole, torch.optim.SGD(whole.parameters(), 0.05, momentum=0.9), case, group, range(12))
     model = unisono.parallel(model_of(case), group, plan={"0": "column", "4": "row"})
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     assert train(model, optimizer, case, group, range(12)) == pytest.approx(expected, rel=1e-9)
-    torch.testing.assert_close(model[1].running_mean, trained[1].running_mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(model[1].running_mean, whole[1].running_mean, rtol=1e-9, atol=1e-12)
+
+
+def test_one_input_of_several_layers_is_gathered_once(group: World) -> None:
+    model = unisono.parallel(model_of(CASES["transformer"]), group, plan=CASES["transformer"].plans["block"])
+    gathers = [one for one in graph_of(model(batch(CASES["transformer"], 0)[0]).sum()) if one == "_ExchangeBackward"]
+    assert len(gathers) == (4 if group.size > 1 else 0)  # in and out of attention, and of the two layers behind it
+
+
+def graph_of(loss: torch.Tensor) -> list[str]:
+    """Names of the nodes of a loss's graph."""
+    found, left = dict[Any, str](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found[node] = node.name()
+            left += [one for one, _ in node.next_functions]
+    return list(found.values())

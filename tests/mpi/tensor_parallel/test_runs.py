@@ -130,18 +130,3 @@ def test_a_rule_and_an_optimizer_that_need_whole_weights_split_nothing(
     said = group.call_on_root(lambda: capsys.readouterr().out)
     assert "layers split by prediction: none, LocalSGD does not take split layers" in said
     assert "layers split by prediction: none, lamb needs whole weights" in said
-
-
-def test_a_run_prints_the_table_at_its_end(
-    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = group.call_on_root(lambda: tmp_path)
-    train(split(recipe_of(packs), 0), group, home / "split", None)
-    said = group.call_on_root(lambda: capsys.readouterr().out).splitlines()
-    rows = [line.split() for line in said]
-    if group.size > 1:
-        at = rows.index(["layer", "part", "split", "ms", "unsplit", "ms", "ratio"])
-        assert [row[0] for row in rows[at + 1 : at + 16 : 5]] == ["features.5", "classifier.1", "classifier.3"]
-        assert rows[at + 5][0] == "together"
-    else:
-        assert not any(row[:2] == ["layer", "part"] for row in rows)

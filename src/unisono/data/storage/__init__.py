@@ -17,7 +17,7 @@ STORAGES = Registry(
         STREAMED: "unisono.data.storage.streamed:read",
     },
 )
-"""Storages by name. Each is a function (index, options, world, everyone) that returns a `Storage` (`storage.py`)."""
+"""Storages by name. Each is a function (index, options, world) that returns a `Storage` (`storage.py`)."""
 
 AUTO = "auto"
 """Name in recipes for the storage that is chosen from the memory there is (`choose.py`)."""

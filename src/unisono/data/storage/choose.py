@@ -86,17 +86,17 @@ def choose_storage(
     return StorageChoice(StorageOptions(STREAMED, buffer=buffer, cache=cache), reason)
 
 
-def resolve_storage(options: StorageOptions, index: Index, world: World, everyone: World) -> StorageChoice:
+def resolve_storage(options: StorageOptions, index: Index, world: World) -> StorageChoice:
     """Return the storage that `options` names; "auto" is chosen, alike on every rank. Collective.
 
-    The ranks of `world` share each batch. `everyone` has all ranks of its nodes.
+    The ranks of `world` share each batch.
     """
     if options.name != AUTO:
         return StorageChoice(options)
-    counts = [groups for groups in range(1, everyone.nodes + 1) if world.size % groups == 0]
+    counts = [groups for groups in range(1, world.nodes + 1) if world.size % groups == 0]
     partition = {groups: partition_bytes(index.length, world.size // groups) for groups in counts}
     window = memory_limit(blocks_of_pack(index), options.buffer, world.size)
-    nodes = node_memory(everyone)
+    nodes = node_memory(world)
     return choose_storage(index.nbytes, partition, nodes, buffer=options.buffer, window=window, cache=options.cache)
 
 

@@ -32,7 +32,7 @@ SEGMENT_BYTES = 64 << 20
 """Approximate bytes that a rank exchanges at once."""
 
 
-def read(index: Index, options: StorageOptions, world: World, everyone: World) -> PartitionedStorage:  # noqa: ARG001
+def read(index: Index, options: StorageOptions, world: World) -> PartitionedStorage:
     """Return the pack in the memory of the ranks that share each batch, with a copy in each of their groups."""
     return PartitionedStorage(index, world, options.groups)
 

@@ -22,9 +22,9 @@ from unisono.transports.window import Window
 from unisono.world import World
 
 
-def read(index: Index, options: StorageOptions, world: World, everyone: World) -> ReplicatedStorage:  # noqa: ARG001
+def read(index: Index, options: StorageOptions, world: World) -> ReplicatedStorage:  # noqa: ARG001  as all of them
     """Return a copy of the pack in each node, which all ranks there share."""
-    return ReplicatedStorage(index, everyone)
+    return ReplicatedStorage(index, world)
 
 
 class ReplicatedStorage:

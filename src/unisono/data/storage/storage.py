@@ -96,10 +96,10 @@ class Storage(SampleReader, Protocol):
         ...
 
 
-def read_storage(options: StorageOptions, index: Index, world: World, everyone: World) -> Storage:
+def read_storage(options: StorageOptions, index: Index, world: World) -> Storage:
     """Return the storage of a pack. Collective. Raises PackError on every rank.
 
-    The ranks of `world` share each batch. `everyone` has all ranks of its nodes: more, if layers are split.
+    The ranks of `world` share each batch.
     """
-    made: Storage = STORAGES.load(options.name, PackError)(index, options, world, everyone)
+    made: Storage = STORAGES.load(options.name, PackError)(index, options, world)
     return made

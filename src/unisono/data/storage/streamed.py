@@ -37,9 +37,9 @@ from unisono.schedules.pieces import bounds
 from unisono.world import World
 
 
-def read(index: Index, options: StorageOptions, world: World, everyone: World) -> StreamedStorage:
+def read(index: Index, options: StorageOptions, world: World) -> StreamedStorage:
     """Return the pack as it is read from its stripes by the ranks that share each batch."""
-    return StreamedStorage(index, world, everyone, options.buffer, options.cache)
+    return StreamedStorage(index, world, options.buffer, options.cache)
 
 
 NOTHING = np.empty(0, np.int64)
@@ -58,8 +58,8 @@ class PreparedEpoch(NamedTuple):
 class StreamedStorage:
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
-    def __init__(self, index: Index, world: World, everyone: World, window_bytes: int, cache_bytes: int = 0) -> None:
-        """Look at the stripes, each rank at a part of them. Collective; `everyone` has all ranks of the nodes.
+    def __init__(self, index: Index, world: World, window_bytes: int, cache_bytes: int = 0) -> None:
+        """Look at the stripes, each rank at a part of them. Collective.
 
         Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
         its cache of `cache_bytes`.
@@ -67,10 +67,10 @@ class StreamedStorage:
         self._index, self._world, self._window_bytes = index, world, window_bytes
         self._blocks = blocks_of_pack(index)
         self._limit = memory_limit(self._blocks, window_bytes, world.size)
-        check_free_memory(everyone, self._limit)
+        check_free_memory(world, self._limit)
         first, last = bounds(len(index), world.size, world.rank)
         world.call_on_all(lambda: check_stripes(index, first, last))
-        self._cache = BlockCache(index, self._blocks, cache_bytes, everyone) if cache_bytes else None
+        self._cache = BlockCache(index, self._blocks, cache_bytes, world) if cache_bytes else None
         self._cached = np.zeros(len(self._blocks.firsts), np.bool_) if self._cache is None else self._cache.cached
         self._stripes = OpenStripes(index)
         self._next: Future[PreparedEpoch] | None = None

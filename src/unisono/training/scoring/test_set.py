@@ -100,7 +100,7 @@ class PackedTestSet:
         self.labels_are_tokens = kind.labels_are_tokens
         self.labels_per_sample = kind.labels_per_sample(train.about.shape)
         self.bytes_per_label = kind.bytes_per_label(train.about.classes)
-        self._storage = read_storage(StorageOptions("partitioned"), test, world, world)
+        self._storage = read_storage(StorageOptions("partitioned"), test, world)
         transform = transform_of(train, transform_options(recipe.data))
         self._loader = Prefetcher(test, self._storage, transform, threads)
         self.channels = self._loader.shape[-1]

@@ -1,0 +1,95 @@
+"""Each change of layout is what whole activations would give, and its backward pass is its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.layouts import (
+    GroupLink,
+    own_to_part,
+    own_to_whole,
+    part_to_own,
+    part_to_whole,
+    partial_to_own,
+    partial_to_part,
+)
+from unisono.tensor_parallel.sample_numbers import SampleNumbers
+from unisono.world import World
+
+FEATURES = 3
+"""Features of a rank's part."""
+
+
+def drawn(seed: int, rank: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * seed + rank), dtype=torch.float64)
+
+
+def rows_of(group: World, even: bool) -> list[int]:
+    """Samples of each rank; the last has none where they are uneven."""
+    return [2 if even else group.size - 1 - rank for rank in range(group.size)]
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_what_each_gives(group: World, even: bool) -> None:
+    p, rank, rows = group.size, group.rank, rows_of(group, even)
+    link, width = GroupLink(group, SampleNumbers()), FEATURES * p
+    owns = [drawn(1, one, rows[one], 2, width) for one in range(p)]
+    block = max(rows)
+    mine, part = owns[rank], slice(rank * FEATURES, (rank + 1) * FEATURES)
+
+    def own_rows(whole: torch.Tensor) -> list[torch.Tensor]:
+        return [whole[at * block : at * block + rows[at]] for at in range(p)]
+
+    whole = own_to_whole(mine, link)
+    assert len(whole) == p * block
+    assert link.rows == rows
+    assert all(torch.equal(one, own) for one, own in zip(own_rows(whole), owns, strict=True))
+    features = own_to_part(mine, link)
+    assert all(torch.equal(one, own[..., part]) for one, own in zip(own_rows(features), owns, strict=True))
+    assert torch.equal(part_to_own(features, link), mine)
+    assert torch.equal(part_to_whole(features, link), whole)
+    partials = [drawn(2, one, p * block, 2, width) for one in range(p)]
+    torch.testing.assert_close(partial_to_own(partials[rank], link), own_rows(sum(partials))[rank])
+    torch.testing.assert_close(partial_to_part(partials[rank], link), sum(partials)[..., part])
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("through", ["whole", "part"])
+def test_gradients_of_own_samples_are_those_without_a_group(group: World, through: str, weighted: bool) -> None:
+    """x ─ group ─ x again: whatever the ranks' samples and the weights of their losses, the gradient is y's own."""
+    rows, link = rows_of(group, False), GroupLink(group, SampleNumbers())
+    if weighted:
+        link.weight = lambda: float(rows[group.rank])
+    x = drawn(1, group.rank, rows[group.rank], FEATURES * group.size).requires_grad_()
+    y = drawn(2, group.rank, rows[group.rank], FEATURES * group.size)
+    if through == "whole":
+        out = partial_to_own(own_to_whole(x, link) / group.size, link)
+    else:
+        out = part_to_own(own_to_part(x, link), link)
+    torch.testing.assert_close(out, x)
+    out.backward(y)
+    torch.testing.assert_close(x.grad, y)
+
+
+@pytest.mark.parametrize("change", [part_to_whole, partial_to_part])
+def test_the_backward_pass_is_the_transpose(group: World, change: Callable[..., torch.Tensor]) -> None:
+    """<f(x), y> = <x, f'(y)>, summed over the ranks."""
+    link, wide = GroupLink(group, SampleNumbers()), FEATURES * group.size
+    takes, gives = (FEATURES, wide) if change is part_to_whole else (wide, FEATURES)
+    x, y = drawn(1, group.rank, 4, takes).requires_grad_(), drawn(2, group.rank, 4, gives)
+    out = change(x, link)
+    out.backward(y)
+    assert x.grad is not None
+    forward, backward = (out * y).sum().detach().clone(), (x * x.grad).sum().detach().clone()
+    assert float(group.allreduce(forward)) == pytest.approx(float(group.allreduce(backward)), rel=1e-12)
+
+
+def test_an_activation_whose_samples_were_moved_is_refused(group: World) -> None:
+    link = GroupLink(group, SampleNumbers())
+    whole = own_to_whole(torch.zeros(2, 4), link)
+    with pytest.raises(UsageError, match="keep samples in the first dimension"):
+        partial_to_own(whole.view(-1, 2), link)
