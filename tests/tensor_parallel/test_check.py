@@ -52,6 +52,11 @@ REFUSALS = {
     "an attention": ({"heads.out_proj": "row"}, "'heads.out_proj' is a NonDynamicallyQuantizableLinear, which cannot"),
     "a part to nobody": ({"fc1": "column gives part"}, "'fc1' gives a part, which no layer after it takes: leave away"),
     "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes a part, which no layer before it gives: leave away"),
+    "weights inside": (
+        {"conv": "column gives part", "fc1": "row takes part"},
+        "layer 'grouped' (Conv2d) has weights, and stands between 'conv', which gives a part of its group's samples, "
+        "and 'fc1', which takes it: leave away 'gives part' and 'takes part'",
+    ),
     "two sizes": (
         {"fc1": "column 2 gives part", "fc2": "row 4 takes part"},
         "'fc2' takes parts of 4 ranks, and 'fc1' gives those of 2: use one size for both",

@@ -101,9 +101,12 @@ def _with_dropouts(plan: ParallelPlan, modules: Mapping[str, nn.Module]) -> Para
     """Return the plan with the dropouts inside pairs. Raises UsageError for parts that nobody gives, or takes."""
     splits, layers = dict(plan.layers), list[tuple[str, Split]]()
     giver: tuple[str, Split] | None = None
+    weighted = ""  # the first layer with weights of its own behind the giver
     for name, module in modules.items():
         split = splits.get(name)
         if split is None:
+            if giver is not None and any(one.requires_grad for one in module.parameters(recurse=False)):
+                weighted = weighted or f"{name!r} ({type(module).__name__})"
             if giver is not None and type(module) is nn.Dropout:
                 dim = 1 if issubclass(kind_of(modules[giver[0]], giver[1]) or object, ColumnParallelConvolution) else -1
                 layers.append((name, Split(DROPOUT, giver[1].ranks, dim=dim)))
@@ -121,8 +124,14 @@ def _with_dropouts(plan: ParallelPlan, modules: Mapping[str, nn.Module]) -> Para
                     f"layer {name!r} takes parts of {split.ranks} ranks, and {giver[0]!r} gives those of "
                     f"{giver[1].ranks}: use one size for both"
                 )
+            if weighted:
+                raise UsageError(
+                    f"layer {weighted} has weights, and stands between {giver[0]!r}, which gives a part of its group's "
+                    f"samples, and {name!r}, which takes it: leave away 'gives part' and 'takes part'"
+                )
             giver = None
         if split.gives == PART:
+            weighted = ""
             giver = name, split
     if giver is not None:
         raise UsageError(f"layer {giver[0]!r} gives a part, which no layer after it takes: leave away 'gives part'")

@@ -123,7 +123,7 @@ def _blocks(x: Tensor, group: World, dim: int) -> Tensor:
     return torch.stack(x.chunk(group.size, dim))
 
 
-class _Exchange(torch.autograd.Function):
+class _LayoutChange(torch.autograd.Function):
     """Change of an activation's layout, and its transpose for the gradient, which is weighted at the group's border."""
 
     @staticmethod
@@ -146,7 +146,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchange(x: Tensor, link: GroupLink, dim: int, change: Change, transpose: Change, border: str = "") -> Tensor:
-    found: Tensor = _Exchange.apply(x, link, dim, change, transpose, border)
+    found: Tensor = _LayoutChange.apply(x, link, dim, change, transpose, border)
     return found
 
 

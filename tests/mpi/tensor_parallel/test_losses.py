@@ -109,7 +109,9 @@ def test_batch_norm_beside_split_layers(group: World) -> None:
 
 def test_one_input_of_several_layers_is_gathered_once(group: World) -> None:
     model = unisono.parallel(model_of(CASES["transformer"]), group, plan=CASES["transformer"].plans["block"])
-    gathers = [one for one in graph_of(model(batch(CASES["transformer"], 0)[0]).sum()) if one == "_ExchangeBackward"]
+    gathers = [
+        one for one in graph_of(model(batch(CASES["transformer"], 0)[0]).sum()) if one == "_LayoutChangeBackward"
+    ]
     assert len(gathers) == (4 if group.size > 1 else 0)  # in and out of attention, and of the two layers behind it
 
 
