@@ -144,7 +144,7 @@ def synchronize(model: torch.nn.Module) -> None:
     if exchanges_activations(model):
         raise UsageError(
             "layers are split, and the other ranks of a group wait for this one's activations: in place of synchronize "
-            "call unisono.add_samples(model, 0) and model(inputs[:0]).sum().backward()"
+            "call model(inputs[:0]).sum().backward(), and before it unisono.add_samples on every rank, with 0 on this"
         )
     reducer.synchronize()
 
@@ -168,7 +168,7 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model))
     if (split := split_of(model)) is not None:
-        split.weigh_by(reducer.weight)
+        split.weigh_by(reducer.loss_weight)
     return reducer
 
 

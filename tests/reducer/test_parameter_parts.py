@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.placement import one_rank_per_node
+from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.control import ControlMessage, decode, encode
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
-from unisono.tensor_parallel.groups import holders, model_groups
+from unisono.tensor_parallel.groups import model_groups
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.data())
+@given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.data())
 def test_a_sample_counts_once(size: int, groups: int, declared: bool, data: st.DataObject) -> None:
     ranks = size * groups
     samples = data.draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks).filter(any))
+    weights = [float(one) if declared else 1.0 for one in samples]
     messages = [ControlMessage(float(one) if declared else None) for one in samples]
     sums = [
         sum(column) for column in zip(*(encode(one, rank, ranks) for rank, one in enumerate(messages)), strict=True)
     ]
-    result, placement = decode(sums), one_rank_per_node(ranks)
-    expected = [one / sum(samples) if declared else 1 / ranks for one in samples]
+    result, partition = decode(sums), model_groups(one_rank_per_node(ranks), size)
+    memory = BucketMemory((), Empty(), ParameterParts((), {size: partition}))  # type: ignore[arg-type]
+    expected = [one / sum(weights) for one in weights]
     assert [result.weight_of(one) for one in messages] == pytest.approx(expected)
-    for group in model_groups(placement, size):  # the gradients that the members of a group sum are weighed before
-        weighed = [samples[rank] if declared else 1 for rank in group]
-        assert [one * result.weight_of_part for one in weighed] == pytest.approx([expected[rank] for rank in group])
+    for group in partition:  # a member's gradient is that of the group's mean, in which each rank has its share
+        total = sum(weights[rank] for rank in group)
+        factor = memory.part_weights(weights, group[-1])[size]
+        found = [factor * weights[rank] / total if total else 0.0 for rank in group]
+        assert found == pytest.approx([expected[rank] for rank in group])
+
+
+class Empty:
+    """World without memory."""
+
+    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(length, dtype=dtype)
 
 
 def test_the_ranks_that_hold_a_part() -> None:
-    parts = ParameterParts((1, 2), {2: holders(one_rank_per_node(4), 2)})
+    parts = ParameterParts((1, 2), {2: model_groups(one_rank_per_node(4), 2)})
     assert (parts.of(0), parts.of(1)) == (1, 2)
+    assert (parts.group_of(1, 3), parts.group_of(2, 3)) == ((3,), (2, 3))
     assert list(parts.holders_of(0, 3, 4)) == [0, 1, 2, 3]
     assert list(parts.holders_of(1, 3, 4)) == [1, 3]
 

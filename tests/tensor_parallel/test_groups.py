@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.placement import Placement, one_rank_per_node, place
-from unisono.tensor_parallel.groups import holders, model_groups
+from unisono.reducer.parameter_parts import holders_of
+from unisono.tensor_parallel.groups import model_groups
 
 
 @st.composite
@@ -21,7 +22,8 @@ def cases(draw: st.DrawFn) -> tuple[int, Placement]:
 @given(cases())
 def test_groups_and_the_ranks_that_hold_the_same_part_are_partitions_that_cross(case: tuple[int, Placement]) -> None:
     size, placement = case
-    groups, alike = model_groups(placement, size), holders(placement, size)
+    groups = model_groups(placement, size)
+    alike = holders_of(groups)
     for partition, length in ((groups, size), (alike, placement.ranks // size)):
         assert sorted(rank for group in partition for rank in group) == list(range(placement.ranks))
         assert {len(group) for group in partition} == {length}

@@ -86,7 +86,7 @@ class Accumulation:
             self._summed.remove(number)
             if gradient is not None and (contributes or not self.changes()):
                 with torch.no_grad():
-                    gradient.div_(self._summands / self._memory.parts_of(number))
+                    gradient.div_(self._summands)
                 self._shares.add(number)
         return not contributes and number in self._shares
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Protocol
@@ -51,9 +51,9 @@ class BackwardPass:
         """Control message of this rank."""
         self.control_result: ControlResult | None = None
         """Sum of all ranks' control messages; None until it is known."""
-        self.weight = self.weight_of_part = 1.0
-        """Factors of the gradients before they are summed, of whole and of split weights; known once all ranks' samples
-        are."""
+        self.weight = 1.0
+        """Factor of the gradients before they are summed; known once all ranks' samples are."""
+        self._part_weights: Mapping[int, float] = {}  # factors of split ones, by their number of parts
         self.discarded = False
         """True once the pass has failed: it has no further effect."""
         self.buffers_pending = False
@@ -113,13 +113,17 @@ class BackwardPass:
 
     def agree(self, world: World) -> None:
         """Sum the control messages of all ranks. The pass is discarded where that shows an error."""
-        total = torch.tensor(encode(self.control_message, world.rank, world.size), dtype=torch.float64)
+        own, weights = encode(self.control_message, world.rank, world.size), self.memory.weights_of_ranks(world.size)
+        if weights:
+            weights[world.rank] = 1.0 if self.control_message.samples is None else self.control_message.samples
+        total = torch.tensor([*own, *weights], dtype=torch.float64)
         world.allreduce(total)
-        control_result = decode(total.tolist())
+        sums = total.tolist()
+        control_result = decode(sums[: len(own)])
+        self._part_weights = self.memory.part_weights(sums[len(own) :], world.rank)
         if control_result.changes_differ:
             control_result = replace(control_result, difference=self._compare_weights(world))
         self.weight = control_result.weight_of(self.control_message)
-        self.weight_of_part = control_result.weight_of_part
         if control_result.error() is not None:
             self.discard()
         self.control_result = control_result
@@ -139,8 +143,9 @@ class BackwardPass:
         """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
         packed."""
         bucket_slice = self.memory.bucket_slice(key)
-        weight = self.weight if bucket_slice.parts == 1 else self.weight_of_part
-        self.memory.pack(bucket_slice, self.gradients, weight if scaled else 1.0)
+        parts = bucket_slice.parts
+        weight = (self.weight if parts == 1 else self._part_weights[parts]) if scaled else float(parts)
+        self.memory.pack(bucket_slice, self.gradients, weight)
         for number in bucket_slice.parameters:
             self._unpacked_parts[number] -= 1
             if not self._unpacked_parts[number]:

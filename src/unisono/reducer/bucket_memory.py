@@ -67,6 +67,19 @@ class BucketMemory:
         """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
         return self._parts.of(number)
 
+    def weights_of_ranks(self, ranks: int) -> list[float]:
+        """Return a place for the weight of each rank's loss; none where no parameter is split."""
+        return [0.0] * ranks if self._parts.groups else []
+
+    def part_weights(self, weights: Sequence[float], rank: int) -> Mapping[int, float]:
+        """Return the factor of split gradients by their number of parts: the share of this rank's group in the weights
+        of all ranks' losses."""
+        total, counts = sum(weights), self._parts.groups
+        return {
+            count: sum(weights[one] for one in self._parts.group_of(count, rank)) / total if total else 0.0
+            for count in counts
+        }
+
     def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
         """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
         return self._parts.holders_of(number, rank, ranks)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unisono.errors import UsageError
 
@@ -27,6 +28,15 @@ RANKS_PER_NUMBER = 48
 """Ranks whose bits one number holds: a float64 holds integers up to 2**53 exactly."""
 
 MAX_EXACT_INTEGER = 2.0**53
+
+
+class LossWeight(NamedTuple):
+    """Weight of a rank's loss in the next average."""
+
+    average: int
+    """Number of averages before."""
+    weight: float
+    """Samples of the loss; 1 where ranks count alike."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +93,6 @@ class ControlResult:
         if message.samples is None:
             return 1.0 / len(self.without_samples)
         return message.samples / self.samples
-
-    @property
-    def weight_of_part(self) -> float:
-        """Factor of the gradients of split weights, which are weighed by the ranks' samples already."""
-        if self.samples_given:
-            return 1.0 / self.samples if self.samples else 0.0
-        return 1.0 / max(1, len(self.without_samples))
 
     def error(self) -> UsageError | None:
         """Return the error of all ranks where their weights differ, or only some have given their samples; else

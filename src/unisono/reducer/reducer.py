@@ -36,6 +36,7 @@ from unisono.reducer.attachment import attach, detach, reducer_of
 from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
+from unisono.reducer.control import LossWeight
 from unisono.reducer.gradient_hooks import accumulators_of, register_hooks
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.model_weights import ModelWeights
@@ -118,10 +119,10 @@ class Reducer:
         """Rule that steps follow at present."""
         return self.choice.rule
 
-    def weight(self) -> float:
-        """Return the weight of this rank's loss relative to the others': its samples; 1 where none are given, or
-        count."""
-        return 1.0 if self.control.samples is None or self.rule.sums_gradients else self.control.samples
+    def loss_weight(self) -> LossWeight:
+        """Return the weight of this rank's loss among those of its group, of whose samples layers make gradients."""
+        samples = None if self.rule.sums_gradients else self.control.samples
+        return LossWeight(self.control.averages, 1.0 if samples is None else samples)
 
     # Called by the program
 

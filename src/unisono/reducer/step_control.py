@@ -30,6 +30,8 @@ class StepControl:
         self._rank, self._ranks, self._wait = rank, ranks, wait
         self.samples: float | None = None
         """Samples that the next average's loss is a mean of, as given by the program; None where none were given."""
+        self.averages = 0
+        """Number of averages that have ended."""
         self._first_dimension: int | None = None  # first dimension of the last input since the last average
         self._requests: set[str] = set()  # of this rank, not yet sent
         self._last: MessageInFlight | None = None
@@ -81,6 +83,7 @@ class StepControl:
     def end_pass(self) -> None:
         """Begin to count the samples of the next average: those of this one were sent."""
         self.samples = self._first_dimension = None
+        self.averages += 1
 
     def discard(self) -> None:
         """Discard the samples and the message of a pass that has failed."""

@@ -13,10 +13,8 @@ groups across nodes, nodes of one switch first.
 from __future__ import annotations
 
 from unisono.placement import Placement
+from unisono.reducer.parameter_parts import Partition
 from unisono.world import World
-
-Partition = tuple[tuple[int, ...], ...]
-"""All ranks of a world, in groups of one size."""
 
 
 def model_groups(placement: Placement, size: int) -> Partition:
@@ -34,16 +32,6 @@ def model_groups(placement: Placement, size: int) -> Partition:
         left += node[fit:]
     found += [tuple(left[at : at + size]) for at in range(0, len(left), size)]
     return tuple(sorted(found))
-
-
-def holders(placement: Placement, size: int) -> Partition:
-    """Return the ranks that hold the same part of layers in groups of `size`, for each part.
-
-    >>> from unisono.placement import regular
-    >>> holders(regular(1, 2, 2), 2)
-    ((0, 2), (1, 3))
-    """
-    return tuple(tuple(sorted(ranks)) for ranks in zip(*model_groups(placement, size), strict=True))
 
 
 class GroupWorlds:

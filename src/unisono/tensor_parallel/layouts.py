@@ -21,8 +21,9 @@ For a group's activation of n bytes each of G ranks sends n (G - 1) / G in an al
 n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round each. Each change is the transpose of the
 one backward. m is the largest b of the group; ranks with fewer samples repeat one, whose gradients are zeros.
 
-The loss of a rank is a mean over its own samples, which counts as many in the mean of all ranks. So gradients are
-multiplied by that number where they enter the group, and divided by it where they leave (`GroupLink.weight`).
+The loss of a rank is a mean over its own samples, and that of a group a mean over all of its ranks'. So gradients are
+multiplied by the rank's share of the group's samples where they enter the group, and divided by it where they leave.
+Ranks tell each other their samples once for each average, since programs may declare them behind the forward pass.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import UsageError
+from unisono.reducer.control import LossWeight
 from unisono.tensor_parallel.sample_numbers import SampleNumbers
 from unisono.world import World
 
@@ -44,7 +46,7 @@ SAMPLES = 0
 """Dimension of an activation's samples."""
 
 ENTERS, LEAVES = "enters", "leaves"
-"""Borders of a group, where gradients are divided and multiplied by the weight of a rank's loss."""
+"""Borders of a group, where gradients are divided and multiplied by the share of a rank's loss."""
 
 
 class GroupLink:
@@ -53,13 +55,14 @@ class GroupLink:
 
     def __init__(self, world: World, numbers: SampleNumbers) -> None:
         self.world, self.numbers = world, numbers
-        self.weight: Callable[[], float] = lambda: 1.0
-        """Function that returns the weight of this rank's loss: its number of samples, or 1 where all count alike."""
+        self.weight: Callable[[], LossWeight] = lambda: LossWeight(0, 1.0)
+        """Function that returns the weight of this rank's loss."""
         self.rows: list[int] = []
         """Number of samples of each member."""
         self.firsts: list[int] = []
         """Number of each member's first sample in the batch of all ranks."""
         self._gathered: tuple[Tensor, int, Tensor] | None = None
+        self._share: tuple[int, float] | None = None
 
     @property
     def block(self) -> int:
@@ -71,6 +74,16 @@ class GroupLink:
         own = torch.tensor([rows, self.numbers.first_of(rows)])
         table = self.world.all_gather(own, own.new_empty((self.world.size, 2)))
         self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()
+
+    def share(self) -> float:
+        """Return the share of this rank's loss in that of the group. Called in backward passes, by all members together
+        for the first time in an average."""
+        average, weight = self.weight()
+        if self._share is None or self._share[0] != average:
+            own = torch.tensor([weight], dtype=torch.float64)
+            total = float(self.world.all_gather(own, own.new_empty(self.world.size)).sum())
+            self._share = average, weight / total if total else 0.0
+        return self._share[1]
 
     def remembered(self, x: Tensor) -> Tensor | None:
         """Return the gathered form of `x` where it was gathered last, as by query, key and value of one input."""
@@ -136,12 +149,12 @@ class _LayoutChange(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weight = ctx.link.weight() if ctx.border else 1.0
-        if ctx.border == LEAVES and weight != 1:
-            gradient = gradient * weight
+        share = ctx.link.share() if ctx.border else 1.0
+        if ctx.border == LEAVES:
+            gradient = gradient * share
         gradient = ctx.transpose(gradient, ctx.link.world, ctx.dim)
-        if ctx.border == ENTERS and weight != 1:
-            gradient = gradient * (1 / weight if weight else 0.0)
+        if ctx.border == ENTERS:
+            gradient = gradient * (1 / share if share else 0.0)
         return gradient, None, None, None, None, None
 
 

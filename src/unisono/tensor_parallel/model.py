@@ -15,10 +15,11 @@ from torch import nn
 
 from unisono.errors import UsageError
 from unisono.reducer.attachment import reducer_of
-from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
+from unisono.reducer.control import LossWeight
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts, holders_of
 from unisono.tensor_parallel.check import check_plan, kind_of
 from unisono.tensor_parallel.dropout import use_sample_dropout
-from unisono.tensor_parallel.groups import GroupWorlds, holders, model_groups
+from unisono.tensor_parallel.groups import GroupWorlds, model_groups
 from unisono.tensor_parallel.layer import ParallelLayer, become, parts_of
 from unisono.tensor_parallel.layouts import GroupLink
 from unisono.tensor_parallel.part import WeightPart
@@ -36,13 +37,13 @@ class ModelSplit:
     def __init__(self, plan: ParallelPlan, world: World) -> None:
         worlds, placement = world.resource(GroupWorlds), world.placement
         self.plan, self.world, self.numbers = plan, world, SampleNumbers(rank=world.rank)
-        self.links = {size: GroupLink(worlds.of(model_groups(placement, size)), self.numbers) for size in plan.sizes}
-        """Model group of this rank, by its size."""
-        self.holders = {size: holders(placement, size) for size in plan.sizes}
-        """Ranks that hold the same parts, by the size of the groups."""
+        self.groups = {size: model_groups(placement, size) for size in plan.sizes}
+        """Groups of all ranks, by their size."""
+        self.links = {size: GroupLink(worlds.of(groups), self.numbers) for size, groups in self.groups.items()}
+        """Group of this rank, by its size."""
 
-    def weigh_by(self, weight: Callable[[], float]) -> None:
-        """Weigh the loss of this rank by what `weight` returns: its number of samples, or 1 where all count alike."""
+    def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
+        """Weigh the losses of the ranks of a group by what `weight` returns on each."""
         for link in self.links.values():
             link.weight = weight
 
@@ -109,7 +110,7 @@ def parameter_parts(model: nn.Module) -> ParameterParts:
     parts = named_parts(model)
     trainable = [one for one in model.parameters() if one.requires_grad]
     counts = tuple(parts[id(one)][0].ranks if id(one) in parts else 1 for one in trainable)
-    return ParameterParts(counts, {size: ranks for size, ranks in found.holders.items() if size in counts})
+    return ParameterParts(counts, {size: groups for size, groups in found.groups.items() if size in counts})
 
 
 def agree_on_state(model: nn.Module, world: World) -> None:
@@ -119,7 +120,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
         for tensor in (*model.parameters(), *model.buffers()):
             alike = world
             if found is not None and id(tensor) in parts:
-                alike = world.resource(GroupWorlds).of(found.holders[parts[id(tensor)][0].ranks])
+                alike = world.resource(GroupWorlds).of(holders_of(found.groups[parts[id(tensor)][0].ranks]))
             alike.broadcast(tensor)
 
 

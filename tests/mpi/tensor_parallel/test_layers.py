@@ -107,7 +107,7 @@ KINDS: list[tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("make", "how", "shape"), KINDS)
 def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: str, shape: tuple[int, ...]) -> None:
-    """Each rank has samples of its own; the gradient of a part is that of the group's samples."""
+    """Each rank has samples of its own; the gradient of a part is that of the mean of the group's losses."""
     torch.manual_seed(3)
     whole, batches = make().double(), [torch.randn(shape, dtype=torch.float64) for _ in range(group.size)]
     layer, x = nn.Sequential(copy.deepcopy(whole)), batches[group.rank].requires_grad_()
@@ -120,7 +120,8 @@ def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: s
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(x.grad, gradient)
     for name, part in getattr(layer[0], "parts", {}).items():
-        torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(whole.get_parameter(name).grad))
+        mean = whole.get_parameter(name).grad / group.size
+        torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(mean))
 
 
 def test_an_input_without_samples_is_refused(group: World) -> None:
@@ -228,7 +229,7 @@ def test_samples_of_split_layers_are_declared_before_the_first_pass(group: World
         model(batch(CASES["mlp"], 0)[0]).sum().backward()
     with pytest.raises(UsageError, match="declare those of all passes before the first"):
         unisono.add_samples(model, 3)
-    with pytest.raises(UsageError, match=r"call unisono.add_samples\(model, 0\) and model\(inputs\[:0\]\)"):
+    with pytest.raises(UsageError, match=r"in place of synchronize call model\(inputs\[:0\]\)"):
         unisono.synchronize(model)
 
 

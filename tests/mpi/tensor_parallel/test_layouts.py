@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
+from unisono.reducer.control import LossWeight
 from unisono.tensor_parallel.layouts import (
     GroupLink,
     own_to_part,
@@ -63,7 +64,7 @@ def test_gradients_of_own_samples_are_those_without_a_group(group: World, throug
     """x ─ group ─ x again: whatever the ranks' samples and the weights of their losses, the gradient is y's own."""
     rows, link = rows_of(group, False), GroupLink(group, SampleNumbers())
     if weighted:
-        link.weight = lambda: float(rows[group.rank])
+        link.weight = lambda: LossWeight(3, float(rows[group.rank]))
     x = drawn(1, group.rank, rows[group.rank], FEATURES * group.size).requires_grad_()
     y = drawn(2, group.rank, rows[group.rank], FEATURES * group.size)
     if through == "whole":
