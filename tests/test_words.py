@@ -151,7 +151,7 @@ CONVERTERS = {
 """Files that read what older releases wrote, with the names that stand there in strings."""
 
 
-OF_PYTORCH = {"tensor_parallel/embeddings.py": {"embedding"}}
+OF_PYTORCH = {"tensor_parallel/layers.py": {"embedding"}}
 """Files that use names of PyTorch's which were ours for something else."""
 
 

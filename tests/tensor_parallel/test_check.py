@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.check import KINDS, check_plan, kind_of
-from unisono.tensor_parallel.layer import parts_of
+from unisono.tensor_parallel.check import check_plan
+from unisono.tensor_parallel.layers import KINDS, kind_of, parts_of
 from unisono.tensor_parallel.plan import ParallelPlan, make_plan
 
 
@@ -63,7 +63,7 @@ REFUSALS = {
     ),
     "no dropout": ({"fc1": "dropout 2"}, "layer 'fc1' is a Linear: only a Dropout takes 'dropout'"),
     "a convolution's input": ({"conv": "column takes part"}, "takes inputs of own samples: leave away 'takes part'"),
-    "a number's part": ({"words": "row takes part"}, "takes numbers, which have no features: leave away 'takes part'"),
+    "a number's part": ({"words": "row takes part"}, "takes inputs of own samples: leave away 'takes part'"),
 }  # fmt: skip
 
 
@@ -104,11 +104,10 @@ def test_each_rank_holds_a_pth_of_split_weights(ranks: int) -> None:
         assert kind is not None
         assert kind.refusal(layer, split) is None
         for member in range(ranks):
-            for name, part in parts_of(kind, layer, split, member).items():
+            for name, part in parts_of(layer, split, member).items():
                 whole = layer.get_parameter(name)
                 assert torch.Size(part.shape(whole.shape)).numel() == whole.numel() // ranks
 
 
-def test_every_kind_names_what_it_splits() -> None:
-    assert all(kind.by == how for (_, how), kind in KINDS.items())
+def test_every_kind_is_a_layer_of_its_class() -> None:
     assert all(issubclass(kind, layer) for (layer, _), kind in KINDS.items())

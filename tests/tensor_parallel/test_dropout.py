@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unisono.tensor_parallel.dropout import SampleDropout, mixed, use_sample_dropout
-from unisono.tensor_parallel.sample_numbers import SampleNumbers
+from unisono.tensor_parallel.layouts import SampleNumbers
 
 
 def dropouts(seed: SampleNumbers) -> nn.Sequential:

@@ -20,7 +20,7 @@ from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
         ("column 2 gives part", Split("column", 2, gives="part")),
         ("row 2 takes part gives part", Split("row", 2, "part", "part")),
         ("dropout 2 dim 1", Split("dropout", 2, dim=1)),
-        ("column takes whole", Split("column")),
+        ("column takes own", Split("column")),
     ],
 )
 def test_words_are_a_split(words: str, split: Split) -> None:
@@ -32,8 +32,8 @@ def test_words_are_a_split(words: str, split: Split) -> None:
         Split,
         st.sampled_from(["column", "row"]),
         st.integers(1, 99),
-        st.sampled_from(["whole", "part"]),
-        st.sampled_from(["whole", "part"]),
+        st.sampled_from(["own", "part"]),
+        st.sampled_from(["own", "part"]),
     )
 )
 def test_a_split_is_written_as_it_is_read(split: Split) -> None:
@@ -61,7 +61,7 @@ def test_values_that_are_no_split_are_refused() -> None:
         make_plan({"fc1": 7})
     with pytest.raises(UsageError, match="a split is by column or row, not by 'depth'"):
         Split("depth", 2)
-    with pytest.raises(UsageError, match="takes and gives are 'whole' or 'part'"):
+    with pytest.raises(UsageError, match="takes and gives are 'own' or 'part'"):
         make_plan({"fc1": "column 2 gives half"})
     with pytest.raises(UsageError, match=r"plan = 'hybrid' is no plan: name layers, as in .*, or use \"auto\""):
         make_plan("hybrid")

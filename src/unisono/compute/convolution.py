@@ -21,7 +21,7 @@ from unisono.reducer.weight_first.convolution import ConvolutionProduct, operati
 from unisono.reducer.weight_first.decision import call_of, pays, plain
 from unisono.reducer.weight_first.product import compute
 from unisono.reducer.weight_first.readings import ReadingLayer
-from unisono.tensor_parallel.convolution import ColumnParallelConv2d, ColumnParallelConvolution
+from unisono.tensor_parallel.layers import ColumnParallelConv2d, ColumnParallelConvolution
 
 
 class PlannedConvolution(ReadingLayer, nn.Conv2d):

@@ -15,26 +15,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.convolution import (
-    ColumnParallelConv1d,
-    ColumnParallelConv2d,
-    ColumnParallelConv3d,
-    ColumnParallelConvolution,
-)
-from unisono.tensor_parallel.embeddings import RowParallelEmbedding
-from unisono.tensor_parallel.layer import ParallelLayer
-from unisono.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from unisono.tensor_parallel.plan import COLUMN, DROPOUT, PART, ROW, ParallelPlan, Split
-
-KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
-    (nn.Linear, COLUMN): ColumnParallelLinear,
-    (nn.Linear, ROW): RowParallelLinear,
-    (nn.Conv1d, COLUMN): ColumnParallelConv1d,
-    (nn.Conv2d, COLUMN): ColumnParallelConv2d,
-    (nn.Conv3d, COLUMN): ColumnParallelConv3d,
-    (nn.Embedding, ROW): RowParallelEmbedding,
-}
-"""Classes of split layers, by the exact class of the whole layer and the split."""
+from unisono.tensor_parallel.layers import KINDS, ColumnParallelConvolution, ParallelLayer, kind_of
+from unisono.tensor_parallel.plan import DROPOUT, PART, ParallelPlan, Split
 
 
 def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan:
@@ -54,11 +36,6 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
     found = _with_dropouts(found, modules)
     _check_ties(found, model)
     return found
-
-
-def kind_of(layer: nn.Module, split: Split) -> type[ParallelLayer] | None:
-    """Return the class of a layer once it is split; None where there is none."""
-    return KINDS.get((type(layer), split.how))
 
 
 def _named(plan: ParallelPlan, modules: Mapping[str, nn.Module], ranks: int) -> dict[str, Split]:
@@ -144,7 +121,7 @@ def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
     for name, module in model.named_modules():
         split = plan.get(name)
         kind = None if split is None or split.ranks == 1 else kind_of(module, split)
-        dims = {} if kind is None or split is None else kind.dims(split)
+        dims = {} if kind is None or split is None else kind.cuts_of(split)
         for parameter, tensor in module.named_parameters(recurse=False):
             own = (split.ranks, dims[parameter]) if split is not None and parameter in dims else None
             other, before = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))

@@ -25,7 +25,7 @@ from unisono.plan.model_parallel import LayerShape
 from unisono.plan.split import LayerFacts, SplitInputs, gradient_bytes
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost, fit
-from unisono.tensor_parallel.check import KINDS
+from unisono.tensor_parallel.layers import KINDS
 from unisono.tensor_parallel.norms import NEEDS_WHOLE
 from unisono.tensor_parallel.pairs import pairs_of
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan

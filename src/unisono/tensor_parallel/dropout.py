@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unisono.tensor_parallel.layouts import GroupLink
-from unisono.tensor_parallel.sample_numbers import SampleNumbers
+from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers
 
 WORD = (1 << 64) - 1
 

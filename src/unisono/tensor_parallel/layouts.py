@@ -29,6 +29,7 @@ Ranks tell each other their samples once for each average, since programs may de
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -36,7 +37,6 @@ from torch import Tensor
 
 from unisono.errors import UsageError
 from unisono.reducer.control import LossWeight
-from unisono.tensor_parallel.sample_numbers import SampleNumbers
 from unisono.world import World
 
 Change = Callable[[Tensor, World, int], Tensor]
@@ -47,6 +47,27 @@ SAMPLES = 0
 
 ENTERS, LEAVES = "enters", "leaves"
 """Borders of a group, where gradients are divided and multiplied by the share of a rank's loss."""
+
+
+@dataclass
+class SampleNumbers:
+    """Numbers that the masks of dropouts follow from in the present step. The dropouts of a model share one."""
+
+    seed: int = 0
+    step: int = 0
+    first: int | None = None
+    """Number of this rank's first sample in the batch of all ranks; None: shares of all ranks are equal."""
+    rank: int = 0
+    """Number of this rank's share of the batch."""
+    counts: bool = True
+    """True where steps are counted: each forward pass of the model in training is one."""
+
+    def first_of(self, samples: int) -> int:
+        """Return the number of the first of so many samples."""
+        return self.rank * samples if self.first is None else self.first
+
+    def __deepcopy__(self, _: dict[int, Any]) -> SampleNumbers:
+        return self
 
 
 class GroupLink:

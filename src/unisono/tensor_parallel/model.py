@@ -17,14 +17,13 @@ from unisono.errors import UsageError
 from unisono.reducer.attachment import reducer_of
 from unisono.reducer.control import LossWeight
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts, holders_of
-from unisono.tensor_parallel.check import check_plan, kind_of
+from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.dropout import use_sample_dropout
 from unisono.tensor_parallel.groups import GroupWorlds, model_groups
-from unisono.tensor_parallel.layer import ParallelLayer, become, parts_of
-from unisono.tensor_parallel.layouts import GroupLink
+from unisono.tensor_parallel.layers import ParallelLayer, become, parts_of
+from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers
 from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import DROPOUT, ParallelPlan, PlanLike, make_plan
-from unisono.tensor_parallel.sample_numbers import SampleNumbers
 from unisono.world import World
 
 ATTRIBUTE = "_unisono_split"
@@ -65,15 +64,16 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     found = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
     modules, cut, links = dict(model.named_modules()), set[int](), found.links
     dropouts = use_sample_dropout(model, found.numbers)
-    kinds = dict[str, tuple[type[ParallelLayer], dict[str, WeightPart]]]()
-    for name, split in found.plan.layers:
-        if split.ranks > 1 and (kind := kind_of(modules[name], split)) is not None:
-            kinds[name] = kind, parts_of(kind, modules[name], split, links[split.ranks].world.rank)
-    for name, split in found.plan.layers:
-        if name in kinds:
-            kind, parts = kinds[name]
-            become(modules[name], kind, split, links[split.ranks], parts, cut)
-        elif split.how == DROPOUT and split.ranks > 1:
+    splits = {name: split for name, split in found.plan.layers if split.ranks > 1}
+    parts = {  # before any tied weight is cut
+        name: parts_of(modules[name], split, links[split.ranks].world.rank)
+        for name, split in splits.items()
+        if split.how != DROPOUT
+    }
+    for name, split in splits.items():
+        if name in parts:
+            become(modules[name], split, links[split.ranks], parts[name], cut)
+        else:
             dropouts[name].link, dropouts[name].dim = links[split.ranks], split.dim
     setattr(model, ATTRIBUTE, found)
     model.register_forward_pre_hook(_count_step)

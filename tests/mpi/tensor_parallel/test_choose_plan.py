@@ -78,7 +78,7 @@ def test_a_loop_whose_layers_are_split_is_warned(
     warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warnings) == (splits and group.rank == 0)
     for line in warnings:
-        assert all(name in line for name in ("data_world", "clip_grad_norm", "seed_dropout"))
+        assert all(name in line for name in ("equally often", "clip_grad_norm", "seed_dropout"))
         assert "\n" not in line
 
 

@@ -11,6 +11,7 @@ from unisono.errors import UsageError
 from unisono.reducer.control import LossWeight
 from unisono.tensor_parallel.layouts import (
     GroupLink,
+    SampleNumbers,
     own_to_part,
     own_to_whole,
     part_to_own,
@@ -18,7 +19,6 @@ from unisono.tensor_parallel.layouts import (
     partial_to_own,
     partial_to_part,
 )
-from unisono.tensor_parallel.sample_numbers import SampleNumbers
 from unisono.world import World
 
 FEATURES = 3

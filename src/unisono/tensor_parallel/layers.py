@@ -1,0 +1,251 @@
+"""Layers that are split over a model group: a model's own modules, which become another class and hold a part.
+
+    nn.Linear(8, 12), weight (12, 8)  ── become ──▶  ColumnParallelLinear(8, 12), weight (6, 8) on each of two ranks
+
+    y = x W' + b,  2 ranks                   4 ranks, 8 ─▶ 12 features, b samples each, n = 8 bytes a float64
+
+    column   W (12, 8) = [W0; W1]            weight (3, 8), bias (3) on each
+             y = [x W0', x W1']              x to all: 4 b 8 n x 3/4;  y to its samples' rank: 4 b 12 n x 3/16
+
+    row      W (12, 8) = [W0, W1]            weight (12, 2) on each, bias (12) on all
+             y = x0 W0' + x1 W1'             x to its part's rank: 4 b 8 n x 3/16;  sum of y: 4 b 12 n x 3/4
+
+A backward pass sends as much as the forward pass. A column that gives its part and a row that takes it are a pair: x to
+all, then the sum of y, and nothing between (Megatron-LM section 3). Convolutions are split by output channels (PCL-DNN
+section 3.2: by feature maps), embeddings by rows. Names, modules and parameters stay the same objects, so optimizers
+and tied weights still refer to them; `load_state_dict` takes whole tensors, of which each rank cuts its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unisono.errors import UsageError
+from unisono.tensor_parallel.layouts import (
+    GroupLink,
+    own_to_part,
+    own_to_whole,
+    part_to_own,
+    part_to_whole,
+    partial_to_own,
+    partial_to_part,
+)
+from unisono.tensor_parallel.part import WeightPart
+from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
+
+
+class Features(NamedTuple):
+    """Number that a layer's parts share evenly."""
+
+    attribute: str
+    words: str
+
+
+class ParallelLayer(nn.Module):
+    """Base of the layers that are split."""
+
+    split: Split
+    link: GroupLink
+    parts: dict[str, WeightPart]
+    """Parts that this rank holds, by the names of parameters."""
+    cuts: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+    """Dimension along which each split parameter is cut."""
+    inputs: ClassVar[Features | None] = None
+    """Number that parts of its input share; None: its input is never a part."""
+    outputs: ClassVar[Features]
+    """Number that parts of its output share."""
+    dimensions: ClassVar[int] = 2
+    """Least dimensions of its input."""
+
+    @classmethod
+    def cuts_of(cls, split: Split) -> Mapping[str, int]:  # noqa: ARG003  the same for all but rows
+        """Return the dimension along which each split parameter is cut, by name."""
+        return cls.cuts
+
+    @classmethod
+    def refusal(cls, layer: Any, split: Split) -> str | None:
+        """Return why a layer cannot be split so, with the remedy; None where it can."""
+        if split.takes == PART and cls.inputs is None:
+            return "takes inputs of own samples: leave away 'takes part'"
+        shared = [cls.outputs] if split.how == COLUMN or split.gives == PART else []
+        if cls.inputs is not None and (split.how == ROW or split.takes == PART):
+            shared.append(cls.inputs)
+        reasons = (uneven(getattr(layer, one.attribute), one.words, split.ranks) for one in shared)
+        return next(filter(None, reasons), None)
+
+
+class ColumnParallelLinear(ParallelLayer, nn.Linear):
+    """Linear layer of which each rank has some output features: weight (out / G, in), bias (out / G)."""
+
+    inputs, outputs = Features("in_features", "input features"), Features("out_features", "output features")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
+        """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
+        x = part_to_whole(input, self.link) if self.split.takes == PART else own_to_whole(input, self.link)
+        y = functional.linear(x, self.weight, self.bias)
+        return y if self.split.gives == PART else part_to_own(y, self.link)
+
+
+class RowParallelLinear(ParallelLayer, nn.Linear):
+    """Linear layer of which each rank has some input features: weight (out, in / G), bias (out)."""
+
+    inputs, outputs = ColumnParallelLinear.inputs, ColumnParallelLinear.outputs
+
+    @classmethod
+    def cuts_of(cls, split: Split) -> Mapping[str, int]:
+        """Return the dimension along which each split parameter is cut. The bias of a part is a part."""
+        return {"weight": 1, "bias": 0} if split.gives == PART else {"weight": 1}
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
+        """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
+        x = input if self.split.takes == PART else own_to_part(input, self.link)
+        partial = functional.linear(x, self.weight)
+        y = partial_to_part(partial, self.link) if self.split.gives == PART else partial_to_own(partial, self.link)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class ColumnParallelConvolution(ParallelLayer):
+    """Convolution of which each rank has some output channels: weight (out / G, in, ...), bias (out / G)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    outputs = Features("out_channels", "output channels")
+
+    @classmethod
+    def refusal(cls, layer: Any, split: Split) -> str | None:
+        """Return why a layer cannot be split so."""
+        grouped = f"has {layer.groups} groups of channels: leave it whole" if layer.groups != 1 else None
+        return grouped or super().refusal(layer, split)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
+        """Return the output, (b, out, ...) or this rank's channels of the group's, for (b, in, ...)."""
+        x = own_to_whole(input, self.link)
+        y: Tensor = self._conv_forward(x, self.weight, self.bias)  # type: ignore[operator]
+        return y if self.split.gives == PART else part_to_own(y, self.link, 1)
+
+
+class ColumnParallelConv1d(ColumnParallelConvolution, nn.Conv1d):
+    """Convolution over (b, channels, length)."""
+
+    dimensions = 3
+
+
+class ColumnParallelConv2d(ColumnParallelConvolution, nn.Conv2d):
+    """Convolution over (b, channels, height, width)."""
+
+    dimensions = 4
+
+
+class ColumnParallelConv3d(ColumnParallelConvolution, nn.Conv3d):
+    """Convolution over (b, channels, depth, height, width)."""
+
+    dimensions = 5
+
+
+class RowParallelEmbedding(ParallelLayer, nn.Embedding):
+    """Embedding of which each rank has some rows: weight (rows / G, rounded up, d).
+
+    10 rows, 4 ranks: 0-2, 3-5, 6-8, 9          numbers    4        9        4
+                                                rank 1     row 4    0        row 4   ┐
+                                                rank 3     0        row 9    0       ┴ sum: to the rank of the sample
+    """
+
+    cuts, dimensions = {"weight": 0}, 1
+    outputs = Features("embedding_dim", "features")
+
+    @classmethod
+    def refusal(cls, layer: Any, split: Split) -> str | None:
+        """Return why a layer cannot be split so."""
+        if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+            return "has max_norm, sparse or scale_grad_by_freq, which need whole weights: leave it whole"
+        if split.ranks > layer.num_embeddings:
+            return f"has {layer.num_embeddings} rows for {split.ranks} ranks: use a smaller group"
+        return super().refusal(layer, split)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
+        """Return vectors, (b, ..., d) or this rank's part of the group's, for int numbers (b, ...)."""
+        if input.numel() and not 0 <= int(input.min()) <= int(input.max()) < self.num_embeddings:
+            raise IndexError(f"numbers {int(input.min())} to {int(input.max())} in {self.num_embeddings} rows")
+        part = self.parts["weight"]
+        local = own_to_whole(input, self.link) - part.start
+        elsewhere = (local < 0) | (local >= part.size)
+        padding = None if self.padding_idx is None else self.padding_idx - part.start
+        own = padding if padding is not None and 0 <= padding < part.size else None
+        partial = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, own)
+        partial = partial.masked_fill(elsewhere.unsqueeze(-1), 0)
+        return partial_to_part(partial, self.link) if self.split.gives == PART else partial_to_own(partial, self.link)
+
+
+KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
+    (nn.Linear, COLUMN): ColumnParallelLinear,
+    (nn.Linear, ROW): RowParallelLinear,
+    (nn.Conv1d, COLUMN): ColumnParallelConv1d,
+    (nn.Conv2d, COLUMN): ColumnParallelConv2d,
+    (nn.Conv3d, COLUMN): ColumnParallelConv3d,
+    (nn.Embedding, ROW): RowParallelEmbedding,
+}
+"""Classes of split layers, by the exact class of the whole layer and the split."""
+
+
+def kind_of(layer: nn.Module, split: Split) -> type[ParallelLayer] | None:
+    """Return the class of a layer once it is split; None where there is none."""
+    return KINDS.get((type(layer), split.how))
+
+
+def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
+    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks."""
+    kind = KINDS[type(layer), split.how]
+    named = dict(layer.named_parameters(recurse=False))
+    cuts = ((name, dim) for name, dim in kind.cuts_of(split).items() if name in named)
+    return {name: WeightPart(split.ranks, member, dim, named[name].shape[dim]) for name, dim in cuts}
+
+
+def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart], cut: set[int]) -> None:
+    """Make a layer one that is split, and holds `parts`. `cut` has the ids of tied parameters that are cut already."""
+    layer.__class__ = KINDS[type(layer), split.how]
+    assert isinstance(layer, ParallelLayer)
+    layer.split, layer.link, layer.parts = split, link, parts
+    for name, part in parts.items():
+        parameter = layer.get_parameter(name)
+        if id(parameter) not in cut:
+            parameter.grad = None
+            parameter.data = part.cut(parameter.data)
+            cut.add(id(parameter))
+    layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
+    # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
+    layer.register_forward_pre_hook(_check_samples)
+
+
+def _check_samples(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Raise UsageError for an input without a dimension of samples, whose layout cannot change."""
+    assert isinstance(layer, ParallelLayer)
+    if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < layer.dimensions:
+        raise UsageError(
+            f"a split {type(layer).__name__} takes (samples, ...), {layer.dimensions} dimensions or more, and got "
+            f"{tuple(inputs[0].shape)}: call it with a batch"
+        )
+
+
+def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Replace whole tensors by this rank's parts, before they are loaded."""
+    assert isinstance(layer, ParallelLayer)
+    for name, part in layer.parts.items():
+        value, own = state.get(prefix + name), layer.get_parameter(name)
+        if value is not None and value.shape == part.whole_shape(own.shape):
+            state[prefix + name] = part.cut(value)
+
+
+def uneven(length: int, words: str, ranks: int) -> str | None:
+    """Return the reason where `ranks` ranks cannot share `length` features evenly, with sizes that can; else None.
+
+    >>> uneven(10, "output features", 4)
+    'has 10 output features, which 4 ranks cannot share evenly: groups of 2, 5, 10 ranks can'
+    """
+    if length % ranks == 0:
+        return None
+    fits = [str(size) for size in range(2, length + 1) if length % size == 0][:6]
+    return f"has {length} {words}, which {ranks} ranks cannot share evenly: groups of {', '.join(fits)} ranks can"
