@@ -7,16 +7,20 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from unisono.placement import one_rank_per_node
 from unisono.plan.model_parallel import LayerShape
-from unisono.plan.split import LayerFacts
-from unisono.tensor_parallel.choose_plan import facts_of
+from unisono.plan.split import LayerFacts, LinkCosts
+from unisono.step.costs import Cost
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of
 from unisono.tensor_parallel.trace import trace_forward
+
+ANY = Cost(0.0, 1.0)
 
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
     traces = trace_forward(model, example, nullcontext)
     once = {name for name, trace in traces.items() if trace.once}
-    found = facts_of(model, traces, dict.fromkeys(traces, 1.0), once, len(example), ranks)
+    found = facts_of(model, traces, list(traces), once, len(example), ranks)
     return {one.name: one for one in found}
 
 
@@ -30,7 +34,6 @@ def test_layers_have_bytes_a_sample_shapes_and_sizes() -> None:
     assert (conv.shape, conv.sizes, conv.backward) == (LayerShape(2, 12, 9, 16), {"column": (2, 4)}, False)
     assert (first.shape, first.sizes) == (LayerShape(192, 8), {"column": (2, 4), "row": (2, 4)})
     assert (last.sizes, last.partner, first.partner) == ({"column": (2,), "row": (2, 4)}, "", "5")
-    assert [one.seconds for one in found.values()] == [2, 2, 2, 2, 3, 2, 3]  # three products where x has a gradient
     assert found["1"].sizes == {}
     assert sum(one.weights for one in found.values()) == sum(one.nbytes for one in model.parameters())
 
@@ -39,6 +42,7 @@ def test_positions_of_a_sequence_count_as_area() -> None:
     found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
     assert found["1"].shape == LayerShape(8, 8, 1, 7)
     assert (found["0"].sizes, found["0"].shape, found["0"].backward) == ({"row": (2, 4)}, None, False)
+    assert (found["0"].gathers, found["1"].gathers) == (True, False)
 
 
 def test_tied_repeated_and_computed_weights_stay_whole() -> None:
@@ -73,12 +77,14 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     whole = nn.Sequential(*model[:3])
     traces = trace_forward(whole, example, nullcontext)
     del traces["1"]  # as if this rank had not called it
-    seconds = {"": 0.0, "0": 1.0, "1": 2.0, "2": 1.0}
-    found = facts_of(whole, traces, seconds, {"", "0"}, 2, 4)
+    found = facts_of(whole, traces, ["", "0", "2", "1"], {"", "0"}, 2, 4)
     assert [one.name for one in found] == ["", "0", "2", "1"]
     assert [bool(one.sizes) for one in found] == [False, True, False, False]
     assert not any(one.partner for one in found)
-    assert (found[3].seconds, found[3].weights) == (6.0, 4 * 72)
+    assert found[3].weights == 4 * 72
+    inputs = inputs_of(found, {"": 0, "0": 1, "1": 2, "2": 1}, 8, one_rank_per_node(4), LinkCosts(ANY, ANY))
+    assert inputs.step.computing.whole == 2 * 1 + 3 * 1 + 3 * 2  # three products where x has a gradient
+    assert (inputs.numbers, inputs.samples) == ({"0": 0, "2": 1, "1": 2}, 2)
 
 
 def test_frozen_weights_are_not_exchanged() -> None:

@@ -11,8 +11,9 @@ products of one size). A layer stays whole if some rank did not call it once, or
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from math import prod
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,12 +21,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unisono.plan.choose_split import describe_split, rank_splits
+from unisono.placement import Placement
+from unisono.plan.bucket_layout import buckets_of
+from unisono.plan.choose import PredictionInputs, initial_setting
+from unisono.plan.choose_split import choose_splits, describe_split
+from unisono.plan.layer_costs import computing_in_order
 from unisono.plan.model_parallel import LayerShape
-from unisono.plan.split import LayerFacts, SplitInputs, gradient_bytes
-from unisono.rules import BaseRule
+from unisono.plan.split import LayerFacts, LinkCosts, Links, SplitInputs, gradient_bytes
+from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.tensor_parallel.check import KINDS
+from unisono.tensor_parallel.groups import within_nodes
 from unisono.tensor_parallel.norms import NEEDS_WHOLE
 from unisono.tensor_parallel.pairs import pairs_of
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
@@ -75,15 +81,38 @@ def choose_plan(
     seconds = dict(zip(names, slowest.tolist(), strict=True))
     once = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
     samples = float(world.allreduce(torch.tensor(float(samples_of(example)), dtype=torch.float64)))
-    link = measure_link(world) if cost is None else cost
+    links = measure_links(world) if cost is None else LinkCosts(cost, cost)
+    called = [*traces, *(name for name, took in seconds.items() if took and name not in traces)]
 
     def choose() -> PlanChoice:
-        facts = facts_of(model, traces, seconds, once, samples_of(example), world.size)
-        inputs = SplitInputs(facts, world.size, samples, link, deferred)
-        ranked = rank_splits(inputs)
-        return PlanChoice(make_plan(ranked[0].words), describe_split(ranked, inputs))
+        facts = facts_of(model, traces, called, once, samples_of(example), world.size)
+        inputs = inputs_of(facts, seconds, samples, world.placement, links, deferred)
+        chosen = choose_splits(inputs)
+        return PlanChoice(make_plan(chosen.splits), describe_split(chosen, inputs))
 
     return world.call_on_root(choose)
+
+
+def inputs_of(
+    facts: tuple[LayerFacts, ...],
+    seconds: Mapping[str, float],
+    samples: float,
+    placement: Placement,
+    costs: LinkCosts,
+    deferred: bool = False,
+) -> SplitInputs:
+    """Return the inputs of the choice, from the seconds of each layer's forward pass and the samples of a step."""
+    ranks, forward = placement.ranks, [seconds[one.name] for one in facts]
+    backward = [(2 if one.weights and one.backward else 1) * seconds[one.name] for one in facts]
+    with_weights = [number for number, one in enumerate(facts) if one.weights]
+    weights = tuple(facts[number].weights for number in with_weights)
+    cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
+    computing, buckets = computing_in_order(forward, backward, with_weights), partial(buckets_of, weights)
+    step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
+    setting = initial_setting(step.rule, buckets, ranks)
+    numbers = {facts[number].name: place for place, number in enumerate(with_weights)}
+    links = Links(placement, cache(partial(within_nodes, placement)), costs, costs)
+    return SplitInputs(facts, step, setting, numbers, weights, samples / ranks, links)
 
 
 def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
@@ -114,38 +143,50 @@ def measure_link(world: World) -> Cost:
     return fit(sent, seconds)
 
 
+def measure_links(world: World) -> LinkCosts:
+    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
+    network = measure_link(world)
+    return LinkCosts(network, measure_link(world.node_world()) if 1 < world.nodes < world.size else network)
+
+
 def facts_of(
     model: nn.Module,
     traces: Mapping[str, ModuleTrace],
-    seconds: Mapping[str, float],
+    called: Sequence[str],
     once: Collection[str],
     samples: int,
     ranks: int,
 ) -> tuple[LayerFacts, ...]:
-    """Return the facts of the modules that were called, in a forward pass of `samples` samples.
+    """Return the facts of the modules that were `called` on some rank, from this one's traces of `samples` samples.
 
-    `seconds` has those of each module on the slowest rank. `once` has the modules that every pass of every rank called
-    once, and whose parameters nothing else read: others stay whole. What other ranks alone called comes last.
+    `once` has the modules that every pass of every rank called once, and whose parameters nothing else read: others
+    stay whole.
     """
-    modules = dict(model.named_modules())
+    modules, uses = dict(model.named_modules()), _uses(model)
     pairs = pairs_of(model, dict.fromkeys(once, 1))
-    uses = _uses(model)
     counted, found = set[int](), list[LayerFacts]()
-    for name in [*traces, *(name for name, took in seconds.items() if took and name not in traces)]:
-        trace, took = traces.get(name, ModuleTrace()), seconds[name]
-        own = [one for one in modules[name].parameters(recurse=False) if one.requires_grad and id(one) not in counted]
+    for name in called:
+        trace, layer = traces.get(name, ModuleTrace()), modules[name]
+        own = [one for one in layer.parameters(recurse=False) if one.requires_grad and id(one) not in counted]
         counted |= {id(one) for one in own}
         weights = sum(one.nbytes for one in own)
-        untied = all(uses[id(one)] == 1 for one in modules[name].parameters(recurse=False))
-        sizes = _sizes(modules[name], ranks) if name and name in once and untied else {}
         if trace.inputs is None or trace.outputs is None:
-            found.append(LayerFacts(name, (3 if weights else 2) * took, weights))
+            found.append(LayerFacts(name, weights))
             continue
-        passes = 3 if weights and trace.backward else 2
-        inputs, outputs = trace.inputs.nbytes / samples, trace.outputs.nbytes / samples
-        shape = shape_of(modules[name], trace.inputs, samples) if sizes else None
+        untied = all(uses[id(one)] == 1 for one in layer.parameters(recurse=False))
+        sizes = _sizes(layer, ranks) if weights and name and name in once and untied else {}
         found.append(
-            LayerFacts(name, passes * took, weights, inputs, outputs, trace.backward, sizes, pairs.get(name, ""), shape)
+            LayerFacts(
+                name,
+                weights,
+                trace.inputs.nbytes / samples,
+                trace.outputs.nbytes / samples,
+                trace.backward,
+                isinstance(layer, nn.Embedding),
+                sizes,
+                pairs.get(name, ""),
+                shape_of(layer, trace.inputs, samples) if sizes else None,
+            )
         )
     return tuple(found)
 
