@@ -19,7 +19,7 @@ from unisono.plan.register_blocks import forward_efficiency, grad_weight_efficie
 from unisono.plan.run_row import RunPlan
 from unisono.plan.scaling import epoch_seconds
 from unisono.training.planned_run import example_of, network_of, planned_run
-from unisono.training.prediction import TracedNetwork, predict_rows
+from unisono.training.prediction import predict_rows, traced_network
 
 figure = partial(SeedFigure, "PCL-DNN")
 
@@ -182,7 +182,7 @@ def planned(name: str, machine: str, minibatch: int, nodes: int) -> RunPlan:
     """Return the faster row of `unisono plan` for a network on nodes of this machine: with split layers, or without."""
     run, shape = planned_run(None, name, minibatch), shape_of(name)
     network = network_of(run, shape, classes_of(name))
-    traced = TracedNetwork(network, example_of(network, shape, TRACED_SAMPLES), layers_of(name))
+    traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
     return min(predict_rows(run, find_machine(machine), traced, (nodes,), 1).rows, key=lambda row: row.step)
 
 

@@ -76,7 +76,8 @@ def vgg_a(samples: int) -> list[Timed]:
 def inputs(
     layers: Sequence[Timed], samples: int, cost: Cost, ranks: int = 4, placement: Placement | None = None
 ) -> SplitInputs:
-    facts, seconds = tuple(one for one, _ in layers), {one.name: took for one, took in layers}
+    facts = tuple(one for one, _ in layers)
+    seconds = {one.name: (took, (2 if one.weights and one.backward else 1) * took) for one, took in layers}
     costs = LinkCosts(cost, cost)
     return inputs_of(facts, seconds, samples, placement or one_rank_per_node(ranks), costs)
 

@@ -10,17 +10,16 @@ from torch import nn
 from unisono.placement import one_rank_per_node
 from unisono.plan.model_parallel import LayerShape
 from unisono.plan.split import LayerFacts, LinkCosts
+from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import facts_of, inputs_of
-from unisono.tensor_parallel.trace import trace_forward
 
 ANY = Cost(0.0, 1.0)
 
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
-    traces = trace_forward(model, example, nullcontext)
-    once = {name for name, trace in traces.items() if trace.once}
-    found = facts_of(model, traces, list(traces), once, len(example), ranks)
+    found = trace_values(model, (example,), nullcontext())
+    found = facts_of(model, found.layers, found.once, len(example), ranks)
     return {one.name: one for one in found}
 
 
@@ -73,18 +72,15 @@ def test_a_weight_that_a_function_reads_stays_whole() -> None:
 
 
 def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
-    model, example = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)]), torch.zeros(2, 8)
-    whole = nn.Sequential(*model[:3])
-    traces = trace_forward(whole, example, nullcontext)
-    del traces["1"]  # as if this rank had not called it
-    found = facts_of(whole, traces, ["", "0", "2", "1"], {"", "0"}, 2, 4)
-    assert [one.name for one in found] == ["", "0", "2", "1"]
-    assert [bool(one.sizes) for one in found] == [False, True, False, False]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    layers = trace_values(model, (torch.zeros(2, 8),), nullcontext()).layers
+    found = facts_of(model, layers, {"", "0", "2"}, 2, 4)
+    assert [one.name for one in found] == ["0", "1", "2"]
+    assert [bool(one.sizes) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
-    assert found[3].weights == 4 * 72
-    inputs = inputs_of(found, {"": 0, "0": 1, "1": 2, "2": 1}, 8, one_rank_per_node(4), LinkCosts(ANY, ANY))
-    assert inputs.step.computing.whole == 2 * 1 + 3 * 1 + 3 * 2  # three products where x has a gradient
-    assert (inputs.numbers, inputs.samples) == ({"0": 0, "2": 1, "1": 2}, 2)
+    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, one_rank_per_node(4), LinkCosts(ANY, ANY))
+    assert (inputs.step.computing.whole, inputs.weights) == (9, (4 * 72,) * 3)
+    assert (inputs.numbers, inputs.samples) == ({"0": 0, "1": 1, "2": 2}, 2)
 
 
 def test_frozen_weights_are_not_exchanged() -> None:

@@ -15,7 +15,7 @@ from unisono.errors import UsageError
 from unisono.placement import one_rank_per_node
 from unisono.plan.split import LinkCosts, SplitInputs
 from unisono.plan.split_plan import SplitModel
-from unisono.plan.trace import trace
+from unisono.plan.trace import trace_shapes
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of
 from unisono.training.planned_layers import split_model_of
@@ -28,12 +28,12 @@ NAMES = [name for name, one in network_of(RUN, (440,), 1000).named_modules() if 
 
 def model_of(run: PlannedRun = RUN) -> SplitModel:
     network = network_of(run, (440,), 1000)
-    return split_model_of(run, network, example_of(network, (440,), 2))
+    return split_model_of(run, network, trace_shapes(network, example_of(network, (440,), 2)), 2)
 
 
 def inputs(model: SplitModel, cost: Cost = SLOW) -> SplitInputs:
     facts = model.facts(4)
-    return inputs_of(facts, {one.name: 1e-3 for one in facts}, 256, one_rank_per_node(4), LinkCosts(cost, cost))
+    return inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, one_rank_per_node(4), LinkCosts(cost, cost))
 
 
 def with_layers(layers: Mapping[str, str], ranks: int = 0) -> PlannedRun:
@@ -42,7 +42,7 @@ def with_layers(layers: Mapping[str, str], ranks: int = 0) -> PlannedRun:
 
 def test_facts_are_those_of_the_traced_layers() -> None:
     network = network_of(RUN, (440,), 1000)
-    layers = trace(network, example_of(network, (440,), 2))
+    layers = trace_shapes(network, example_of(network, (440,), 2)).layers
     facts = model_of().facts(4)
     assert sum(one.weights for one in facts) == sum(one.parameter_bytes for one in layers)
     assert [one.name for one in facts if one.sizes] == NAMES

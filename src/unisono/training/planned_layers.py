@@ -1,6 +1,4 @@
-"""Split layers of a planned run: facts of its network's layers, and the splits that its recipe asks for.
-
-    network without memory ─ forward passes ─▶ sizes, calls, pairs of its modules ─▶ facts of a run that chooses layers
+"""Split layers of a planned run: by prediction, or those that its recipe asks for.
 
 A run with `plan="auto"` takes all but its measured seconds from the same functions.
 """
@@ -9,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unisono.errors import UsageError
 from unisono.plan.split import LayerFacts, SplitInputs
 from unisono.plan.split_plan import SplitModel
+from unisono.plan.trace import Trace
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.groups import within_nodes
 from unisono.tensor_parallel.plan import AUTO, DROPOUT, make_plan
-from unisono.tensor_parallel.trace import trace_forward
 from unisono.training.planned_run import PlannedRun
 from unisono.training.recipe import ParallelRecipe
 
 
-def split_model_of(run: PlannedRun, network: nn.Module, example: Tensor) -> SplitModel:
-    """Return the network, on the meta device, as a plan splits it: by prediction, unless the recipe names the layers.
+def split_model_of(run: PlannedRun, network: nn.Module, traced: Trace, samples: int) -> SplitModel:
+    """Return a network, traced for `samples` samples, as a plan splits it: by prediction, or as a recipe says.
 
     Nothing is split where no rule, or the optimizer, takes split layers. Raises UsageError for a recipe whose layers
     are split under rules that do not take them.
@@ -34,11 +31,9 @@ def split_model_of(run: PlannedRun, network: nn.Module, example: Tensor) -> Spli
     given = run.parallel.layers or AUTO
     if not able and not isinstance(given, str):
         raise UsageError(f"[parallel] names layers, but no rule of {', '.join(run.rules)} takes split ones: plan bsp")
-    traces = trace_forward(network.train(), example, lambda: torch.device("meta"), repetitions=1)
-    once = {name for name, trace in traces.items() if trace.once}
 
     def facts(ranks: int) -> tuple[LayerFacts, ...]:
-        return facts_of(network, traces, list(traces), once, len(example), ranks)
+        return facts_of(network, traced.layers, traced.once, samples, ranks)
 
     if not able:
         return SplitModel(facts, within_nodes, lambda _: {})

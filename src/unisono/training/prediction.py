@@ -23,7 +23,7 @@ from unisono.plan.run_row import RunPlan
 from unisono.plan.run_settings import RunSettings, check_settings
 from unisono.plan.simulated_cost import without_rows
 from unisono.plan.split_plan import SplitModel, split_inputs
-from unisono.plan.trace import TracedLayer, trace
+from unisono.plan.trace import Trace, TracedLayer, trace_shapes
 from unisono.plan.wall_time import JobSeconds, job_seconds
 from unisono.rules import BSP
 from unisono.training.planned_layers import split_model_of
@@ -34,8 +34,9 @@ class TracedNetwork(NamedTuple):
     """Network without memory for weights, and its layers for an example."""
 
     network: nn.Module
-    example: Tensor
-    layers: Sequence[TracedLayer]
+    samples: int
+    """Samples that it is traced for."""
+    trace: Trace
 
 
 class RunPrediction(NamedTuple):
@@ -51,7 +52,7 @@ class RunPrediction(NamedTuple):
 
 def traced_network(network: nn.Module, example: Tensor) -> TracedNetwork:
     """Return the network with its layers. Raises UsageError, naming the layer, for one that cannot be traced."""
-    return TracedNetwork(network, example, trace(network, example))
+    return TracedNetwork(network, len(example), trace_shapes(network, example))
 
 
 def predict_rows(
@@ -61,10 +62,10 @@ def predict_rows(
 
     Raises UsageError for settings that no run can have, or that cannot be predicted.
     """
-    network, example, layers = traced
-    settings = settings_of(run, nodes, ranks_per_node, len(example))
+    layers, samples = traced.trace.layers, traced.samples
+    settings = settings_of(run, nodes, ranks_per_node, samples)
     check_settings(layers, machine, settings)
-    split = split_model_of(run, network, example)
+    split = split_model_of(run, traced.network, traced.trace, samples)
     return RunPrediction(run, machine, settings, layers, split, plan_run(layers, machine, settings, split))
 
 
