@@ -18,16 +18,7 @@ from typing import NamedTuple
 
 from unisono.plan.choose import Candidate
 from unisono.plan.model_parallel import prefers_model_parallelism, whole_groups
-from unisono.plan.split import (
-    COLUMN,
-    GIVES,
-    ROW,
-    TAKES,
-    LayerFacts,
-    SplitInputs,
-    predict_splits,
-    sent_of,
-)
+from unisono.plan.split import COLUMN, GIVES, ROW, TAKES, LayerFacts, SplitInputs, predict_splits, sent_of
 
 WEIGHTS = (8.0, 2.0, 1.0, 0.25)
 """Weights of gradients beside activations, which are waited for, by each of which a plan is made: gradients may hide,
@@ -48,42 +39,32 @@ class SplitChoice(NamedTuple):
     """Prediction of data parallelism."""
 
 
-class _Unit(NamedTuple):
-    """Layer, or pair of layers between which nothing is sent, with its splits."""
-
-    layers: tuple[LayerFacts, ...]
-    words: tuple[str, ...]
-    gain: float
-    """Weighed seconds of exchanges that the splits save."""
+_Unit = tuple[float, tuple[LayerFacts, ...], tuple[str, ...]]
+"""Gain, in weighed seconds of exchanges, of a layer, or of a pair between which nothing is sent, with its splits."""
 
 
 def choose_splits(inputs: SplitInputs) -> SplitChoice:
     """Return the splits that are predicted to be fastest; none unless a step is LEAST_GAIN times as fast."""
     whole = predict_splits(inputs, {})
-    found = [_kept(inputs, whole, _alike(_best_units(inputs, weight))) for weight in WEIGHTS]
+    found = [_kept(inputs, whole, _best_units(inputs, weight)) for weight in WEIGHTS]
     splits, best = min(found, key=lambda one: one[1].prediction.step)
     if whole.prediction.step < LEAST_GAIN * best.prediction.step:
         return SplitChoice({}, whole, whole)
     return SplitChoice({one.name: splits[one.name] for one in inputs.layers if one.name in splits}, best, whole)
 
 
-def _kept(inputs: SplitInputs, whole: Candidate, offered: list[list[_Unit]]) -> tuple[dict[str, str], Candidate]:
-    """Return those of the offered splits that make the predicted step shorter, one after another."""
+def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[dict[str, str], Candidate]:
+    """Return those of the splits that make the predicted step shorter, one after another, all of a kind together."""
+    kinds: dict[object, list[_Unit]] = {}
+    for unit in units:
+        kinds.setdefault((unit[2], *(layer[1:6] for layer in unit[1])), []).append(unit)
     splits, best = dict[str, str](), whole
-    for units in offered:
-        more = {layer.name: how for one in units for layer, how in zip(one.layers, one.words, strict=True)}
+    for alike in sorted(kinds.values(), key=lambda some: -sum(gain for gain, _, _ in some)):
+        more = {one.name: how for _, layers, words in alike for one, how in zip(layers, words, strict=True)}
         found = predict_splits(inputs, splits | more)
         if found.prediction.step < best.prediction.step:
             splits, best = splits | more, found
     return splits, best
-
-
-def _alike(units: list[_Unit]) -> list[list[_Unit]]:
-    """Return the splits with those of layers of the same sizes together, in the order of what they gain."""
-    found: dict[object, list[_Unit]] = {}
-    for one in units:
-        found.setdefault((one.words, *(layer[1:6] for layer in one.layers)), []).append(one)
-    return sorted(found.values(), key=lambda some: -sum(one.gain for one in some))
 
 
 def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
@@ -94,11 +75,18 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
         best[k + 1] = the better of   best[k] and layer k by itself,   best[k - 1] and the pair of layers k - 1 and k
     """
     by_name, followers = {one.name: one for one in inputs.layers}, {one.partner for one in inputs.layers}
-    seconds = cache(lambda name, words: _weighed(inputs, by_name[name], words, weight))
 
-    def unit(layers: tuple[LayerFacts, ...], words: tuple[str, ...]) -> _Unit:
-        each = zip(layers, words, strict=True)
-        return _Unit(layers, words, sum(seconds(one.name, None) - seconds(one.name, how) for one, how in each))
+    @cache
+    def seconds(name: str, words: str | None) -> float:
+        sent = sent_of(inputs, by_name[name], words)
+        return sent.activations + weight * sent.gradients
+
+    def ending(best: tuple[float, list[_Unit]], *layers: LayerFacts) -> list[tuple[float, list[_Unit]]]:
+        gains = {
+            words: sum(seconds(one.name, None) - seconds(one.name, how) for one, how in zip(layers, words, strict=True))
+            for words in _words(layers)
+        }
+        return [(best[0] + gain, [*best[1], (gain, layers, words)]) for words, gain in gains.items()]
 
     found = list[_Unit]()
     for first in inputs.layers:
@@ -107,18 +95,10 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
             chain.append(by_name[chain[-1].partner])
         best: list[tuple[float, list[_Unit]]] = [(0.0, [])]
         for k, layer in enumerate(chain):
-            ends = [best[k]]
-            for before, layers in ((k, (layer,)), (k - 1, tuple(chain[k - 1 : k + 1]))):
-                options = [unit(layers, words) for words in _words(layers)] if before >= 0 else []
-                ends += [(best[before][0] + one.gain, [*best[before][1], one]) for one in options]
-            best.append(max(ends, key=lambda end: end[0]))
+            paired = ending(best[k - 1], chain[k - 1], layer) if k else []
+            best.append(max([best[k], *ending(best[k], layer), *paired], key=lambda end: end[0]))
         found += best[-1][1]
     return found
-
-
-def _weighed(inputs: SplitInputs, layer: LayerFacts, words: str | None, weight: float) -> float:
-    sent = sent_of(inputs, layer, words)
-    return sent.activations + weight * sent.gradients
 
 
 def _words(layers: tuple[LayerFacts, ...]) -> list[tuple[str, ...]]:
@@ -137,17 +117,17 @@ def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
     if chosen.splits:
         steps.insert(0, f"with these {_parts(chosen.prediction, inputs, chosen.splits)}")
     ranks = inputs.links.placement.ranks
-    samples = inputs.samples * ranks
-    shaped = [(layer.name, layer.shape) for layer in inputs.layers if layer.shape is not None and layer.sizes]
-    wide = [
-        f"{name} (G = {whole_groups(shape, samples, ranks)})"
-        for name, shape in shaped
-        if prefers_model_parallelism(shape, samples)
-    ]
+    samples, shapes = inputs.samples * ranks, {one.name: one.shape for one in inputs.layers if one.shape and one.sizes}
+    wide = {
+        name: whole_groups(one, samples, ranks)
+        for name, one in shapes.items()
+        if prefers_model_parallelism(one, samples)
+    }
+    groups = ", ".join(f"{name} (G = {count})" for name, count in wide.items())
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
         f"a step is predicted to take, {'; '.join(steps)}",
-        f"PCL-DNN's criterion, at {samples:g} samples a step, prefers groups for: {', '.join(wide) or 'none'}",
+        f"PCL-DNN's criterion, at {samples:g} samples a step, prefers groups for: {groups or 'none'}",
     ]
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from unisono.placement import Placement
@@ -108,14 +108,6 @@ class LayerSent(NamedTuple):
 Placed = tuple[ActivationExchange, Duration]
 
 
-class _Exchange(NamedTuple):
-    nbytes: float
-    moves: bool
-    """True for an all-to-all, False for an all-gather or a reduce-scatter."""
-    backward: bool
-    after: bool
-
-
 def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
     """Return the predicted step with the splits, given by layer in words such as "column 2 gives part"."""
     return predicted_again(inputs.setting, with_splits(inputs, splits))
@@ -124,15 +116,11 @@ def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
 def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInputs:
     """Return the inputs of the step's prediction with the splits: tasks of activations, buckets of parts, costs."""
     step, links = inputs.step, inputs.links
-    counts, forward, backward = [1] * len(inputs.weights), list[Placed](), list[Placed]()
+    counts, exchanges = [1] * len(inputs.weights), list[Placed]()
     for layer in inputs.layers:
-        words = splits.get(layer.name)
-        if words is not None and (size := size_of(words)) > 1:
-            number = inputs.numbers[layer.name]
-            counts[number] = size
-            for one in _exchanges(layer, words, inputs.samples):
-                task = ActivationExchange(number, one.nbytes, links.groups(size), one.backward, one.after)
-                (backward if one.backward else forward).append((task, _duration(links, size, one)))
+        if (words := splits.get(layer.name)) is not None:
+            counts[inputs.numbers[layer.name]] = size_of(words)
+            exchanges += _exchanges(inputs, layer, words)
     holders = {size: holders_of(links.groups(size)) for size in set(counts) - {1}}
     costs = {size: allreduce_cost(links, size) for size in holders}
     parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights, counts, strict=True)]
@@ -140,7 +128,7 @@ def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInp
         buckets=partial(buckets_of, parts, counts=counts, holders=holders),
         ranks=links.placement.ranks,
         groups={ranks: costs[size] for size, partition in holders.items() for ranks in partition},
-        activations=(*forward, *backward),
+        activations=tuple(exchanges),
     )
 
 
@@ -150,12 +138,12 @@ def sent_of(inputs: SplitInputs, layer: LayerFacts, words: str | None = None) ->
     part = layer.weights / size
     cost = inputs.step.cost if size == 1 else allreduce_cost(inputs.links, size)
     buckets = part / inputs.setting.bucket_bytes  # its share of their latency
-    found = [] if words is None or size == 1 else _exchanges(layer, words, inputs.samples)
+    found = [] if words is None else _exchanges(inputs, layer, words)
     return LayerSent(
         gradient_bytes(layer.weights, ranks, size),
         cost.latency * buckets + cost.per_byte * part,
-        sum(one.nbytes for one in found),
-        sum(_duration(inputs.links, size, one).seconds for one in found),
+        sum(one.nbytes for one, _ in found),
+        sum(took.seconds for _, took in found),
     )
 
 
@@ -180,19 +168,22 @@ def gradient_seconds(weights: float, ranks: int, size: int, cost: Cost) -> float
     return sent * cost.per_byte + cost.latency * weights / size / INITIAL_BUCKET_BYTES if sent else 0.0
 
 
-def _exchanges(layer: LayerFacts, words: str, samples: float) -> list[_Exchange]:
-    """Return the exchanges of a split layer, in the order of a step."""
+def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[Placed]:
+    """Return the exchanges of a split layer in a step."""
     column, size = words.startswith(COLUMN), size_of(words)
-    gathered, moved = samples * (size - 1), samples * (size - 1) / size
+    gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
+
+    def both(nbytes: float, moves: bool, passes: list[bool], after: bool) -> list[Placed]:
+        took = _duration(inputs.links, size, nbytes, moves)
+        groups, number = inputs.links.groups(size), inputs.numbers[layer.name]
+        return [(ActivationExchange(number, nbytes, groups, one, after != one), took) for one in passes]
+
     into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
     out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
-    takes = column or TAKES not in words
-    gives = not column or GIVES not in words
-    return [
-        *([_Exchange(*into, backward=False, after=False)] if takes else []),
-        *([_Exchange(*out_of, backward=False, after=True), _Exchange(*out_of, backward=True, after=False)] * gives),
-        *([_Exchange(*into, backward=True, after=True)] if takes and layer.backward else []),
-    ]
+    takes, gives = column or TAKES not in words, not column or GIVES not in words
+    found = both(*into, [False, True][: 1 + layer.backward], after=False) if takes and size > 1 else []
+    found += both(*out_of, [False, True], after=True) if gives and size > 1 else []
+    return sorted(found, key=lambda one: (one[0].backward, one[0].after))
 
 
 def holders_of(groups: Partition) -> Partition:
@@ -214,18 +205,19 @@ def allreduce_cost(links: Links, size: int) -> Cost:
     return Cost(cost.latency, cost.per_byte * times * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
 
 
-def _duration(links: Links, size: int, one: _Exchange) -> Duration:
+def _duration(links: Links, size: int, nbytes: float, moves: bool) -> Duration:
     """Return the duration of an exchange in groups of `size`: half the messages of an allreduce.
 
-    The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
+    The ranks of a group on one node share what they gather from others, but not what an all-to-all `moves`.
     """
     crowd, cost = _crowd(links.placement, links.groups(size)), links.activations.node
     if crowd:
-        cost, crowd = links.activations.network, max(map(len, links.placement.nodes)) if one.moves else crowd
-    sending = one.nbytes * cost.per_byte * max(crowd, 1)
+        cost, crowd = links.activations.network, max(map(len, links.placement.nodes)) if moves else crowd
+    sending = nbytes * cost.per_byte * max(crowd, 1)
     return Duration(cost.latency / 2 + sending, sending if crowd or links.placement.one_node else 0.0)
 
 
+@lru_cache(64)
 def _crowd(placement: Placement, groups: Partition) -> int:
     """Return the largest number of groups that share the link of a node; 0 where each lies within one."""
     nodes = [{placement.node_of(rank) for rank in ranks} for ranks in groups]

@@ -165,7 +165,7 @@ def facts_of(
 
     `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
     """
-    modules, uses, pairs = dict(model.named_modules()), _uses(model), pairs_of(model, dict.fromkeys(once, 1))
+    modules, uses, pairs = dict(model.named_modules()), _uses(model), pairs_of(model, once)
 
     def facts(layer: TracedLayer) -> LayerFacts:
         module = modules[layer.name]
