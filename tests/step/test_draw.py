@@ -29,7 +29,7 @@ def test_exchanges_of_activations_are_on_the_lane_that_waits_for_them() -> None:
     pairs = ((0, 1), (2, 3))
     exchanges = tuple(ActivationExchange(0, 8, pairs, *when) for when in ((False, True), (True, False)))
     drawn = draw(picture_of(BSP(overlap="chain"), replace(even_layout(4, 2), activations=exchanges), 1)).splitlines()
-    assert [part for part in drawn[0].split("│")[1].replace("·", " ").split()] == ["f0", "x0", "b0", "b1", "x1", "b2"]
+    assert drawn[0].split("│")[1].replace("·", " ").split() == ["f0", "x0", "b0", "x1", "b2"]
     assert "x activations" in drawn[-1]
 
 
