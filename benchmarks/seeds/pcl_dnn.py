@@ -6,6 +6,7 @@ from functools import cache, partial
 from math import ceil
 
 from benchmarks.seeds.figure import SeedFigure
+from benchmarks.seeds.groups import LayerShape, hybrid_bytes, whole_groups
 from benchmarks.seeds.networks import TRACED_SAMPLES, classes_of, convolutions_of, flops_of, layers_of, shape_of
 
 from unisono.plan.cache_blocks import CacheLimits, search
@@ -13,7 +14,6 @@ from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_fl
 from unisono.plan.data_parallelism import exchanged_bytes
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.model_parallel import LayerShape, hybrid_bytes, whole_groups
 from unisono.plan.overlap import Layer, Machine, least_samples, max_nodes
 from unisono.plan.register_blocks import forward_efficiency, grad_weight_efficiency
 from unisono.plan.run_row import RunPlan
@@ -133,7 +133,7 @@ def _table_1() -> list[SeedFigure]:
 
 def _groups() -> list[SeedFigure]:
     wide = LayerShape(4096, 4096)
-    reason = "sqrt(64 * 256 / 4096) = 2; two groups send as much as one (256), three send 277 (plan/model_parallel.py)"
+    reason = "sqrt(64 * 256 / 4096) = 2; two groups send as much as one (256), three send 277 (groups.py)"
     volume = hybrid_bytes(wide, 256, 64, 3) / (8 * 4096)
     return [
         figure(

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.placement import Placement, one_rank_per_node, regular
-from unisono.plan.model_parallel import LayerShape
 from unisono.plan.split import (
+    GroupLinks,
     LayerFacts,
     LinkCosts,
-    Links,
     SplitInputs,
     allreduce_cost,
     predict_splits,
@@ -43,17 +42,15 @@ PAIR = "column 2 gives part", "row 2 takes part"
 def linear(name: str, ifm: int, ofm: int, samples: int, partner: str = "", ranks: int = 4) -> Timed:
     """A layer on a rank's share of `samples` samples."""
     sizes = tuple(size for size in (2, 4, 8, 16) if ranks % size == 0 and not ifm % size and not ofm % size)
-    both, shape = {"column": sizes, "row": sizes}, LayerShape(ifm, ofm)
-    facts = LayerFacts(name, 4 * ifm * ofm, 4 * ifm, 4 * ofm, sizes=both, partner=partner, shape=shape)
+    both = {"column": sizes, "row": sizes}
+    facts = LayerFacts(name, 4 * ifm * ofm, 4 * ifm, 4 * ofm, sizes=both, partner=partner)
     return facts, 2 * ifm * ofm * samples / ranks / RATE
 
 
 def conv(name: str, ifm: int, ofm: int, side: int, samples: int, ranks: int = 4) -> Timed:
     """A convolution of 3 x 3 on images of `side` x `side`."""
-    area, shape = side * side, LayerShape(ifm, ofm, 9, side * side)
-    facts = LayerFacts(
-        name, 36 * ifm * ofm, 4 * ifm * area, 4 * ofm * area, sizes={"column": (2, 4)}, shape=shape, backward=ifm > 3
-    )
+    area, sizes = side * side, {"column": (2, 4)}
+    facts = LayerFacts(name, 36 * ifm * ofm, 4 * ifm * area, 4 * ofm * area, ifm > 3, sizes=sizes)
     return facts, 18 * ifm * ofm * area * samples / ranks / RATE
 
 
@@ -144,9 +141,9 @@ def test_several_sizes_in_one_step_are_verified_and_played() -> None:
     assert groups == [(0, 1, 2, 3)] * 2 + [(0, 1)] * 4 + [(0, 1, 2, 3)] * 2
 
 
-def links(placement: Placement) -> Links:
+def links(placement: Placement) -> GroupLinks:
     costs = LinkCosts(Cost(0.0, 1.0), Cost(0.0, 0.01))
-    return Links(placement, lambda size: within_nodes(placement, size), costs, costs)
+    return GroupLinks(placement, lambda size: within_nodes(placement, size), costs, costs)
 
 
 def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() -> None:

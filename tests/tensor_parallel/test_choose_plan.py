@@ -1,4 +1,4 @@
-"""Facts of a model's layers for the prediction: sizes, shapes, and layers that are left whole."""
+"""Facts of a model's layers for the prediction: bytes, sizes, and layers that are left whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from unisono.placement import one_rank_per_node
-from unisono.plan.model_parallel import LayerShape
 from unisono.plan.split import LayerFacts, LinkCosts
 from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
@@ -23,24 +22,24 @@ def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, 
     return {one.name: one for one in found}
 
 
-def test_layers_have_bytes_a_sample_shapes_and_sizes() -> None:
+def test_layers_have_bytes_a_sample_and_sizes() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 12, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 6)
     )
     found = facts(model, torch.zeros(5, 2, 4, 4))
     conv, first, last = found["0"], found["3"], found["5"]
     assert (conv.weights, conv.inputs, conv.outputs) == (4 * (12 * 2 * 9 + 12), 4 * 32, 4 * 192)
-    assert (conv.shape, conv.sizes, conv.backward) == (LayerShape(2, 12, 9, 16), {"column": (2, 4)}, False)
-    assert (first.shape, first.sizes) == (LayerShape(192, 8), {"column": (2, 4), "row": (2, 4)})
+    assert (conv.sizes, conv.backward) == ({"column": (2, 4)}, False)
+    assert first.sizes == {"column": (2, 4), "row": (2, 4)}
     assert (last.sizes, last.partner, first.partner) == ({"column": (2,), "row": (2, 4)}, "", "5")
     assert found["1"].sizes == {}
     assert sum(one.weights for one in found.values()) == sum(one.nbytes for one in model.parameters())
 
 
-def test_positions_of_a_sequence_count_as_area() -> None:
+def test_an_embedding_gathers_its_numbers() -> None:
     found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
-    assert found["1"].shape == LayerShape(8, 8, 1, 7)
-    assert (found["0"].sizes, found["0"].shape, found["0"].backward) == ({"row": (2, 4)}, None, False)
+    assert (found["1"].inputs, found["0"].inputs) == (7 * 8 * 4, 7 * 8)
+    assert (found["0"].sizes, found["0"].backward) == ({"row": (2, 4)}, False)
     assert (found["0"].gathers, found["1"].gathers) == (True, False)
 
 

@@ -17,7 +17,6 @@ from functools import cache
 from typing import NamedTuple
 
 from unisono.plan.choose import Candidate
-from unisono.plan.model_parallel import prefers_model_parallelism, whole_groups
 from unisono.plan.split import COLUMN, GIVES, ROW, TAKES, LayerFacts, SplitInputs, predict_splits, sent_of
 
 WEIGHTS = (8.0, 2.0, 1.0, 0.25)
@@ -111,23 +110,13 @@ def _words(layers: tuple[LayerFacts, ...]) -> list[tuple[str, ...]]:
 
 
 def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
-    """Return lines about the choice, for the log: the plan, the predictions, PCL-DNN's criterion."""
+    """Return lines about the choice, for the log: the plan, and the predictions with and without it."""
     plan = ", ".join(f"{name}: {words}" for name, words in chosen.splits.items())
-    steps = [f"data parallelism {_parts(chosen.whole, inputs, {})}"]
-    if chosen.splits:
-        steps.insert(0, f"with these {_parts(chosen.prediction, inputs, chosen.splits)}")
-    ranks = inputs.links.placement.ranks
-    samples, shapes = inputs.samples * ranks, {one.name: one.shape for one in inputs.layers if one.shape and one.sizes}
-    wide = {
-        name: whole_groups(one, samples, ranks)
-        for name, one in shapes.items()
-        if prefers_model_parallelism(one, samples)
-    }
-    groups = ", ".join(f"{name} (G = {count})" for name, count in wide.items())
+    steps = [f"with these {_parts(chosen.prediction, inputs, chosen.splits)}"] if chosen.splits else []
+    steps.append(f"data parallelism {_parts(chosen.whole, inputs, {})}")
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
         f"a step is predicted to take, {'; '.join(steps)}",
-        f"PCL-DNN's criterion, at {samples:g} samples a step, prefers groups for: {groups or 'none'}",
     ]
 
 

@@ -1,8 +1,8 @@
 """Layers of a planned run as a table: what each computes and exchanges, and how it is parallel.
 
-    layer         kind    GFLOP   weights  parallelism          computing  gradients  activations      sent   G
-    features.8    Conv2d  2,841   2.36 MB  data                 118.12 ms    3.55 ms      0.00 ms   4.42 MB  16
-    classifier.1  Linear  157.8  411.1 MB  column 16 gives part   8.44 ms    0.00 ms     38.56 ms  48.17 MB   1
+    layer         kind    GFLOP   weights  parallelism  computing  gradients  activations      sent
+    features.8    Conv2d  2,841   2.36 MB  data         118.12 ms    3.54 ms      0.00 ms  4.426 MB
+    classifier.1  Linear  157.8  411.1 MB  row 16         8.44 ms    0.00 ms      8.80 ms  10.87 MB
 
 Worked example: two layers of VGG-A, 256 images on 16 nodes of `aws_c4_8xlarge`. Columns:
 
@@ -10,10 +10,8 @@ Worked example: two layers of VGG-A, 256 images on 16 nodes of `aws_c4_8xlarge`.
     gradients      seconds of their exchange, hidden or not
     activations    seconds of theirs, which are waited for; 0 in data parallelism
     sent           bytes that a rank sends for both
-    G              number of groups in which all nodes send least, by PCL-DNN 3.3 (`model_parallel.py`): N groups of one
-                   node are data parallelism, one group is model parallelism
 
-Layers without parameters and FLOPs are left out. G is of bytes alone; the splits are those of the fastest step.
+Layers without parameters and FLOPs are left out.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ from typing import NamedTuple
 
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts
-from unisono.plan.model_parallel import whole_groups
 from unisono.plan.split import SplitInputs, sent_of
 from unisono.plan.trace import TracedLayer
 
 DATA = "data"
 """Parallelism of a layer that is not split."""
 
-HEAD = ("layer", "kind", "GFLOP", "weights", "parallelism", "computing", "gradients", "activations", "sent", "G")
+HEAD = ("layer", "kind", "GFLOP", "weights", "parallelism", "computing", "gradients", "activations", "sent")
 
 
 class PlannedLayer(NamedTuple):
@@ -49,8 +46,6 @@ class PlannedLayer(NamedTuple):
     activations: float
     sent: float
     """Bytes that a rank sends in a step."""
-    groups: int | None
-    """Number of groups that sends least; None for a layer that cannot be split."""
 
 
 def planned_layers(
@@ -58,27 +53,26 @@ def planned_layers(
 ) -> list[PlannedLayer]:
     """Return the layers with parameters or FLOPs, traced for `traced` samples, in the order of the forward pass."""
     by_name = {layer.name: layer for layer in layers}
-    ranks = inputs.links.placement.ranks
+    samples = inputs.samples * inputs.links.placement.ranks
     seconds = sum(product_seconds(layer, layer.flops, machine) for layer in layers)
     found = list[PlannedLayer]()
     for facts in inputs.layers:
         layer = by_name.get(facts.name)
         if layer is None or not (layer.flops or layer.parameters):
             continue
-        sent, shape = sent_of(inputs, facts, splits.get(facts.name)), facts.shape
+        sent = sent_of(inputs, facts, splits.get(facts.name))
         share = product_seconds(layer, layer.flops, machine) / seconds if seconds else 0.0
         found.append(
             PlannedLayer(
                 facts.name or "(model)",
                 layer.kind,
-                layer.flops * inputs.samples * ranks / traced,
+                layer.flops * samples / traced,
                 facts.weights,
                 splits.get(facts.name, DATA),
                 inputs.step.computing.whole * share,
                 sent.gradients,
                 sent.activations,
                 sent.gradient_bytes + sent.activation_bytes,
-                None if shape is None else whole_groups(shape, inputs.samples * ranks, ranks),
             )
         )
     return found
@@ -106,5 +100,4 @@ def _cells(row: PlannedLayer) -> tuple[str, ...]:
         row.parallelism,
         *(f"{one * 1e3:,.2f} ms" for one in (row.computing, row.gradients, row.activations)),
         f"{row.sent / 1e6:,.4g} MB",
-        "-" if row.groups is None else str(row.groups),
     )

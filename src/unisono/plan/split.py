@@ -30,7 +30,6 @@ from typing import NamedTuple
 from unisono.placement import Placement
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import INITIAL_BUCKET_BYTES, Candidate, PredictionInputs, Setting, predicted_again
-from unisono.plan.model_parallel import LayerShape
 from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
 
@@ -58,8 +57,6 @@ class LayerFacts(NamedTuple):
     """Sizes of groups that can split it, by "column" and "row"; empty: none can."""
     partner: str = ""
     """Name of the layer that could take its part; empty: none."""
-    shape: LayerShape | None = None
-    """Sizes for PCL-DNN's criterion; None where it has none."""
 
 
 class LinkCosts(NamedTuple):
@@ -70,8 +67,8 @@ class LinkCosts(NamedTuple):
     """Cost within a node."""
 
 
-class Links(NamedTuple):
-    """Links among the ranks of a run."""
+class GroupLinks(NamedTuple):
+    """GroupLinks among the ranks of a run."""
 
     placement: Placement
     groups: Callable[[int], Partition]
@@ -93,7 +90,7 @@ class SplitInputs(NamedTuple):
     """Bytes of parameters, by these numbers."""
     samples: float
     """Samples of a rank."""
-    links: Links
+    links: GroupLinks
 
 
 class LayerSent(NamedTuple):
@@ -195,7 +192,7 @@ def holders_of(groups: Partition) -> Partition:
     return tuple(tuple(sorted(ranks)) for ranks in zip(*groups, strict=True))
 
 
-def allreduce_cost(links: Links, size: int) -> Cost:
+def allreduce_cost(links: GroupLinks, size: int) -> Cost:
     """Return the cost of an allreduce of gradients, by their bytes, of the ranks that hold a part of a layer."""
     holders = holders_of(links.groups(size))
     cost, times = links.gradients.node, 1
@@ -205,7 +202,7 @@ def allreduce_cost(links: Links, size: int) -> Cost:
     return Cost(cost.latency, cost.per_byte * times * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
 
 
-def _duration(links: Links, size: int, nbytes: float, moves: bool) -> Duration:
+def _duration(links: GroupLinks, size: int, nbytes: float, moves: bool) -> Duration:
     """Return the duration of an exchange in groups of `size`: half the messages of an allreduce.
 
     The ranks of a group on one node share what they gather from others, but not what an all-to-all `moves`.

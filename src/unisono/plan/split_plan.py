@@ -30,9 +30,9 @@ from unisono.plan.run_settings import RunSettings, samples_of_rank
 from unisono.plan.split import (
     COLUMN,
     TAKES,
+    GroupLinks,
     LayerFacts,
     LinkCosts,
-    Links,
     Partition,
     SplitInputs,
     gradient_bytes,
@@ -79,7 +79,7 @@ def split_inputs(
         network, node = (exchange_cost(machine, count, per_node, wire).cost for count in (nodes, 1))
         return LinkCosts(of_sent(network, nodes * per_node), of_sent(node, per_node))
 
-    links = Links(placement, cache(partial(model.groups, placement)), costs(step.rule.exchange.wire), costs(None))
+    links = GroupLinks(placement, cache(partial(model.groups, placement)), costs(step.rule.exchange.wire), costs(None))
     return SplitInputs(
         model.facts(placement.ranks),
         step,

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from math import prod
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,8 +24,7 @@ from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, initial_setting
 from unisono.plan.choose_split import choose_splits, describe_split
 from unisono.plan.layer_costs import computing_in_order
-from unisono.plan.model_parallel import LayerShape
-from unisono.plan.split import LayerFacts, LinkCosts, Links, SplitInputs, gradient_bytes
+from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, gradient_bytes
 from unisono.plan.trace import TracedLayer, trace_values
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
@@ -120,7 +118,7 @@ def inputs_of(
     step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
     setting = initial_setting(step.rule, buckets, ranks)
     numbers = {facts[number].name: place for place, number in enumerate(with_weights)}
-    links = Links(placement, cache(partial(within_nodes, placement)), costs, costs)
+    links = GroupLinks(placement, cache(partial(within_nodes, placement)), costs, costs)
     return SplitInputs(facts, step, setting, numbers, weights, samples / ranks, links)
 
 
@@ -177,26 +175,13 @@ def facts_of(
             weights,
             layer.input_bytes / samples,
             layer.activation_bytes / samples,
-            layer.input_gradient,
+            layer.needs_gradient,
             isinstance(module, nn.Embedding),
             sizes,
             pairs.get(layer.name, ""),
-            shape_of(module, layer, samples) if sizes else None,
         )
 
     return tuple(map(facts, layers))
-
-
-def shape_of(module: nn.Module, layer: TracedLayer, samples: int) -> LayerShape | None:
-    """Return the sizes of a layer in PCL-DNN's terms; None for one that has none. A position of a sequence is one of
-    the input's area."""
-    if isinstance(module, nn.Linear):
-        features, outputs, kernel = module.in_features, module.out_features, 1
-    elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        features, outputs, kernel = module.in_channels, module.out_channels, prod(module.kernel_size)
-    else:
-        return None
-    return LayerShape(features, outputs, kernel, prod(layer.input_shapes[0]) // (features * samples))
 
 
 def _uses(model: nn.Module) -> dict[int, int]:

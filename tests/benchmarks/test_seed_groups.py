@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from unisono.plan.model_parallel import (
+from benchmarks.seeds.groups import (
     LayerShape,
     hybrid_bytes,
     prefers_model_parallelism,
     whole_groups,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 WIDE = LayerShape(4096, 4096)
 shapes = st.builds(
