@@ -69,7 +69,7 @@ REPLACED = {
     # convolutions and benchmarks
     "Way": "ConvolutionAlgorithm",
     "WAYS": "ALGORITHMS",
-    "needs_gradient": "grad_input",
+    "input_gradient": "grad_input",
     "weight_gradient": "grad_weight",
     "TRIED": "AUTOTUNE_CALL_OPERATIONS",
     "tried": "autotune",

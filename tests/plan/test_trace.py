@@ -251,7 +251,7 @@ def test_values_are_traced_as_shapes_are_with_seconds() -> None:
         replace(one, **NO_SECONDS) for one in shapes.layers
     ]
     assert all(one.forward_seconds > 0 and one.backward_seconds > 0 for one in values.layers)
-    assert [one.needs_gradient for one in values.layers] == [False, True, True, True, True]
+    assert [one.input_requires_grad for one in values.layers] == [False, True, True, True, True]
     assert (values.layers[0].input_bytes, values.layers[0].activation_bytes) == (4 * 5 * 4, 4 * 5 * 6)
 
 

@@ -68,7 +68,7 @@ class LinkCosts(NamedTuple):
 
 
 class GroupLinks(NamedTuple):
-    """GroupLinks among the ranks of a run."""
+    """Links among the ranks of a run, in groups of a size."""
 
     placement: Placement
     groups: Callable[[int], Partition]

@@ -45,11 +45,6 @@ WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
 
 
-def fastest_splits(inputs: SplitInputs) -> Mapping[str, str]:
-    """Return the splits that a run would choose; empty where none is clearly faster."""
-    return choose_splits(inputs).splits
-
-
 class SplitModel(NamedTuple):
     """Model whose layers can be split."""
 
@@ -57,8 +52,8 @@ class SplitModel(NamedTuple):
     """Function (ranks) -> facts of its layers."""
     groups: Callable[[Placement, int], Partition]
     """Function (placement, size) -> all ranks in groups of that size."""
-    choose: Callable[[SplitInputs], Mapping[str, str]] = fastest_splits
-    """Function that returns the splits."""
+    choose: Callable[[SplitInputs], Mapping[str, str]] = lambda inputs: choose_splits(inputs).splits
+    """Function that returns the splits; by default those that a run would choose."""
 
 
 def split_inputs(
@@ -106,11 +101,8 @@ def memory_with(splits: Mapping[str, str], whole: RankMemory, inputs: SplitInput
         weights -= inputs.weights[inputs.numbers[name]] * (1 - 1 / size)
         whole_input = words.startswith(COLUMN) or layer.gathers
         kept += layer.inputs * inputs.samples * (size if whole_input else TAKES not in words)
-    share = weights / sum(inputs.weights)
-    parts = whole._replace(
-        weights=whole.weights * share, gradients=whole.gradients * share, optimizer=whole.optimizer * share
-    )
-    return parts._replace(activations=whole.activations + kept)
+    own = {key: getattr(whole, key) * weights / sum(inputs.weights) for key in ("weights", "gradients", "optimizer")}
+    return whole._replace(activations=whole.activations + kept, **own)
 
 
 def without_splits(rule: str) -> str:

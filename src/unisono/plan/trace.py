@@ -67,7 +67,7 @@ class TracedLayer:
     calls: int = 0
     input_bytes: int = 0
     """Bytes of the first tensor of its last call."""
-    needs_gradient: bool = False
+    input_requires_grad: bool = False
     """True where that tensor needs a gradient."""
     forward_seconds: float = 0.0
     """Seconds of its operators in the forward pass; they mean nothing without values."""
@@ -249,7 +249,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         layer = self._called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
         layer.calls += 1
         for first in given[:1]:
-            layer.input_bytes, layer.needs_gradient = first.nbytes, first.requires_grad
+            layer.input_bytes, layer.input_requires_grad = first.nbytes, first.requires_grad
         self._failed = None
         self._running.append(name)
         self._before.append({tensor.grad_fn for tensor in given})

@@ -10,6 +10,7 @@ whole if some rank did not call it once, or if its weight is read elsewhere too.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -38,7 +39,7 @@ from unisono.world import World
 Example = Tensor | tuple[Any, ...]
 """Inputs of a model for a batch: a tensor, or the arguments of its `forward`. The first is (samples, ...)."""
 
-SMALL_BYTES, LARGE_BYTES = 1 << 16, 8 << 20
+SIZES = 1 << 16, 8 << 20
 """Bytes of the two allreduces that are timed."""
 
 REPETITIONS = 5
@@ -110,7 +111,7 @@ def inputs_of(
     deferred: bool = False,
 ) -> SplitInputs:
     """Return the inputs of the choice, from the seconds of each layer's two passes and the samples of a step."""
-    ranks, (forward, backward) = placement.ranks, zip(*(seconds[one.name] for one in facts), strict=True)
+    ranks, (forward, backward) = placement.ranks, ([seconds[one.name][k] for one in facts] for k in range(2))
     with_weights = [number for number, one in enumerate(facts) if one.weights]
     weights = tuple(facts[number].weights for number in with_weights)
     cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
@@ -136,18 +137,16 @@ def measure_link(world: World) -> Cost:
 
     Each counts as its median on the slowest rank.
     """
-    sent, seconds = list[float](), list[float]()
-    for nbytes in (SMALL_BYTES, LARGE_BYTES):
+    seconds = list[float]()
+    for nbytes in SIZES:
         payload, took = torch.zeros(nbytes // 4), list[float]()
         for _ in range(1 + REPETITIONS):
             world.barrier()
             begun = time.perf_counter()
             world.allreduce(payload)
             took.append(time.perf_counter() - begun)
-        slowest = world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")
-        sent.append(gradient_bytes(nbytes, world.size, 1))
-        seconds.append(float(slowest))
-    return fit(sent, seconds)
+        seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
+    return fit([gradient_bytes(nbytes, world.size, 1) for nbytes in SIZES], seconds)
 
 
 def measure_links(world: World) -> LinkCosts:
@@ -163,7 +162,8 @@ def facts_of(
 
     `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
     """
-    modules, uses, pairs = dict(model.named_modules()), _uses(model), pairs_of(model, once)
+    modules, pairs = dict(model.named_modules()), pairs_of(model, once)
+    uses = Counter(id(one) for module in modules.values() for one in module.parameters(recurse=False))
 
     def facts(layer: TracedLayer) -> LayerFacts:
         module = modules[layer.name]
@@ -175,22 +175,13 @@ def facts_of(
             weights,
             layer.input_bytes / samples,
             layer.activation_bytes / samples,
-            layer.needs_gradient,
+            layer.input_requires_grad,
             isinstance(module, nn.Embedding),
             sizes,
             pairs.get(layer.name, ""),
         )
 
     return tuple(map(facts, layers))
-
-
-def _uses(model: nn.Module) -> dict[int, int]:
-    """Return the number of modules that have each parameter, by its id: tied ones have several."""
-    found: dict[int, int] = {}
-    for module in model.modules():
-        for one in module.parameters(recurse=False):
-            found[id(one)] = found.get(id(one), 0) + 1
-    return found
 
 
 def _sizes(layer: nn.Module, ranks: int) -> dict[str, tuple[int, ...]]:
