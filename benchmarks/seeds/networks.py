@@ -22,10 +22,20 @@ TRACED_SAMPLES = 2
 @cache
 def layers_of(name: str) -> tuple[TracedLayer, ...]:
     """Return the layers of a network for TRACED_SAMPLES samples."""
-    shape = INPUTS.get(name, (3, 224, 224))
+    shape = shape_of(name)
     with torch.device("meta"):
-        model = MODELS[name](SENONES if name == "cd_dnn" else 1000, shape[0])
+        model = MODELS[name](classes_of(name), shape[0])
     return tuple(trace(model, torch.empty(TRACED_SAMPLES, *shape)))
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    """Return the shape of a sample."""
+    return INPUTS.get(name, (3, 224, 224))
+
+
+def classes_of(name: str) -> int:
+    """Return the number of a network's outputs."""
+    return SENONES if name == "cd_dnn" else 1000
 
 
 def flops_of(layer: TracedLayer, training: bool = True) -> float:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from math import ceil
 
 from benchmarks.seeds.figure import SeedFigure
-from benchmarks.seeds.networks import TRACED_SAMPLES, convolutions_of, flops_of, layers_of
+from benchmarks.seeds.groups import LayerShape, hybrid_bytes, whole_groups
+from benchmarks.seeds.networks import TRACED_SAMPLES, classes_of, convolutions_of, flops_of, layers_of, shape_of
 
 from unisono.plan.cache_blocks import CacheLimits, search
 from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 from unisono.plan.data_parallelism import exchanged_bytes
-from unisono.plan.hybrid import hybrid_volume, whole_groups
-from unisono.plan.layer_costs import product_seconds, scaled_layers
+from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.model_parallel import LayerShape
 from unisono.plan.overlap import Layer, Machine, least_samples, max_nodes
 from unisono.plan.register_blocks import forward_efficiency, grad_weight_efficiency
-from unisono.plan.scaling import LinkSpeed, ScaledStep, epoch_seconds, strong_scaling
+from unisono.plan.run_row import RunPlan
+from unisono.plan.scaling import epoch_seconds
+from unisono.training.planned_run import example_of, network_of, planned_run
+from unisono.training.prediction import predict_rows, traced_network
 
 figure = partial(SeedFigure, "PCL-DNN")
 
@@ -36,7 +38,7 @@ EFFICIENCY = (
 LATER = "measured throughput has what no equation has: pools, relus, a first layer with 3 channels, imbalance"
 STRONG = (
     "the paper's measured scaling has load imbalance, software overhead and bandwidths that fall with the message "
-    "(its 3.2); the equations have none of them"
+    "(its 3.2); the prediction has none of them"
 )
 ARIES = "Aries: 7 GB/s and 1.3 us, as in machines/cori_aries.toml; the paper gives none"
 CLOUD = "10 Gbit/s Ethernet: 25 us a transfer; the paper gives none"
@@ -48,8 +50,8 @@ SPEECH = (
     "other runs; figure 7 names neither"
 )
 GROUPS = (
-    "each fully connected layer in groups of its own size, beside data parallel layers (its 3.3, 3.4): the equations' "
-    "scheme, which no plan here can run (docs/tensor_parallel.md)"
+    "layers in groups of their own sizes beside data parallel ones (its 3.3, 3.4), as `unisono plan` chooses them: the "
+    "paper does not give its groups"
 )
 
 
@@ -131,8 +133,8 @@ def _table_1() -> list[SeedFigure]:
 
 def _groups() -> list[SeedFigure]:
     wide = LayerShape(4096, 4096)
-    reason = "sqrt(64 * 256 / 4096) = 2; two groups send as much as one (256), three send 277 (plan/model_parallel.py)"
-    volume = sum(hybrid_volume(wide, 256, 64, 3)) / (8 * 4096)
+    reason = "sqrt(64 * 256 / 4096) = 2; two groups send as much as one (256), three send 277 (groups.py)"
+    volume = hybrid_bytes(wide, 256, 64, 3) / (8 * 4096)
     return [
         figure(
             "3.3", "groups of 64 nodes, 4,096 outputs, minibatch 256", 3, whole_groups(wide, 256, 64), reason=reason
@@ -175,20 +177,23 @@ def _throughput() -> list[SeedFigure]:
     ]
 
 
-def scaled(name: str, machine: MachineFacts, minibatch: int, nodes: int) -> ScaledStep:
-    """Return the step of a network on nodes of this machine."""
-    link = LinkSpeed(machine.link.total_bandwidth, machine.link.latency)
-    return strong_scaling(scaled_layers(layers_of(name), machine, TRACED_SAMPLES), link, minibatch, nodes)
+@cache
+def planned(name: str, machine: str, minibatch: int, nodes: int) -> RunPlan:
+    """Return the faster row of `unisono plan` for a network on nodes of this machine: with split layers, or without."""
+    run, shape = planned_run(None, name, minibatch), shape_of(name)
+    network = network_of(run, shape, classes_of(name))
+    traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
+    return min(predict_rows(run, find_machine(machine), traced, (nodes,), 1).rows, key=lambda row: row.step)
 
 
 def _cori() -> list[SeedFigure]:
-    cori = find_machine("cori_aries")
+    cori = "cori_aries"
     rows = [
         ("abstract", "overfeat_fast", "OverFeat-FAST", 256, 64, 42),
         ("figure 4", "vgg_a", "VGG-A", 256, 64, 53),
         ("figure 4", "vgg_a", "VGG-A", 512, 128, 90),
     ]
-    step = scaled("vgg_a", cori, 512, 128).seconds
+    step = planned("vgg_a", cori, 512, 128).step
     assumed = (EFFICIENCY, ARIES, GROUPS)
     return [
         *(
@@ -196,7 +201,7 @@ def _cori() -> list[SeedFigure]:
                 place,
                 f"speedup, {words}, minibatch {batch}, {nodes} nodes",
                 theirs,
-                scaled(name, cori, batch, nodes).speedup,
+                planned(name, cori, batch, nodes).speedup,
                 assumed,
                 STRONG,
             )
@@ -215,22 +220,22 @@ def _cori() -> list[SeedFigure]:
 
 
 def _cloud() -> list[SeedFigure]:
-    aws, found = find_machine("aws_c4_8xlarge"), []
+    aws, found = "aws_c4_8xlarge", []
     for name, words, times, rate in (("overfeat_fast", "OverFeat-FAST", 11.9, 1027), ("vgg_a", "VGG-A", 14.2, 397)):
-        step = scaled(name, aws, 256, 16)
+        step = planned(name, aws, 256, 16)
         found += [
             figure("figure 6", f"speedup, {words}, 16 nodes", times, step.speedup, (EFFICIENCY, CLOUD, GROUPS), STRONG),
             figure(
-                "figure 6", f"images/s, {words}, 16 nodes", rate, 256 / step.seconds, (EFFICIENCY, CLOUD, GROUPS), LATER
+                "figure 6", f"images/s, {words}, 16 nodes", rate, 256 / step.step, (EFFICIENCY, CLOUD, GROUPS), LATER
             ),
         ]
     return found
 
 
 def _speech() -> list[SeedFigure]:
-    endeavor, assumed = find_machine("endeavor"), (EFFICIENCY, ENDEAVOR, SPEECH, GROUPS)
-    steps = {nodes: scaled("cd_dnn", endeavor, SPEECH_BATCH, nodes) for nodes in (1, 4, 16)}
-    larger = ", ".join(f"{scaled('cd_dnn', endeavor, batch, 16).speedup:.1f} with {batch:,}" for batch in (1024, 5120))
+    endeavor, assumed = "endeavor", (EFFICIENCY, ENDEAVOR, SPEECH, GROUPS)
+    steps = {nodes: planned("cd_dnn", endeavor, SPEECH_BATCH, nodes) for nodes in (1, 4, 16)}
+    larger = ", ".join(f"{planned('cd_dnn', endeavor, batch, 16).speedup:.1f} with {batch:,}" for batch in (1024, 5120))
     reason = f"the minibatch decides, and the figure does not name it: the speedup on 16 is {larger}"
     return [
         *(
@@ -238,7 +243,7 @@ def _speech() -> list[SeedFigure]:
                 "figure 7",
                 f"frames/s, CD-DNN, {nodes} nodes",
                 theirs,
-                SPEECH_BATCH / steps[nodes].seconds,
+                SPEECH_BATCH / steps[nodes].step,
                 assumed,
                 reason,
             )

@@ -19,7 +19,7 @@ from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.model_comparison import compare_models
 from unisono.reducer.structure import trainable
 from unisono.rules import BSP, BaseRule
-from unisono.tensor_parallel.choose_plan import choose_plan, whole_layers
+from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
 from unisono.tensor_parallel.model import (
     agree_on_state,
     exchanges_activations,
@@ -29,7 +29,6 @@ from unisono.tensor_parallel.model import (
 )
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
-from unisono.tensor_parallel.trace import Example
 from unisono.world import World
 
 SPLIT_LOOP = (

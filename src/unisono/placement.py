@@ -12,6 +12,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+Partition = tuple[tuple[int, ...], ...]
+"""All ranks of a world, in groups."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -79,3 +82,34 @@ def regular(supernodes: int, nodes: int, ranks: int) -> Placement:
 def one_rank_per_node(ranks: int) -> Placement:
     """Return the placement of every rank on a node of its own, with all nodes on one switch."""
     return regular(1, ranks, 1)
+
+
+def model_groups(placement: Placement, size: int) -> Partition:
+    """Return all ranks in groups of `size`, over which layers are split: ranks of one node together where they can be.
+
+    Each node is filled with whole groups; the ranks that are left form groups across nodes, nodes of one switch first.
+    Member k of a group holds part k. Groups are in the order of their first ranks.
+
+        4 ranks                          groups of 2             nodes {0, 1} and {2, 3}, groups of 2
+        rank                             0     1     2     3     0     1     2     3
+        part                             └ a0  a1 ┘ └ a0  a1 ┘   └ a0 a1 ┘   └ a0 a1 ┘    {0, 2}, {1, 3} hold the same
+
+    >>> model_groups(place(["a", "a", "a", "b", "b", "b"]), 2)
+    ((0, 1), (2, 5), (3, 4))
+    """
+    found, left = list[tuple[int, ...]](), list[int]()
+    for node in sorted(placement.nodes, key=lambda ranks: (placement.supernode_of(ranks[0]), ranks[0])):
+        fit = len(node) - len(node) % size
+        found += [node[at : at + size] for at in range(0, fit, size)]
+        left += node[fit:]
+    found += [tuple(left[at : at + size]) for at in range(0, len(left), size)]
+    return tuple(sorted(found))
+
+
+def holders_of(groups: Partition) -> Partition:
+    """Return the ranks that hold the same part of what the ranks of each group share, for each part, ascending.
+
+    >>> holders_of(((0, 1), (2, 3)))
+    ((0, 2), (1, 3))
+    """
+    return tuple(tuple(sorted(ranks)) for ranks in zip(*groups, strict=True))

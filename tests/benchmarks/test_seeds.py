@@ -8,10 +8,8 @@ from functools import cache
 
 import pytest
 from benchmarks.seeds.figure import SeedFigure, as_json, as_markdown
-from benchmarks.seeds.pcl_dnn import scaled
+from benchmarks.seeds.pcl_dnn import planned
 from benchmarks.seeds.run import FOLDER, PAGE, figures, with_table
-
-from unisono.plan.machines import find_machine
 
 all_figures = cache(figures)
 
@@ -43,18 +41,21 @@ def test_swcaffes_speedups_agree_with_its_shares_of_communication() -> None:
     assert len(found) == 5
 
 
-def test_cd_dnn_has_the_minibatch_of_the_papers_other_runs() -> None:
+def test_cd_dnns_rates_are_close_with_the_minibatch_of_the_papers_other_runs() -> None:
     found = [one for one in all_figures() if one.place == "figure 7"]
-    assert [one.close for one in found] == [True] * 4
+    assert [one.close for one in found] == [True] * 3 + [False]
 
 
 def test_the_example_of_the_page() -> None:
-    """VGG-A on 16 nodes with 10 Gbit/s Ethernet: 486 ms + 0 + 50 ms, 14.5 times one node."""
-    step = scaled("vgg_a", find_machine("aws_c4_8xlarge"), 256, 16)
-    assert step.computing == pytest.approx(0.486, abs=5e-4)
-    assert step.bubble == 0
-    assert step.activations == pytest.approx(0.050, abs=5e-4)
-    assert step.speedup == pytest.approx(14.5, abs=0.05)
+    """VGG-A on 16 nodes with 10 Gbit/s Ethernet: 486 of 505 ms are computing; PCL-DNN measured a speedup of 14.2."""
+    row = planned("vgg_a", "aws_c4_8xlarge", 256, 16)
+    assert (row.computing, row.step) == (pytest.approx(0.486, abs=5e-4), pytest.approx(0.505, abs=5e-4))
+    assert row.speedup == pytest.approx(15.4, abs=0.05) == pytest.approx(14.2, rel=0.15)
+    assert row.split == {
+        "classifier.1": "row 16",
+        "classifier.4": "column 16 gives part",
+        "classifier.7": "row 16 takes part",
+    }
 
 
 def test_a_table_of_one_figure_of_each_kind() -> None:

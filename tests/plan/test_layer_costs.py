@@ -5,11 +5,9 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.plan.layer_costs import at_rate_of, computing_of, linear_shape, product_seconds, scaled_layers
+from unisono.plan.layer_costs import at_rate_of, computing_of, product_seconds
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, NodeFacts
 from unisono.plan.measured_rows import NetworkRow, ProductRow
-from unisono.plan.model_parallel import LayerShape
-from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import trace
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), EfficiencyFacts(convolution=0.9, linear=0.6))
@@ -17,24 +15,15 @@ MACHINE = MachineFacts("example", NodeFacts(flops=1e12), EfficiencyFacts(convolu
 
 def test_the_worked_example() -> None:
     layers = trace(nn.Linear(1000, 1000), torch.empty(8, 1000, requires_grad=True))
-    (scaled,) = scaled_layers(layers, MACHINE, 8)
-    assert scaled.seconds == pytest.approx(10e-6)
-    assert scaled == ScaledLayer(scaled.seconds, 1_001_000, LayerShape(1000, 1000))
+    assert [product_seconds(one, one.flops / 8, MACHINE) for one in layers] == [pytest.approx(10e-6)]
 
 
-def test_rows_of_a_sample_are_the_area() -> None:
-    """Each token of a sequence is a row that is exchanged."""
-    (layer,) = trace(nn.Linear(16, 24), torch.empty(2, 6, 16))
-    assert linear_shape(layer, 2) == LayerShape(16, 24, area=6)
-
-
-def test_convolutions_have_their_own_efficiency_and_are_data_parallel() -> None:
+def test_convolutions_have_their_own_efficiency() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5))
     layers = trace(model, torch.empty(4, 3, 6, 6))
-    convolution, norm, linear = scaled_layers(layers, MACHINE, 4)  # without relu and flatten
-    assert convolution.seconds == pytest.approx(2 * 2 * 8 * 16 * 27 / 0.9e12)  # no gradient of the images
-    assert (convolution.shape, norm.shape, linear.shape) == (None, None, LayerShape(128, 5))
-    assert (norm.seconds, norm.weights) == (0, 16)
+    seconds = {one.kind: product_seconds(one, one.flops / 4, MACHINE) for one in layers}
+    assert seconds["Conv2d"] == pytest.approx(2 * 2 * 8 * 16 * 27 / 0.9e12)  # no gradient of the images
+    assert seconds["BatchNorm2d"] == 0
     assert product_seconds(layers[-1], 6e11, MACHINE) == pytest.approx(1)
 
 

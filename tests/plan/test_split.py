@@ -1,18 +1,30 @@
-"""The prediction has what the layers send, what the whole group computes, and what hides behind computing."""
+"""The prediction has the exchanges of split layers as tasks of the step, with the costs of their groups."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
-from unisono.plan.model_parallel import LayerShape
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.plan.split import (
-    PAIR,
+    GroupLinks,
     LayerFacts,
+    LinkCosts,
     SplitInputs,
-    activations_of,
-    candidate,
+    allreduce_cost,
+    predict_splits,
+    sent_of,
+    with_splits,
 )
+from unisono.rules import BSP
+from unisono.step import operations as op
 from unisono.step.costs import Cost
+from unisono.step.program import Step
+from unisono.step.verify import verify
+from unisono.tensor_parallel.choose_plan import inputs_of
 
 SLOW, FAST = Cost(1e-4, 1e-8), Cost(1e-6, 1e-11)
 """100 MB/s, and 100 GB/s."""
@@ -20,93 +32,144 @@ SLOW, FAST = Cost(1e-4, 1e-8), Cost(1e-6, 1e-11)
 RATE = 1e11
 """FLOP/s of a rank."""
 
+Timed = tuple[LayerFacts, float]
+"""Layer, and the seconds of its forward pass on a rank."""
 
-def linear(name: str, ifm: int, ofm: int, samples: int, partner: str = "", ranks: int = 4) -> LayerFacts:
+PAIR = "column 2 gives part", "row 2 takes part"
+
+
+def linear(name: str, ifm: int, ofm: int, samples: int, partner: str = "", ranks: int = 4) -> Timed:
     """A layer on a rank's share of `samples` samples."""
     sizes = tuple(size for size in (2, 4, 8, 16) if ranks % size == 0 and not ifm % size and not ofm % size)
-    seconds = 6 * ifm * ofm * samples / ranks / RATE
     both = {"column": sizes, "row": sizes}
-    return LayerFacts(name, seconds, 4 * ifm * ofm, 4 * ifm, 4 * ofm, True, both, partner, LayerShape(ifm, ofm))
+    facts = LayerFacts(name, 4 * ifm * ofm, 4 * ifm, 4 * ofm, sizes=both, partner=partner)
+    return facts, 2 * ifm * ofm * samples / ranks / RATE
 
 
-def conv(name: str, ifm: int, ofm: int, side: int, samples: int, ranks: int = 4) -> LayerFacts:
+def conv(name: str, ifm: int, ofm: int, side: int, samples: int, ranks: int = 4) -> Timed:
     """A convolution of 3 x 3 on images of `side` x `side`."""
-    weights, area = 4 * 9 * ifm * ofm, side * side
-    seconds = 6 * 9 * ifm * ofm * area * samples / ranks / RATE
-    shape = LayerShape(ifm, ofm, 9, area)
-    return LayerFacts(name, seconds, weights, 4 * ifm * area, 4 * ofm * area, True, {"column": (2, 4)}, "", shape)
+    area, sizes = side * side, {"column": (2, 4)}
+    facts = LayerFacts(name, 36 * ifm * ofm, 4 * ifm * area, 4 * ofm * area, ifm > 3, sizes=sizes)
+    return facts, 18 * ifm * ofm * area * samples / ranks / RATE
 
 
-def cd_dnn(samples: int) -> tuple[LayerFacts, ...]:
+def cd_dnn(samples: int) -> list[Timed]:
     widths = [440, *[2048] * 7, 10]
-    return tuple(
-        linear(f"{at}", *widths[at : at + 2], samples, f"{at + 1}" if at < 7 else "")._replace(backward=at > 0)
-        for at in range(8)
-    )
+    found = [linear(f"{at}", *widths[at : at + 2], samples, f"{at + 1}" if at < 7 else "") for at in range(8)]
+    return [(found[0][0]._replace(backward=False), found[0][1]), *found[1:]]
 
 
-def vgg_a(samples: int) -> tuple[LayerFacts, ...]:
+def vgg_a(samples: int) -> list[Timed]:
     widths = ((3, 64, 224), (64, 128, 112), (128, 256, 56), (256, 256, 56), (256, 512, 28), (512, 512, 28))
-    convolutions = [conv(f"c{at}", *one, samples) for at, one in enumerate((*widths, (512, 512, 14), (512, 512, 14)))]
-    return (
-        convolutions[0]._replace(backward=False),
-        *convolutions[1:],
+    return [
+        *(conv(f"c{at}", *one, samples) for at, one in enumerate((*widths, (512, 512, 14), (512, 512, 14)))),
         linear("f1", 512 * 49, 4096, samples, "f2"),
         linear("f2", 4096, 4096, samples, "f3"),
         linear("f3", 4096, 1000, samples),
-    )
+    ]
 
 
-def inputs(layers: tuple[LayerFacts, ...], samples: int, cost: Cost, ranks: int = 4) -> SplitInputs:
-    return SplitInputs(layers, ranks, samples, cost)
+def inputs(
+    layers: Sequence[Timed], samples: int, cost: Cost, ranks: int = 4, placement: Placement | None = None
+) -> SplitInputs:
+    facts = tuple(one for one, _ in layers)
+    seconds = {one.name: (took, (2 if one.weights and one.backward else 1) * took) for one, took in layers}
+    costs = LinkCosts(cost, cost)
+    return inputs_of(facts, seconds, samples, placement or one_rank_per_node(ranks), costs)
+
+
+def sent(found: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:
+    """Bytes of gradients and of activations."""
+    each = [sent_of(found, layer, splits.get(layer.name)) for layer in found.layers]
+    return sum(one.gradient_bytes for one in each), sum(one.activation_bytes for one in each)
 
 
 def test_the_worked_example() -> None:
-    layers = linear("up", 1024, 4096, 128, "down"), linear("down", 4096, 1024, 128)
-    found = inputs(layers, 128, SLOW)
+    found = inputs([linear("up", 1024, 4096, 128, "down"), linear("down", 4096, 1024, 128)], 128, SLOW)
     pair = dict(zip(("up", "down"), PAIR, strict=True))
-    sent = [candidate(found, size, pair if size > 1 else {}).prediction for size in (1, 2, 4)]
-    assert [one.gradient_bytes / 1e6 for one in sent] == [pytest.approx(n, abs=0.05) for n in (50.3, 16.8, 0)]
-    assert [one.activation_bytes / 1e6 for one in sent] == [pytest.approx(n, abs=0.05) for n in (0, 0.5, 1.6)]
-    assert candidate(found, 4, pair).words == {"up": "column 4 gives part", "down": "row 4 takes part"}
+    assert sent(found, {}) == pytest.approx((50.3e6, 0), rel=1e-3)
+    assert sent(found, pair) == pytest.approx((16.8e6, 4 * 0.131e6), rel=2e-3)
+    assert (
+        sum(size for task, _ in with_splits(found, pair).activations for size in [task.nbytes]) == sent(found, pair)[1]
+    )
 
 
 @pytest.mark.parametrize(
-    ("words", "backward", "calls", "sent"),
+    ("words", "facts", "forward", "backward"),
     [
-        ("column", True, 2, 3 / 4 * (40 + 2 * 12)),
-        ("column", False, 1, 3 / 4 * 40),
-        ("row", True, 2, 3 / 4 * (2 * 40 + 12)),
-        (PAIR[0], True, 1, 3 / 4 * 2 * 12),
-        (PAIR[0], False, 0, 0),
-        (PAIR[1], True, 1, 3 / 4 * 2 * 40),
+        ("column 4", {}, [3 * 6, 3 * 20 / 4], [3 * 20 / 4, 3 * 6]),
+        ("column 4", {"backward": False}, [3 * 6, 3 * 20 / 4], [3 * 20 / 4]),
+        ("column 4 gives part", {}, [3 * 6], [3 * 6]),
+        ("column 4 takes part", {}, [3 * 6, 3 * 20 / 4], [3 * 20 / 4, 3 * 6]),
+        ("row 4", {}, [3 * 6 / 4, 3 * 20], [3 * 20, 3 * 6 / 4]),
+        ("row 4 takes part", {}, [3 * 20], [3 * 20]),
+        ("row 4 gives part", {"backward": False}, [3 * 6 / 4, 3 * 20], [3 * 20]),
+        ("row 4", {"backward": False, "gathers": True}, [3 * 6, 3 * 20], [3 * 20]),  # an embedding
+        ("row 1", {}, [], []),
     ],
 )
-def test_activations_are_sent_as_the_table_says(words: str, backward: bool, calls: int, sent: float) -> None:
-    layer = LayerFacts("layer", 1.0, 0, inputs=3, outputs=10, backward=backward)
-    assert activations_of(layer, words, 4, samples=4) == (calls, sent)
+def test_activations_are_sent_as_the_table_says(
+    words: str, facts: dict[str, bool], forward: list[float], backward: list[float]
+) -> None:
+    """2 samples a rank, of 3 bytes in and 10 bytes out."""
+    layer = LayerFacts("layer", 8, inputs=3, outputs=10)._replace(**facts)  # type: ignore[arg-type]
+    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW), {"layer": words}).activations]
+    assert [one.nbytes for one in tasks if not one.backward] == forward
+    assert [one.nbytes for one in tasks if one.backward] == backward
 
 
-def test_what_is_not_split_is_computed_by_the_whole_group() -> None:
-    wide = vgg_a(64)[-3:]
-    found = inputs((LayerFacts("rest", 1.0), *wide), 64, SLOW)
-    split = candidate(found, 4, {layer.name: "column" for layer in wide}).prediction
-    assert split.computing == pytest.approx(4 * 1.0 + sum(layer.seconds for layer in wide))
+def test_computing_takes_as_long_and_waits_for_activations() -> None:
+    layers = [(LayerFacts("rest"), 1.0), linear("up", 64, 64, 64)]
+    found = inputs(layers, 64, SLOW)
+    whole, split = (predict_splits(found, one).prediction for one in ({}, {"up": "column 4"}))
+    assert whole.step - whole.waiting == pytest.approx(split.step - split.waiting)
+    assert split.waiting == pytest.approx(sent_of(found, found.layers[1], "column 4").activations)
+    assert sent_of(found, found.layers[1], "column 4").gradients == 0  # no other rank has the part
 
 
-def test_gradients_hide_behind_computing_and_activations_do_not() -> None:
-    layers = linear("up", 64, 64, 64), LayerFacts("rest", 1.0)
-    hidden = candidate(inputs(layers, 64, SLOW), 1, {}).prediction
-    assert hidden.gradient_bytes > 0
-    assert hidden.gradients == pytest.approx(0.0, abs=1e-3)
-    turned = candidate(inputs(layers[::-1], 64, SLOW), 1, {}).prediction
-    assert turned.gradients == 0.0
-    split = candidate(inputs(layers, 64, SLOW), 2, {"up": "column"}).prediction
-    assert split.activations == pytest.approx(2 * SLOW.latency + split.activation_bytes * SLOW.per_byte)
+def test_several_sizes_in_one_step_are_verified_and_played() -> None:
+    found = inputs(vgg_a(64)[-3:], 64, SLOW)
+    splits = {"f1": "column 4 gives part", "f2": "row 4 takes part", "f3": "column 2"}
+    best = predict_splits(found, splits)
+    layout = best.costs.layout
+    assert {bucket.groups for bucket in layout.buckets} == {((0,), (1,), (2,), (3,)), ((0, 2), (1, 3))}
+    for overlap in ("chain", "none"):
+        verify(BSP(overlap=overlap), layout, [Step(0), Step(1)])
+    program = best.rule(Step(0), 1, layout)
+    groups = [one.group.ranks for one in program if one.operation is op.ACTIVATIONS and one.group]
+    assert groups == [(0, 1, 2, 3)] * 2 + [(0, 1)] * 4 + [(0, 1, 2, 3)] * 2
 
 
-def test_gradients_hide_behind_the_backward_pass_alone_where_it_waits_for_them() -> None:
-    layers = LayerFacts("first", 3.0), LayerFacts("last", 3.0, weights=100)
-    found = inputs(layers, 64, Cost(0.0, 6.0 / 150))  # 6 s of gradients
-    assert candidate(found, 1, {}).prediction.gradients == pytest.approx(6 - 3 - 1)
-    assert candidate(found._replace(deferred=False), 1, {}).prediction.gradients == pytest.approx(6 - 2 - 2 / 3)
+def links(placement: Placement) -> GroupLinks:
+    costs = LinkCosts(Cost(0.0, 1.0), Cost(0.0, 0.01))
+    return GroupLinks(placement, costs, costs)
+
+
+def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() -> None:
+    """Two nodes of 2 ranks."""
+    placement, layer = regular(1, 2, 2), LayerFacts("layer", 8, inputs=3, outputs=10)
+    found = inputs([(layer, 1.0)], 8, SLOW, placement=placement)._replace(links=links(placement))
+    within, across = (with_splits(found, {"layer": f"column {size}"}).activations for size in (2, 4))
+    assert [(one.seconds, one.link) for _, one in within] == [(pytest.approx(0.01 * n), 0) for n in (6, 10, 10, 6)]
+    all_to_all = 2 * 3 * 20 / 4  # each rank of a node sends its own
+    assert [one.seconds for _, one in across] == [3 * 6, all_to_all, all_to_all, 3 * 6]
+    assert allreduce_cost(links(placement), 2) == Cost(0.0, 2 * 1.0)  # 2 parts on each node
+    assert allreduce_cost(links(placement), 4) == Cost(0.0, 0.0)
+
+
+def blocks_sent(size: int, words: str) -> tuple[int, int]:
+    """Blocks of x and y that rank 0 of a group sends, from the (samples, features) that ranks have and need."""
+    own, part = ({(rank, one) for one in range(size)} for rank in (0, 1)), {(one, 1) for one in range(size)}
+    mine, theirs = own
+    if words == "column":  # rank 1 needs all of x, and its own samples of y, of which rank 0 has its part
+        return len(mine), len(theirs & {(one, 0) for one in range(size)})
+    return len(mine & part), len(theirs)  # rank 1 needs its part of x, and the sum of its own samples of y
+
+
+@given(st.sampled_from([2, 4, 8]), st.sampled_from(["column", "row"]))
+def test_bytes_are_those_of_the_blocks_that_change_hands(size: int, how: str) -> None:
+    layer = LayerFacts("layer", 8, inputs=size, outputs=100 * size)  # a block is 1 byte of x, 100 of y
+    words = f"{how} {size}"
+    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": words}).activations]
+    x, y = blocks_sent(size, how)
+    assert [one.nbytes for one in tasks] == [n * (size - 1) for n in (x, 100 * y, 100 * y, x)]

@@ -2,84 +2,114 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from tests.plan.test_split import cd_dnn, linear
+import torch
+from torch import nn
 
-from unisono.plan.bottleneck import StepShares
-from unisono.plan.choose_split import rank_splits
-from unisono.plan.exchange_cost import ExchangeCost
-from unisono.plan.loading import Loading
-from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_row import PlannedStep
+from unisono.plan.exchange_cost import exchange_cost
+from unisono.plan.loading import SampleFacts
+from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.measured_rows import CollectiveRow
+from unisono.plan.run_plan import inputs_of, plan_run, predict_run
+from unisono.plan.run_row import RunPlan
 from unisono.plan.run_settings import RunSettings
-from unisono.plan.split import PAIR, LayerFacts, SplitCandidate, SplitInputs, candidate
-from unisono.plan.split_plan import SplitModel, split_inputs, split_step, without_splits
-from unisono.rules import BSP
+from unisono.plan.split import LayerFacts, SplitInputs, predict_splits, sent_of
+from unisono.plan.split_plan import SplitModel, memory_with, split_inputs, without_splits
+from unisono.plan.trace import trace
+from unisono.rules import BSP, Exchange
 from unisono.step.costs import Cost
 
-SETTINGS = RunSettings(256, (4,), {"bsp": BSP()}, traced=2)
-SLOW, FAST = ExchangeCost("direct", Cost(1e-4, 1.5e-8)), ExchangeCost("direct", Cost(1e-6, 1.5e-11))
-WHOLE = PlannedStep(
-    "bsp",
-    StepShares(0.01, 0.3, 0.004, 0.3, SLOW.cost, Loading(0.1, 0.2, 0.3)),
-    RankMemory(100.0, 100.0, 200.0, 0.0, 50.0, 10.0),
-    1e6,
-    "chain",
-    8 << 20,
-    "direct",
-    None,
+MACHINE = MachineFacts(
+    "example", NodeFacts(flops=1e12, memory_bandwidth=1e11), EfficiencyFacts(0.9, 0.6), LinkFacts(1e8, latency=1e-5)
 )
+SETTINGS = RunSettings(64, (1, 4), {"bsp": BSP()}, traced=2, samples=SampleFacts(1e6, 1e6), epoch_samples=640)
+LAYERS = trace(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)), torch.empty(2, 1024))
+PAIR = {"0": "column 4 gives part", "2": "row 4 takes part"}
 
 
-def of_a_sample(ranks: int) -> tuple[LayerFacts, ...]:
-    """Layers with the seconds of a sample on a node of the rate that the tests of splits have."""
-    return tuple(one._replace(seconds=one.seconds * ranks / 256) for one in cd_dnn(256))
+def facts(_: int) -> tuple[LayerFacts, ...]:
+    both = {"column": (2, 4), "row": (2, 4)}
+    up = LayerFacts("0", 4 * (1024 + 1) * 4096, 4096, 16384, False, sizes=both, partner="2")
+    return up, LayerFacts("1", 0, 16384, 16384), LayerFacts("2", 4 * (4096 + 1) * 1024, 16384, 4096, sizes=both)
 
 
-MODEL = SplitModel(of_a_sample)
+def named(splits: Mapping[str, str]) -> SplitModel:
+    return SplitModel(facts, lambda _: splits)
 
 
-def test_inputs_are_those_of_a_run() -> None:
-    inputs = split_inputs(SETTINGS, 4, SLOW.cost, MODEL)
-    assert (inputs.ranks, inputs.samples, inputs.cost) == (4, 256, pytest.approx((1e-4, 1e-8)))
-    assert [one.seconds for one in inputs.layers] == pytest.approx([one.seconds for one in cd_dnn(256)])
-    two = split_inputs(replace(SETTINGS, ranks_per_node=2), 2, SLOW.cost, MODEL)  # ranks share their node's computing
-    assert sum(one.seconds for one in two.layers) == pytest.approx(2 * sum(one.seconds for one in inputs.layers))
+def given(
+    model: SplitModel, settings: RunSettings = SETTINGS, nodes: int = 4, machine: MachineFacts = MACHINE
+) -> SplitInputs:
+    rule = settings.rules["bsp"]
+    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire).cost
+    run = predict_run(LAYERS, machine, settings, rule, nodes, cost)
+    return split_inputs(LAYERS, machine, settings, nodes, run.inputs, run.best.setting, model)
+
+
+def rows(model: SplitModel, settings: RunSettings = SETTINGS) -> dict[tuple[str, int], RunPlan]:
+    return {(one.rule, one.nodes): one for one in plan_run(LAYERS, MACHINE, settings, model)}
+
+
+def test_the_row_is_that_of_the_predicted_step() -> None:
+    found = rows(SplitModel(facts))
+    assert list(found) == [("bsp", 1), ("bsp", 4), ("bsp + split layers", 4)]
+    whole, split = found["bsp", 4], found["bsp + split layers", 4]
+    inputs = given(named(split.split))
+    assert split.split == PAIR
+    assert split.step - split.loading <= predict_splits(inputs, PAIR).prediction.step * 1.01  # or in better buckets
+    assert split.computing == whole.computing
+    assert split.step * 1.1 < whole.step
+    assert (split.reading, split.decoding, split.samples) == (whole.reading, whole.decoding, whole.samples)
+    assert split.communicating >= sum(sent_of(inputs, one, PAIR.get(one.name)).activations for one in inputs.layers)
+    assert without_splits(split.rule) == "bsp"
+
+
+def test_nothing_is_split_where_links_are_fast() -> None:
+    fast = replace(MACHINE, link=LinkFacts(1e12), node=NodeFacts(flops=1e12))  # updates would be shorter, too
+    assert {row.rule for row in plan_run(LAYERS, fast, SETTINGS, SplitModel(facts))} == {"bsp"}
+
+
+def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:
+    """16 samples on each of 4 ranks; all but biases of 32 MiB of weights."""
+    found = rows(named(PAIR))
+    whole, split = found["bsp", 4].memory, found["bsp + split layers", 4].memory
+    assert split[:3] == pytest.approx([one / 4 for one in whole[:3]])
+    assert split.activations - whole.activations == 4 * 16 * 4096
+    assert split.samples == whole.samples
+    inputs = given(named(PAIR))
+    row = memory_with({"2": "row 4"}, whole, inputs)
+    assert row.activations - whole.activations == 16 * 16384
+    assert row.weights == pytest.approx(whole.weights - 3 / 4 * 4 * 4097 * 1024)
+
+
+def test_links_have_the_costs_of_the_machine() -> None:
+    """Gradients are encoded, activations are not; a byte of an allreduce of 4 ranks is sent 1.5 times."""
+    encoded = replace(SETTINGS, rules={"bsp": BSP(Exchange(wire="bfloat16"))})
+    links, plain = given(named({}), encoded).links, exchange_cost(MACHINE, 4, 1).cost
+    assert links.activations.network == pytest.approx((plain.latency, plain.per_byte / 1.5))
+    assert links.gradients.network.per_byte < 0.6 * links.activations.network.per_byte
+    assert links.activations.node == Cost(0.0, 0.0)
+    row = CollectiveRow("allreduce", "direct", "float32", 1, 2, 1 << 20, 0.01, 0.0)
+    measured = given(named({}), replace(SETTINGS, ranks_per_node=2), 2, replace(MACHINE, collectives=(row,)))
+    assert measured.links.activations.node.seconds(1 << 20) == pytest.approx(0.01)
 
 
 def test_all_ranks_wait_for_the_slowest_node() -> None:
-    slow = replace(SETTINGS, slow_nodes={1: 3.0, 9: 5.0})
-    inputs, slower = (split_inputs(one, 4, SLOW.cost, MODEL) for one in (SETTINGS, slow))
-    assert [one.seconds for one in slower.layers] == pytest.approx([3 * one.seconds for one in inputs.layers])
+    slow = replace(SETTINGS, slow_nodes={1: 3.0})
+    found, slower = (rows(named(PAIR), one)["bsp + split layers", 4] for one in (SETTINGS, slow))
+    assert slower.computing == pytest.approx(3 * found.computing)
 
 
-def test_wide_layers_are_split_where_links_are_slow() -> None:
-    found = split_step(SETTINGS, 4, SLOW, WHOLE, MODEL)
-    assert found is not None
-    inputs = split_inputs(SETTINGS, 4, SLOW.cost, MODEL)
-    best = rank_splits(inputs)[0]
-    assert found.split == best.words
-    assert found.shares.computing == best.prediction.computing
-    assert found.shares.communication == best.prediction.gradients + best.prediction.activations
-    assert found.shares.communicating >= found.shares.communication
-    assert found.exchanged == best.prediction.gradient_bytes + best.prediction.activation_bytes
-    assert (found.rule, without_splits(found.rule)) == ("bsp + split layers", "bsp")
-    assert split_step(SETTINGS, 4, FAST, WHOLE, MODEL) is None
+def test_groups_of_several_sizes_are_planned() -> None:
+    splits = {"0": "column 4", "2": "row 2"}
+    row = rows(named(splits))["bsp + split layers", 4]
+    assert row.split == splits
+    assert row.memory.weights == pytest.approx(4 * (4097 * 1024 / 2 + 1025 * 4096 / 4))
 
 
-def test_a_rank_has_its_parts_and_the_samples_of_its_group() -> None:
-    pair = (linear("up", 1024, 4096, 128, "down"), linear("down", 4096, 1024, 128), LayerFacts("rest", 0.0, 4 << 20))
-    words = dict(zip(("up", "down"), PAIR, strict=True))
-
-    def choose(inputs: SplitInputs) -> SplitCandidate:
-        return candidate(inputs, 4, words)
-
-    found = split_step(replace(SETTINGS, minibatch=128), 4, SLOW, WHOLE, SplitModel(lambda _: pair, choose))
-    assert found is not None
-    share = (4 + 32 / 4) / 36  # MiB of weights
-    assert found.memory == pytest.approx((100 * share, 100 * share, 200 * share, 0, 200, 40))
-    assert found.shares.update == pytest.approx(0.004 * share)
-    assert found.shares.samples == pytest.approx((0.4, 0.8, 1.2))
-    assert found.exchanged == pytest.approx(1.6e6 + 1.5 * (4 << 20), rel=0.01)
+def test_inputs_of_a_run_are_those_of_its_row() -> None:
+    cost = exchange_cost(MACHINE, 4, 1).cost
+    assert given(named({})).step.computing == inputs_of(LAYERS, MACHINE, SETTINGS, BSP(), 4, cost).computing

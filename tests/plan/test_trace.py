@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UsageError
 from unisono.models.registry import MODELS
-from unisono.plan.trace import tensors_in, trace
+from unisono.plan.outside_reads import tensors_in
+from unisono.plan.trace import trace, trace_shapes, trace_values
 
 
 class Block(nn.Module):
@@ -36,6 +42,8 @@ class Block(nn.Module):
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return self.head(x)  # type: ignore[no-any-return]
 
+
+NO_SECONDS: Any = {"forward_seconds": 0.0, "backward_seconds": 0.0}
 
 TOKENS = torch.zeros(2, 6, dtype=torch.long)
 
@@ -229,3 +237,97 @@ def test_plain_tensors_of_modules_are_copied_without_memory() -> None:
 
     (layer,) = trace(Scaled(), torch.empty(2, 3))
     assert layer.forward_bytes == 4 * (6 + 3 + 6)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(6, 3))
+
+
+def test_values_are_traced_as_shapes_are_with_seconds() -> None:
+    example = torch.randn(5, 4)
+    values, shapes = trace_values(network(), (example,), nullcontext()), trace_shapes(network(), example)
+    assert values.once == shapes.once == {"", "0", "1", "2", "3", "4"}
+    assert [replace(one, **NO_SECONDS) for one in values.layers] == [
+        replace(one, **NO_SECONDS) for one in shapes.layers
+    ]
+    assert all(one.forward_seconds > 0 and one.backward_seconds > 0 for one in values.layers)
+    assert [one.input_requires_grad for one in values.layers] == [False, True, True, True, True]
+    assert (values.layers[0].input_bytes, values.layers[0].activation_bytes) == (4 * 5 * 4, 4 * 5 * 6)
+
+
+def test_a_call_that_fails_ends_where_the_model_goes_on() -> None:
+    class Trying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 4))
+            self.other = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return torch.as_tensor(self.inner(x))
+            except RuntimeError:
+                return torch.as_tensor(self.other(x))
+
+    found = trace_values(Trying(), (torch.zeros(2, 4),), nullcontext())
+    assert found.once == {"", "other"}
+    assert {one.name for one in found.layers if one.flops} == {"other"}
+
+
+def test_values_decide_what_a_model_calls() -> None:
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.experts[int(x[0, 0])](x))
+
+    assert trace_values(Choosing(), (torch.ones(2, 4),), nullcontext()).once == {"", "experts.1"}
+
+
+def test_the_model_and_the_random_numbers_stay_as_they_were() -> None:
+    model = network()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    state = torch.get_rng_state()
+    trace_values(model, (torch.randn(5, 4, generator=torch.Generator().manual_seed(0)),), nullcontext())
+    assert torch.equal(state, torch.get_rng_state())
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, before[name]), name
+    assert all(not one._forward_hooks and not one._forward_pre_hooks for one in model.modules())
+    assert all(one.grad is None for one in model.parameters())
+
+
+def test_buffers_that_are_assigned_attributes_and_generators_stay_as_they_were() -> None:
+    class Changing(nn.Module):
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.calls, self.seen = 0, list[float]()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            self.calls += 1
+            self.seen.append(random.random() + np.random.rand())
+            return x * torch.rand(4)
+
+    model, python, numpy, pytorch = Changing(), random.getstate(), np.random.get_state(), torch.get_rng_state()
+    mean = model.mean
+    trace_values(model, (torch.ones(2, 4),), nullcontext())
+    assert model.mean is mean
+    assert (mean.tolist(), model.calls, model.seen) == ([0.0] * 4, 0, [])
+    assert random.getstate() == python
+    assert str(np.random.get_state()) == str(numpy)
+    assert torch.equal(torch.get_rng_state(), pytorch)
+
+
+def test_a_model_that_cannot_be_copied_needs_a_plan_by_hand() -> None:
+    locked = network()
+    locked.lock = threading.Lock()
+    computed = network()
+    computed.scale = computed[0].weight * 2
+    for model in (locked, computed):
+        with pytest.raises(UsageError, match=r"^Sequential cannot be copied, .*name the layers in a plan") as caught:
+            trace_values(model, (torch.zeros(5, 4),), nullcontext())
+        assert "\n" not in str(caught.value)

@@ -7,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.placement import one_rank_per_node
+from unisono.placement import model_groups, one_rank_per_node
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.control import ControlMessage, decode, encode
 from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
-from unisono.tensor_parallel.groups import model_groups
 
 
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.data())

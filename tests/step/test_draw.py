@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -7,7 +8,7 @@ import pytest
 
 from unisono.rules import BSP, LocalSGD
 from unisono.step.draw import draw, draw_svg, picture_of
-from unisono.step.layout import even_layout
+from unisono.step.layout import ActivationExchange, even_layout
 from unisono.step.overlaps import OVERLAPS
 
 PICTURES = Path(__file__).parents[2] / "docs/pictures"
@@ -22,6 +23,14 @@ def test_a_row_for_each_lane_and_time_from_left_to_right() -> None:
     assert main.index("b0") < communication.index("w0") < update.index("p1") < communication.index("a1")
     assert communication.index("a1") < update.index("s1") < update.index("u1")
     assert drawn[-1] == "f forward  b backward  w agree  p pack  a allreduce  s set_grads  u update"
+
+
+def test_exchanges_of_activations_are_on_the_lane_that_waits_for_them() -> None:
+    pairs = ((0, 1), (2, 3))
+    exchanges = tuple(ActivationExchange(0, 8, pairs, *when) for when in ((False, True), (True, False)))
+    drawn = draw(picture_of(BSP(overlap="chain"), replace(even_layout(4, 2), activations=exchanges), 1)).splitlines()
+    assert drawn[0].split("│")[1].replace("·", " ").split() == ["f0", "x0", "b0", "x1", "b2"]
+    assert "x activations" in drawn[-1]
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

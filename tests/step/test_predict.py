@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from unisono.plan.choose import layout_of
 from unisono.rules import BSP, LocalSGD
-from unisono.step.costs import Computing, Cost, Costs, Prediction
-from unisono.step.layout import Bucket
+from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
+from unisono.step.layout import ActivationExchange, Bucket
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict, steady_step
 from unisono.step.program import Step
@@ -201,6 +201,25 @@ def test_a_steady_step_begins_with_what_the_step_before_has_left() -> None:
         ("allreduce 1", 11, 17),
         ("allreduce 2", 17, 18),
     ]
+
+
+@pytest.mark.parametrize(
+    ("link", "step"),
+    [
+        (0.0, 19),  # 12 of computing, exchanges of 2, 3 and 2
+        (2.0, 25),  # that of the input gradient, 13→15, waits for w1's allreduce, 13→19, on the same link
+    ],
+)
+def test_computing_waits_for_activations_which_share_the_link_with_gradients(link: float, step: float) -> None:
+    """w1 is split over ranks 0 and 1 of 4: its own 6 bytes are averaged with rank 2, those of w0 with all."""
+    pairs = ((0, 1), (2, 3))
+    sent = [Bucket(6, (1,), groups=((0, 2), (1, 3))), Bucket(1, (0,))]
+    exchanges = tuple(ActivationExchange(1, 2, pairs, *when) for when in ((False, False), (True, False), (True, True)))
+    layout = replace(layout_of(TWO, sent, False, 4), activations=exchanges)
+    durations = Duration(2, link), Duration(3, link), Duration(2, link)
+    costs = Costs(layout, TWO, Cost(0.0, 0.0), groups={(0, 2): BYTES}, activations=durations)
+    found = predict(BSP(overlap="chain"), costs)
+    assert (found.step, found.communicating) == (step, 13)
 
 
 @settings(deadline=None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unisono.errors import StepError
 from unisono.rules import BSP, LocalSGD, Sharded
 from unisono.step import operations as op
-from unisono.step.layout import Bucket, Layout, Updates, even_layout
+from unisono.step.layout import ActivationExchange, Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import (
     COMMUNICATION,
@@ -62,6 +62,44 @@ def test_buckets_of_split_parameters_are_averaged_over_the_ranks_that_hold_them(
     programs = [rule(Step(0), rank, layout) for rank in range(ranks)]
     groups = {task.group.ranks for program in programs for task in program if task.group is not None}
     assert groups == {tuple(range(ranks)), *pairs, *alone}
+
+
+SPLIT = Layout(
+    4,
+    3,
+    (
+        Bucket(64, (2,), groups=((0,), (1,), (2,), (3,))),
+        Bucket(64, (1,), groups=((0, 2), (1, 3))),
+        Bucket(64, (0,)),
+    ),
+    activations=(
+        ActivationExchange(1, 10, ((0, 1), (2, 3))),
+        ActivationExchange(1, 5, ((0, 1), (2, 3)), after=True),
+        ActivationExchange(2, 10, ((0, 1, 2, 3),)),
+        ActivationExchange(2, 10, ((0, 1, 2, 3),), backward=True),
+        ActivationExchange(1, 5, ((0, 1), (2, 3)), backward=True),
+        ActivationExchange(1, 10, ((0, 1), (2, 3)), backward=True, after=True),
+    ),
+)
+"""Layer 1 is split over pairs of 4 ranks, layer 2 over all of them."""
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("deferred", [True, False])
+def test_activations_are_exchanged_around_the_products_of_split_layers(overlap: str, deferred: bool) -> None:
+    layout = replace(SPLIT, deferred=deferred)
+    verify(BSP(overlap=overlap), layout, STEPS)
+    program = BSP(overlap=overlap)(Step(0), 3, layout)
+    shown = (op.FORWARD, op.ACTIVATIONS, op.BACKWARD)
+    assert ", ".join(str(one) for one in program if one.operation in shown) == (
+        "forward 0, activations 0, forward 1, activations 1, activations 2, forward 2, "
+        "backward 0, activations 3, backward 1, activations 4, backward 2, activations 5, backward 3"
+    )
+    assert [one.group.ranks for one in program if one.operation is op.ACTIVATIONS and one.group] == [
+        *[(2, 3)] * 2,
+        *[(0, 1, 2, 3)] * 2,
+        *[(2, 3)] * 2,
+    ]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

@@ -1,4 +1,4 @@
-"""Facts of a model's layers for the prediction: sizes, shapes, and layers that are left whole."""
+"""Facts of a model's layers for the prediction: bytes, sizes, and layers that are left whole."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from unisono.plan.model_parallel import LayerShape
-from unisono.plan.split import LayerFacts
-from unisono.tensor_parallel.choose_plan import facts_of
-from unisono.tensor_parallel.trace import trace_forward
+from unisono.placement import one_rank_per_node
+from unisono.plan.split import LayerFacts, LinkCosts
+from unisono.plan.trace import trace_values
+from unisono.step.costs import Cost
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of
+
+ANY = Cost(0.0, 1.0)
 
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
-    traces = trace_forward(model, example, nullcontext)
-    once = {name for name, trace in traces.items() if trace.once}
-    found = facts_of(model, traces, dict.fromkeys(traces, 1.0), once, len(example), ranks)
+    found = trace_values(model, (example,), nullcontext())
+    found = facts_of(model, found.layers, found.once, len(example), ranks)
     return {one.name: one for one in found}
 
 
-def test_layers_have_bytes_a_sample_shapes_and_sizes() -> None:
+def test_layers_have_bytes_a_sample_and_sizes() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 12, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 6)
     )
     found = facts(model, torch.zeros(5, 2, 4, 4))
     conv, first, last = found["0"], found["3"], found["5"]
     assert (conv.weights, conv.inputs, conv.outputs) == (4 * (12 * 2 * 9 + 12), 4 * 32, 4 * 192)
-    assert (conv.shape, conv.sizes, conv.backward) == (LayerShape(2, 12, 9, 16), {"column": (2, 4)}, False)
-    assert (first.shape, first.sizes) == (LayerShape(192, 8), {"column": (2, 4), "row": (2, 4)})
+    assert (conv.sizes, conv.backward) == ({"column": (2, 4)}, False)
+    assert first.sizes == {"column": (2, 4), "row": (2, 4)}
     assert (last.sizes, last.partner, first.partner) == ({"column": (2,), "row": (2, 4)}, "", "5")
-    assert [one.seconds for one in found.values()] == [2, 2, 2, 2, 3, 2, 3]  # three products where x has a gradient
     assert found["1"].sizes == {}
     assert sum(one.weights for one in found.values()) == sum(one.nbytes for one in model.parameters())
 
 
-def test_positions_of_a_sequence_count_as_area() -> None:
+def test_an_embedding_gathers_its_numbers() -> None:
     found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
-    assert found["1"].shape == LayerShape(8, 8, 1, 7)
-    assert (found["0"].sizes, found["0"].shape, found["0"].backward) == ({"row": (2, 4)}, None, False)
+    assert (found["1"].inputs, found["0"].inputs) == (7 * 8 * 4, 7 * 8)
+    assert (found["0"].sizes, found["0"].backward) == ({"row": (2, 4)}, False)
+    assert (found["0"].gathers, found["1"].gathers) == (True, False)
 
 
 def test_tied_repeated_and_computed_weights_stay_whole() -> None:
@@ -69,16 +71,15 @@ def test_a_weight_that_a_function_reads_stays_whole() -> None:
 
 
 def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
-    model, example = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)]), torch.zeros(2, 8)
-    whole = nn.Sequential(*model[:3])
-    traces = trace_forward(whole, example, nullcontext)
-    del traces["1"]  # as if this rank had not called it
-    seconds = {"": 0.0, "0": 1.0, "1": 2.0, "2": 1.0}
-    found = facts_of(whole, traces, seconds, {"", "0"}, 2, 4)
-    assert [one.name for one in found] == ["", "0", "2", "1"]
-    assert [bool(one.sizes) for one in found] == [False, True, False, False]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    layers = trace_values(model, (torch.zeros(2, 8),), nullcontext()).layers
+    found = facts_of(model, layers, {"", "0", "2"}, 2, 4)
+    assert [one.name for one in found] == ["0", "1", "2"]
+    assert [bool(one.sizes) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
-    assert (found[3].seconds, found[3].weights) == (6.0, 4 * 72)
+    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, one_rank_per_node(4), LinkCosts(ANY, ANY))
+    assert (inputs.step.computing.whole, inputs.weights) == (9, (4 * 72,) * 3)
+    assert (inputs.numbers, inputs.samples) == ({"0": 0, "1": 1, "2": 2}, 2)
 
 
 def test_frozen_weights_are_not_exchanged() -> None:

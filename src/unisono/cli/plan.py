@@ -151,7 +151,7 @@ def plan(
     network = network_of(run, shape, classes or data.classes or CLASSES)
     traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
     measured = run.name if shape == own else ""
-    found = at_rate_of(found, measured, traced.layers, TRACED_SAMPLES, run.minibatch / counts[-1])
+    found = at_rate_of(found, measured, traced.trace.layers, TRACED_SAMPLES, run.minibatch / counts[-1])
     before = predict_rows(run, found, traced, counts, ranks_per_node)
     after = {
         words: predict_rows(*changed(run, found, words), traced, counts, ranks_per_node) for words in what_if or ()

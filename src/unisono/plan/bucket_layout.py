@@ -17,9 +17,12 @@ last 1, and those between at most twice as much as all before, and twice as much
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+
+from unisono.step.layout import Bucket
 
 ALIGNMENT = 64
 """Alignment of each gradient in bytes: a cache line, which also suits vector instructions."""
@@ -157,6 +160,22 @@ class _PlannedMemory:
     def aligned(self, length: int) -> int:
         """Return the elements of as many whole cache lines as `length` elements need."""
         return -(-length // self.step) * self.step
+
+
+def buckets_of(
+    sizes: Sequence[int],
+    largest: int,
+    end_ratio: int = 1,
+    counts: Sequence[int] = (),
+    holders: Mapping[int, tuple[tuple[int, ...], ...]] = MappingProxyType({}),
+) -> list[Bucket]:
+    """Return the buckets of float32 parameters, or their parts, of these bytes, whose gradients come in reverse order.
+
+    `holders` has the ranks that hold the same part, for each part, by the number of parts.
+    """
+    lengths = [(-(-nbytes // torch.float32.itemsize), torch.float32) for nbytes in sizes]
+    planned = plan_memory(lengths, range(len(sizes))[::-1], largest, counts, end_ratio).buckets
+    return [Bucket(one.nbytes, one.parameters, groups=holders.get(one.parts, ())) for one in planned]
 
 
 def required_elements(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from unisono.plan.order import sequence, sequence_of_halves
 from unisono.rules import BaseRule
 from unisono.rules.base import AUTO
-from unisono.step.costs import Computing, Cost, Costs, Prediction
-from unisono.step.layout import Bucket, Layout
+from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
+from unisono.step.layout import ActivationExchange, Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
 
@@ -93,6 +93,10 @@ class PredictionInputs(NamedTuple):
     """Seconds of an allreduce of these bytes, where they were simulated."""
     nodes: int = 1
     """Number of nodes that the ranks are on."""
+    groups: Mapping[tuple[int, ...], Cost] = MappingProxyType({})
+    """Cost of an allreduce of ranks that hold the same part of split layers."""
+    activations: tuple[tuple[ActivationExchange, Duration], ...] = ()
+    """Exchanges of split layers in a step."""
 
 
 class Space(NamedTuple):
@@ -209,10 +213,11 @@ def predicted(
         order = sequence(computing, buckets, inputs.cost)
     sent = [buckets[number] for number in order] or buckets
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
-    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves)
+    exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
+    layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding, halves, end_ratio)
-    costs = Costs(layout, computing, inputs.cost, inputs.simulated)
+    costs = Costs(layout, computing, inputs.cost, inputs.simulated, inputs.groups, durations)
     return Candidate(setting, predict(rule, costs), rule, costs)
 
 

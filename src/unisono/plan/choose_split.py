@@ -1,140 +1,130 @@
-"""Choice of the layers to split over model groups, and of the groups' size, by prediction.
+"""Choice of the layers to split and of the sizes of their groups, by the predicted step.
 
-    groups of     1 (data parallel)     2        4       each with the splits that are predicted to be fastest
-    step          40 ms                 31 ms    35 ms   the shortest is taken; within 1%, the smallest groups
+    begin           data parallelism                                            40 ms
+    most to gain    fc1: row 4                                                  33 ms    kept
+    next            fc2 and fc3: column 4 gives part, row 4 takes part          32 ms    kept
+    next            conv5: column 4                                             36 ms    not kept
 
-A step takes as long as its computing, activations and largest bubble (`split.py`). For one bubble that is a sum over
-layers, whose best splits are found exactly, in a time linear in the layers; the largest is that of several tried.
+Every layer exchanges for itself, so what it has to gain is known beforehand: the seconds of its gradients in data
+parallelism less those of its parts and activations. Whether these seconds are waited for is not: each split is kept if
+it makes the predicted step shorter. Layers of the same sizes are split alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
 
-from unisono.plan.choose import TIE_RATIO
-from unisono.plan.model_parallel import best_groups, prefers_model_parallelism
-from unisono.plan.split import (
-    COLUMN,
-    PAIR,
-    ROW,
-    LayerFacts,
-    SplitCandidate,
-    SplitInputs,
-    SplitPrediction,
-    candidate,
-    layer_seconds,
-)
+from unisono.plan.choose import Candidate
+from unisono.plan.split import COLUMN, GIVES, ROW, TAKES, LayerFacts, SplitInputs, predict_splits, sent_of
 
-POSITIONS, WEIGHTS = 16, 4
-"""Numbers of layers and of weights that the search tries."""
+WEIGHTS = (8.0, 2.0, 1.0, 0.25)
+"""Weights of gradients beside activations, which are waited for, by each of which a plan is made: gradients may hide,
+or cost more than their share of a bucket."""
 
 LEAST_GAIN = 1.1
-"""Ratio of data parallelism's predicted step to that of a split from which on layers are split. Predicted steps were
-off by up to 7.5% (benchmarks/overlaps), and a split changes what a program has to do."""
+"""Ratio of data parallelism's predicted step to that of a plan from which on layers are split. Predicted steps were off
+by up to 7.5% (benchmarks/overlaps), and a split changes what a program has to do."""
 
 
-def rank_splits(inputs: SplitInputs) -> list[SplitCandidate]:
-    """Return the best splits for each size of groups, the fastest first; size 1 is data parallelism.
+class SplitChoice(NamedTuple):
+    """Splits with their prediction, beside data parallelism."""
 
-    Data parallelism is first unless a split is predicted to be LEAST_GAIN times as fast. Of splits within 1% of the
-    fastest the smaller groups are first.
-    """
-    sizes = [size for size in range(2, inputs.ranks + 1) if inputs.ranks % size == 0]
-    found = [candidate(inputs, 1, {}), *(best_of_size(inputs, size) for size in sizes)]
-    counted = {one.size: one.prediction.step * (1 if one.size == 1 else LEAST_GAIN) for one in found}
-    able = [one for one in found if one.splits or one.size == 1]  # a group that splits nothing only computes more
-    best = min(counted[one.size] for one in able)
-    return sorted(able, key=lambda one: max(counted[one.size], best * TIE_RATIO))
+    splits: Mapping[str, str]
+    """Split of each layer by its name, in words of a plan; empty: data parallelism."""
+    prediction: Candidate
+    whole: Candidate
+    """Prediction of data parallelism."""
 
 
-def best_of_size(inputs: SplitInputs, size: int) -> SplitCandidate:
-    """Return the fastest of the splits in groups of `size` that are best for some weights of computing and gradients.
-
-    Where layer i has the largest bubble, a step takes as long as the gradients up to layer i and the computing behind
-    it. Splits may move that to another layer, so weights between are tried, too.
-    """
-    count = len(inputs.layers)
-    positions = range(0, count + 1, max(1, count // POSITIONS))
-    weights = [(position, weight / WEIGHTS) for position in positions for weight in range(1, WEIGHTS + 1)]
-    seconds = cache(partial(_seconds, inputs, size))
-    distinct = {tuple(best_weighed(inputs, size, *one, seconds).items()): None for one in weights}
-    found = [candidate(inputs, size, dict(splits)) for splits in distinct]
-    return min(found, key=lambda one: one.prediction.step)
+_Unit = tuple[float, tuple[LayerFacts, ...], tuple[str, ...]]
+"""Gain, in weighed seconds of exchanges, of a layer, or of a pair between which nothing is sent, with its splits."""
 
 
-def _seconds(inputs: SplitInputs, size: int, number: int, words: str | None) -> SplitPrediction:
-    """Return the seconds of layer `number`, split by `words`."""
-    return layer_seconds(inputs, inputs.layers[number], words, size)
+def choose_splits(inputs: SplitInputs) -> SplitChoice:
+    """Return the splits that are predicted to be fastest; none unless a step is LEAST_GAIN times as fast."""
+    whole = predict_splits(inputs, {})
+    found = [_kept(inputs, whole, _best_units(inputs, weight)) for weight in WEIGHTS]
+    splits, best = min(found, key=lambda one: one[1].prediction.step)
+    if whole.prediction.step < LEAST_GAIN * best.prediction.step:
+        return SplitChoice({}, whole, whole)
+    return SplitChoice({one.name: splits[one.name] for one in inputs.layers if one.name in splits}, best, whole)
 
 
-def best_weighed(
-    inputs: SplitInputs,
-    size: int,
-    position: int,
-    weight: float,
-    seconds: Callable[[int, str | None], SplitPrediction] | None = None,
-) -> dict[str, str]:
-    """Return the splits with the least sum over layers of weighed computing and gradients, and of activations.
+def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[dict[str, str], Candidate]:
+    """Return those of the splits that make the predicted step shorter, one after another, all of a kind together."""
+    kinds: dict[object, list[_Unit]] = {}
+    for unit in units:
+        kinds.setdefault((unit[2], *(layer[1:6] for layer in unit[1])), []).append(unit)
+    splits, best = dict[str, str](), whole
+    for alike in sorted(kinds.values(), key=lambda some: -sum(gain for gain, _, _ in some)):
+        more = {one.name: how for _, layers, words in alike for one, how in zip(layers, words, strict=True)}
+        found = predict_splits(inputs, splits | more)
+        if found.prediction.step < best.prediction.step:
+            splits, best = splits | more, found
+    return splits, best
 
-    Before layer `position`, gradients have `weight` and computing 1 - weight; from it on computing has 1, and gradients
-    `weight` in that layer and 0 behind it. Layers that can be paired are in chains; best[k] has the splits of a chain's
-    first k layers:
+
+def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
+    """Return the splits that gain most if a second of gradients counts as `weight` seconds of activations.
+
+    Layers that can be paired are in chains; best[k] has the gain and the splits of a chain's first k layers:
 
         best[k + 1] = the better of   best[k] and layer k by itself,   best[k - 1] and the pair of layers k - 1 and k
     """
-    numbers = {layer.name: number for number, layer in enumerate(inputs.layers)}
-    known = seconds or partial(_seconds, inputs, size)
+    by_name, followers = {one.name: one for one in inputs.layers}, {one.partner for one in inputs.layers}
 
-    def cost(layer: LayerFacts, words: str | None) -> float:
-        number = numbers[layer.name]
-        one = known(number, words)
-        computing = one.computing * (1 - weight if number < position else 1)
-        return computing + one.gradients * (weight if number <= position else 0) + one.activations
+    @cache
+    def seconds(name: str, words: str | None) -> float:
+        sent = sent_of(inputs, by_name[name], words)
+        return sent.activations + weight * sent.gradients
 
-    followers, found = {layer.partner for layer in inputs.layers}, dict[str, str]()
+    def ending(best: tuple[float, list[_Unit]], *layers: LayerFacts) -> list[tuple[float, list[_Unit]]]:
+        gains = {
+            words: sum(seconds(one.name, None) - seconds(one.name, how) for one, how in zip(layers, words, strict=True))
+            for words in _words(layers)
+        }
+        return [(best[0] + gain, [*best[1], (gain, layers, words)]) for words, gain in gains.items()]
+
+    found = list[_Unit]()
     for first in inputs.layers:
         chain = [first] if first.name not in followers else []
         while chain and chain[-1].partner:
-            chain.append(inputs.layers[numbers[chain[-1].partner]])
-        best: list[tuple[float, dict[str, str]]] = [(0.0, {})]
+            chain.append(by_name[chain[-1].partner])
+        best: list[tuple[float, list[_Unit]]] = [(0.0, [])]
         for k, layer in enumerate(chain):
-            alone = [None, *(how for how, sizes in layer.sizes.items() if size in sizes)]
-            words = min(alone, key=lambda one: cost(layer, one))
-            total, splits = best[k]
-            both = [(total + cost(layer, words), splits if words is None else {**splits, layer.name: words})]
-            if k and size in chain[k - 1].sizes.get(COLUMN, ()) and size in layer.sizes.get(ROW, ()):
-                total, splits = best[k - 1]
-                total += cost(chain[k - 1], PAIR[0]) + cost(layer, PAIR[1])
-                both.append((total, {**splits, chain[k - 1].name: PAIR[0], layer.name: PAIR[1]}))
-            best.append(min(both, key=lambda one: one[0]))
-        found |= best[-1][1]
+            paired = ending(best[k - 1], chain[k - 1], layer) if k else []
+            best.append(max([best[k], *ending(best[k], layer), *paired], key=lambda end: end[0]))
+        found += best[-1][1]
     return found
 
 
-def describe_split(ranked: Sequence[SplitCandidate], inputs: SplitInputs) -> list[str]:
-    """Return lines about the choice, for the log: the plan, the predictions by part, PCL-DNN's criterion."""
-    chosen = ranked[0]
-    plan = ", ".join(f"{name}: {words}" for name, words in chosen.words.items())
-    steps = [f"{_name(one)} {_parts(one.prediction)}" for one in ranked]
-    shaped = [(layer.name, layer.shape) for layer in inputs.layers if layer.shape is not None and layer.sizes]
-    groups = {name: best_groups(shape, inputs.samples, inputs.ranks) for name, shape in shaped}
-    preferred = (name for name, shape in shaped if prefers_model_parallelism(shape, inputs.samples))
-    wide = ", ".join(f"{name} (G = {groups[name]})" for name in preferred)
+def _words(layers: tuple[LayerFacts, ...]) -> list[tuple[str, ...]]:
+    """Return the splits of a layer, or those of a pair between whose layers nothing is sent."""
+    first, last = layers[0], layers[-1]
+    if len(layers) == 1:
+        return [(f"{how} {size}",) for how, sizes in first.sizes.items() for size in sizes]
+    sizes = [size for size in first.sizes.get(COLUMN, ()) if size in last.sizes.get(ROW, ())]
+    return [(f"{COLUMN} {size} {GIVES}", f"{ROW} {size} {TAKES}") for size in sizes]
+
+
+def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
+    """Return lines about the choice, for the log: the plan, and the predictions with and without it."""
+    plan = ", ".join(f"{name}: {words}" for name, words in chosen.splits.items())
+    steps = [f"with these {_parts(chosen.prediction, inputs, chosen.splits)}"] if chosen.splits else []
+    steps.append(f"data parallelism {_parts(chosen.whole, inputs, {})}")
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
         f"a step is predicted to take, {'; '.join(steps)}",
-        f"PCL-DNN's criterion, at {inputs.samples:g} samples a step, prefers groups for: {wide or 'none'}",
     ]
 
 
-def _name(one: SplitCandidate) -> str:
-    return "data parallelism" if one.size == 1 else f"in groups of {one.size}"
-
-
-def _parts(prediction: SplitPrediction) -> str:
+def _parts(one: Candidate, inputs: SplitInputs, splits: Mapping[str, str]) -> str:
+    sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
+    nbytes = sum(layer.gradient_bytes + layer.activation_bytes for layer in sent)
     return (
-        f"{prediction.step * 1e3:.1f} ms (computing {prediction.computing * 1e3:.1f}, gradients "
-        f"{prediction.gradients * 1e3:.1f}, activations {prediction.activations * 1e3:.1f}; a rank sends "
-        f"{(prediction.gradient_bytes + prediction.activation_bytes) / 1e6:.1f} MB)"
+        f"{one.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, waiting "
+        f"{one.prediction.waiting * 1e3:.1f}, of that activations {sum(one.activations for one in sent) * 1e3:.1f}; "
+        f"a rank sends {nbytes / 1e6:.1f} MB)"
     )

@@ -1,11 +1,11 @@
-"""Seconds of traced layers on a machine, and their sizes for groups of nodes.
+"""Seconds of traced layers on a machine.
 
     seconds = FLOPs / (peak FLOPs per second * efficiency of the kind of product)
     seconds = FLOPs / FLOPs per second of the nearest measured product          where the machine file has rows of it
     seconds = share of FLOPs of the network / samples per second of the network     if it has a row of it (`at_rate_of`)
 
-    Linear          efficiency.linear, and a shape: it can be split over a group of nodes (`hybrid.py`)
-    all others      efficiency.convolution; data parallel
+    Linear          efficiency.linear
+    all others      efficiency.convolution
 
 Only products take time: layers that read and write alone are free here, so a prediction is a lower bound.
 
@@ -23,18 +23,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import log, prod
+from math import log
 
 from unisono.errors import UsageError
 from unisono.plan.machines import EfficiencyFacts, MachineFacts
-from unisono.plan.model_parallel import LayerShape
 from unisono.plan.product_rows import nearest_product, shape_of_product
-from unisono.plan.scaling import ScaledLayer
 from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Computing
 
 LINEAR = "Linear"
-"""Kind of layers that groups of nodes can split."""
+"""Kind of layers whose products have the efficiency of linear ones."""
 
 
 def product_seconds(
@@ -80,25 +78,6 @@ def at_rate_of(
     return replace(machine, node=node, efficiency=EfficiencyFacts(), assumed=assumed, networks=(row,), products=())
 
 
-def linear_shape(layer: TracedLayer, samples: int) -> LayerShape:
-    """Return the sizes of a fully connected layer that was traced for `samples` samples, each with one or more rows."""
-    *rows, in_features = layer.input_shapes[0]
-    return LayerShape(in_features, layer.activations // prod(rows), area=prod(rows) // samples)
-
-
-def scaled_layers(layers: Sequence[TracedLayer], machine: MachineFacts, samples: int) -> list[ScaledLayer]:
-    """Return the layers with parameters or products, traced for `samples` samples, as `strong_scaling` needs them."""
-    return [
-        ScaledLayer(
-            product_seconds(layer, layer.flops / samples, machine),
-            layer.parameters,
-            linear_shape(layer, samples) if layer.kind == LINEAR else None,
-        )
-        for layer in layers
-        if layer.flops or layer.parameters
-    ]
-
-
 def computing_of(
     layers: Sequence[TracedLayer], machine: MachineFacts, traced: int, samples: int, ranks_per_node: int = 1
 ) -> Computing:
@@ -111,11 +90,12 @@ def computing_of(
     of_node = scale * ranks_per_node
     forward = [product_seconds(layer, layer.forward_flops, machine, "forward", scale) * of_node for layer in layers]
     backward = [product_seconds(layer, layer.backward_flops, machine, "backward", scale) * of_node for layer in layers]
+    return computing_in_order(forward, backward, [number for number, layer in enumerate(layers) if layer.parameters])
+
+
+def computing_in_order(forward: Sequence[float], backward: Sequence[float], of: Sequence[int]) -> Computing:
+    """Return the times of a step from the seconds of each layer's passes; `of` has the layers with parameters."""
     begins = [0.0, *accumulate(forward)]
     ends = list(accumulate(reversed(backward), initial=begins[-1]))[:0:-1]
-    with_parameters = [number for number, layer in enumerate(layers) if layer.parameters]
-    return Computing(
-        tuple(begins[number] for number in with_parameters),
-        tuple(ends[number] for number in with_parameters),
-        begins[-1] + sum(backward),
-    )
+    whole = begins[-1] + sum(backward)
+    return Computing(tuple(begins[number] for number in of), tuple(ends[number] for number in of), whole)

@@ -1,18 +1,17 @@
 """Layers of a planned run as a table: what each computes and exchanges, and how it is parallel.
 
-    layer         kind    GFLOP   weights  parallelism  computing  exchange  activations   G  sent at G and beside it
-    features.8    Conv2d  2,841   2.36 MB  data         118.12 ms   3.73 ms      0.00 ms  64  63: 30.74 MB, 64: 4.719 MB
-    classifier.1  Linear  157.8  411.1 MB  row 4          2.11 ms  154.8 ms      1.38 ms   1  1: 51.38 MB, 2: 51.38 MB
+    layer         kind    GFLOP   weights  parallelism  computing  gradients  activations      sent
+    features.8    Conv2d  2,841   2.36 MB  data         118.12 ms    3.54 ms      0.00 ms  4.426 MB
+    classifier.1  Linear  157.8  411.1 MB  row 16         8.44 ms    0.00 ms      8.80 ms  10.87 MB
 
-Worked example: two layers of VGG-A, 256 images on 64 nodes of `aws_c4_8xlarge`, split in groups of 4. Columns:
+Worked example: two layers of VGG-A, 256 images on 16 nodes of `aws_c4_8xlarge`. Columns:
 
     computing      seconds of its three passes on a rank
-    exchange       seconds of its gradients, hidden or not
+    gradients      seconds of their exchange, hidden or not
     activations    seconds of theirs, which are waited for; 0 in data parallelism
-    G              number of groups in which all nodes send least, by PCL-DNN 3.3 (`hybrid.py`); with it, the bytes of
-                   G - 1, G and G + 1 groups. N groups of one node are data parallelism, one group is model parallelism
+    sent           bytes that a rank sends for both
 
-Layers without parameters and FLOPs are left out. G is of bytes alone; the splits are those of the fastest step.
+Layers without parameters and FLOPs are left out.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from unisono.plan.hybrid import hybrid_volume, whole_groups
-from unisono.plan.split import SplitCandidate, SplitInputs, layer_seconds
+from unisono.plan.layer_costs import product_seconds
+from unisono.plan.machines import MachineFacts
+from unisono.plan.split import SplitInputs, sent_of
 from unisono.plan.trace import TracedLayer
 
 DATA = "data"
 """Parallelism of a layer that is not split."""
 
-HEAD = (
-    *("layer", "kind", "GFLOP", "weights", "parallelism", "computing", "exchange", "activations", "G"),
-    "sent at G and beside it",
-)
+HEAD = ("layer", "kind", "GFLOP", "weights", "parallelism", "computing", "gradients", "activations", "sent")
 
 
 class PlannedLayer(NamedTuple):
@@ -45,42 +42,37 @@ class PlannedLayer(NamedTuple):
     parallelism: str
     """"data", or its split in words of a parallel plan."""
     computing: float
-    exchange: float
+    gradients: float
     activations: float
-    groups: int | None
-    """Number of groups that sends least; None for a layer that cannot be split."""
-    sent: Mapping[int, float]
-    """Bytes of a step on one node, by the number of groups."""
+    sent: float
+    """Bytes that a rank sends in a step."""
 
 
 def planned_layers(
-    layers: Sequence[TracedLayer], traced: int, inputs: SplitInputs, chosen: SplitCandidate
+    layers: Sequence[TracedLayer], traced: int, machine: MachineFacts, inputs: SplitInputs, splits: Mapping[str, str]
 ) -> list[PlannedLayer]:
     """Return the layers with parameters or FLOPs, traced for `traced` samples, in the order of the forward pass."""
     by_name = {layer.name: layer for layer in layers}
+    samples = inputs.samples * inputs.links.placement.ranks
+    seconds = sum(product_seconds(layer, layer.flops, machine) for layer in layers)
     found = list[PlannedLayer]()
     for facts in inputs.layers:
         layer = by_name.get(facts.name)
         if layer is None or not (layer.flops or layer.parameters):
             continue
-        seconds = layer_seconds(inputs, facts, chosen.splits.get(facts.name), chosen.size)
-        groups = None if facts.shape is None else whole_groups(facts.shape, inputs.samples, inputs.ranks)
-        sent = dict[int, float]()
-        if facts.shape is not None and groups is not None:
-            beside = [one for one in (groups - 1, groups, groups + 1) if 1 <= one <= inputs.ranks]
-            sent = {one: sum(hybrid_volume(facts.shape, inputs.samples, inputs.ranks, one)) for one in beside}
+        sent = sent_of(inputs, facts, splits.get(facts.name))
+        share = product_seconds(layer, layer.flops, machine) / seconds if seconds else 0.0
         found.append(
             PlannedLayer(
                 facts.name or "(model)",
                 layer.kind,
-                layer.flops * inputs.samples / traced,
+                layer.flops * samples / traced,
                 facts.weights,
-                chosen.words.get(facts.name, DATA),
-                seconds.computing,
-                seconds.gradients,
-                seconds.activations,
-                groups,
-                sent,
+                splits.get(facts.name, DATA),
+                inputs.step.computing.whole * share,
+                sent.gradients,
+                sent.activations,
+                sent.gradient_bytes + sent.activation_bytes,
             )
         )
     return found
@@ -90,7 +82,7 @@ def layer_lines(rows: Sequence[PlannedLayer]) -> Iterator[str]:
     """Yield the table, a line each."""
     cells = [HEAD, *(_cells(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = {0, 1, 4, len(HEAD) - 1}
+    left = {0, 1, 4}
     for line in cells:
         padded = (
             cell.ljust(width) if number in left else cell.rjust(width)
@@ -100,14 +92,12 @@ def layer_lines(rows: Sequence[PlannedLayer]) -> Iterator[str]:
 
 
 def _cells(row: PlannedLayer) -> tuple[str, ...]:
-    seconds = (f"{one * 1e3:,.2f} ms" for one in (row.computing, row.exchange, row.activations))
     return (
         row.name,
         row.kind,
         f"{row.flops / 1e9:,.4g}",
         f"{row.weights / 1e6:,.4g} MB",
         row.parallelism,
-        *seconds,
-        "-" if row.groups is None else str(row.groups),
-        ", ".join(f"{groups}: {nbytes / 1e6:,.4g} MB" for groups, nbytes in row.sent.items()),
+        *(f"{one * 1e3:,.2f} ms" for one in (row.computing, row.gradients, row.activations)),
+        f"{row.sent / 1e6:,.4g} MB",
     )

@@ -13,7 +13,8 @@
 Worked example (`docs/planning.md`): 256 images of VGG-A on 16 nodes of 1.67 TFLOP/s with 10 Gbit/s Ethernet.
 
 A rule that is replaced by another after the first steps ("auto") is planned as the one that is predicted to be faster.
-Where layers can be split (`split_plan.py`), a row with the splits follows the row without, if they are faster.
+Where layers can be split (`split_plan.py`), a row with the splits follows the row without, if they are faster. It is
+the same prediction, with the tasks of split layers in the program and their buckets in parts.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-import torch
-
 from unisono.plan.bottleneck import StepShares
-from unisono.plan.bucket_layout import plan_memory
+from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import (
     TIE_RATIO,
     Candidate,
     PredictionInputs,
+    Setting,
     candidates,
     initial_setting,
     is_searched,
@@ -47,14 +47,12 @@ from unisono.plan.rank_memory import rank_memory
 from unisono.plan.run_row import PlannedStep, RunPlan, row_of
 from unisono.plan.run_settings import RunSettings, check_settings, samples_of_node, samples_of_rank, slowest_node
 from unisono.plan.simulated_cost import SIMULATED, with_simulated, without_rows
-from unisono.plan.split_plan import SplitModel, split_step
+from unisono.plan.split import gradient_bytes, sent_of, with_splits
+from unisono.plan.split_plan import WITH_SPLITS, SplitModel, memory_with, split_inputs
 from unisono.plan.trace import TracedLayer
 from unisono.plan.unequal import Unequal, cost_of, slowed
-from unisono.rules import BSP, BaseRule
+from unisono.rules import BaseRule
 from unisono.step.costs import Cost
-from unisono.step.layout import Bucket
-
-FLOAT32_BYTES = 4
 
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
@@ -101,7 +99,7 @@ def plan_run(
     for words, rule in settings.rules.items():
         alone = predict_fastest(layers, machine, replace(settings, slow_nodes={}), rule, 1, exchange_of).step
         alone = max(alone, least_step(alone, 0.0, _loading(machine, settings, 1)))
-        rows, with_splits = list[RunPlan](), list[RunPlan]()
+        rows, split_rows = list[RunPlan](), list[RunPlan]()
         for nodes in settings.nodes:
             run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
             cost = exchange_of(run.rule, nodes)
@@ -109,10 +107,9 @@ def plan_run(
             step = _planned_step(layers, machine, settings, words, nodes, cost, run)._replace(slower=slower)
             rows.append(row_of(machine, settings, nodes, step, alone))
             if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
-                activations = exchange_of(BSP(), nodes)  # which are not encoded
-                faster = split_step(settings, nodes, activations, step, split)
-                with_splits += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
-        found += rows + with_splits
+                faster = _split_step(layers, machine, settings, words, nodes, cost, run, split)
+                split_rows += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
+        found += rows + split_rows
     return found
 
 
@@ -168,6 +165,18 @@ def predict_run(
 ) -> PredictedRun:
     """Return the prediction for a rule on `nodes` nodes whose exchanges have this cost, in the setting that a run
     chooses with these times."""
+    inputs = inputs_of(layers, machine, settings, rule, nodes, cost)
+    best, refused = _best(inputs, nodes * settings.ranks_per_node), dict[str, str]()
+    setting = best.setting
+    if settings.simulated and nodes > 1:
+        best, refused = with_simulated(inputs, setting, machine, nodes, settings.ranks_per_node)
+    return PredictedRun(inputs.rule, inputs, best, _silent(inputs, setting), refused)
+
+
+def inputs_of(
+    layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, rule: BaseRule, nodes: int, cost: Cost
+) -> PredictionInputs:
+    """Return the inputs of that prediction; a rule that measures its period has the one that hides."""
     ranks = nodes * settings.ranks_per_node
     samples = samples_of_rank(settings, nodes)
     computing = computing_of(layers, machine, settings.traced, samples, settings.ranks_per_node)
@@ -180,19 +189,22 @@ def predict_run(
     if rule.measures_period:
         rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     buckets, clip = partial(buckets_of, sizes), settings.clip
-    inputs = PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)
-    if is_searched(rule) and ranks > 1:
-        overlaps, largest, outstandings = space_of(rule)
-        few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
-        best = candidates(inputs, overlaps, few, outstandings)[0]
-    else:
-        first = initial_setting(rule, inputs.buckets, ranks)
-        best = predicted_again(first, inputs)
-    setting, refused = best.setting, dict[str, str]()
-    if settings.simulated and nodes > 1:
-        best, refused = with_simulated(inputs, setting, machine, nodes, settings.ranks_per_node)
-    silent = predicted_again(setting, inputs._replace(cost=FREE))
-    return PredictedRun(rule, inputs, best, silent.prediction.step, refused)
+    return PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)
+
+
+def _best(inputs: PredictionInputs, ranks: int) -> Candidate:
+    """Return the setting that a run on so many ranks chooses, with its prediction."""
+    rule = inputs.rule
+    if not is_searched(rule) or ranks == 1:
+        return predicted_again(initial_setting(rule, inputs.buckets, ranks), inputs)
+    overlaps, largest, outstandings = space_of(rule)
+    few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
+    return candidates(inputs, overlaps, few, outstandings)[0]
+
+
+def _silent(inputs: PredictionInputs, setting: Setting) -> float:
+    """Return the seconds of a step whose exchanges take no time."""
+    return predicted_again(setting, inputs._replace(cost=FREE, groups={}, activations=())).prediction.step
 
 
 def update_seconds(machine: MachineFacts, settings: RunSettings) -> float:
@@ -202,13 +214,6 @@ def update_seconds(machine: MachineFacts, settings: RunSettings) -> float:
     """
     bandwidth = machine.node.memory_bandwidth
     return (3 + 2 * settings.kept) * settings.ranks_per_node / bandwidth if bandwidth else 0.0
-
-
-def buckets_of(sizes: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
-    """Return the buckets of layers with these bytes of parameters, whose gradients come in reverse order."""
-    lengths = [(-(-nbytes // FLOAT32_BYTES), torch.float32) for nbytes in sizes]
-    order = list(reversed(range(len(lengths))))
-    return [Bucket(one.nbytes, one.parameters) for one in plan_memory(lengths, order, largest, (), end_ratio).buckets]
 
 
 def _loading(machine: MachineFacts, settings: RunSettings, nodes: int) -> Loading:
@@ -245,4 +250,33 @@ def _planned_step(
         choice=type(run.rule).__name__ if settings.rules[words].alternatives else "",
         basis=exchange.basis if run.refused or not simulated else SIMULATED,
         estimated=", ".join(run.refused),
+    )
+
+
+def _split_step(
+    layers: Sequence[TracedLayer],
+    machine: MachineFacts,
+    settings: RunSettings,
+    words: str,
+    nodes: int,
+    exchange: ExchangeCost,
+    run: PredictedRun,
+    model: SplitModel,
+) -> PlannedStep | None:
+    """Return the step with split layers beside that of `run`, without; None where nothing is split."""
+    given = split_inputs(layers, machine, settings, nodes, run.inputs, run.best.setting, model)
+    splits = model.choose(given)
+    if not splits:
+        return None
+    inputs = with_splits(given, splits)
+    best = _best(inputs, inputs.ranks)
+    split = PredictedRun(run.rule, inputs, best, _silent(inputs, best.setting))
+    step = _planned_step(layers, machine, settings, words, nodes, exchange, split)
+    sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
+    return step._replace(
+        rule=words + WITH_SPLITS,
+        memory=memory_with(splits, step.memory, given),
+        exchanged=sum(one.gradient_bytes + one.activation_bytes for one in sent) / gradient_bytes(1, inputs.ranks, 1),
+        split=splits,
+        basis=exchange.basis,  # which is not simulated for groups
     )

@@ -1,10 +1,10 @@
 """Layers of any torch.nn.Module: FLOPs, parameters and activations of each, in the order of the forward pass.
 
-A copy of the model on the meta device, which has shapes but no memory, makes one forward and one backward pass. Each
-operator that PyTorch dispatches is counted for the module that called it:
+A copy of the model makes one forward and one backward pass: on the meta device, which has shapes but no memory
+(`trace`), or on values (`trace_values`). Each operator that PyTorch dispatches counts for the module that called it:
 
-    model ─ copy without memory ─▶ forward: the innermost module that runs       operators ─▶ FLOPs, bytes
-                                   backward: the module that made the node
+    model ─ copy ─▶ forward: the innermost module that runs        operators ─▶ FLOPs, bytes, seconds
+                    backward: the module that made the node
 
     layer         a module that ran operators itself: most have no submodules; a block may add, or attend
     FLOPs         of matrix products and convolutions, 2 for each multiply-add; nothing for element-wise operators
@@ -19,25 +19,29 @@ Worked example: Linear(3, 5), ReLU, Linear(5, 2) for 4 samples in float32.
     1       0                   0                           0            20
     2       2 * 4 * 5 * 2 = 80  160                         12           8
 
-Known limits: models that read values while they run (`if x.sum() > 0`, `.item()`, nonzero) cannot be traced. LSTMs and
+Known limits: models that read values while they run (`if x.sum() > 0`, `.item()`, nonzero) need values. LSTMs and
 GRUs are traced one time step after another, as slow in number of operators as they are long.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.errors import UsageError
 from unisono.plan.operator_flops import operator_flops
+from unisono.plan.outside_reads import OutsideReads, tensors_in
 
 
 @dataclass
@@ -60,6 +64,14 @@ class TracedLayer:
     activation_bytes: int = 0
     input_shapes: tuple[tuple[int, ...], ...] = ()
     """Shapes of the tensors of its first call."""
+    calls: int = 0
+    input_bytes: int = 0
+    """Bytes of the first tensor of its last call."""
+    input_requires_grad: bool = False
+    """True where that tensor needs a gradient."""
+    forward_seconds: float = 0.0
+    """Seconds of its operators in the forward pass; they mean nothing without values."""
+    backward_seconds: float = 0.0
 
     @property
     def flops(self) -> int:
@@ -67,42 +79,64 @@ class TracedLayer:
         return self.forward_flops + self.backward_flops
 
 
+class Trace(NamedTuple):
+    """Layers of a step, and the modules that can be split."""
+
+    layers: list[TracedLayer]
+    once: frozenset[str]
+    """Modules that were called once, and whose own parameters nothing else read."""
+
+
 def trace(model: nn.Module, *inputs: Tensor) -> list[TracedLayer]:
-    """Return the layers of `model` for a training step on inputs of these shapes and dtypes; their values do not count.
+    """Return the layers of `model` for a training step on inputs of these shapes and dtypes (`trace_shapes`)."""
+    return trace_shapes(model, *inputs).layers
+
+
+def trace_shapes(model: nn.Module, *inputs: Tensor) -> Trace:
+    """Return the trace of a training step on inputs of these shapes and dtypes; their values do not count.
 
     The model is not changed, and no memory is taken for weights or activations. Inputs that require a gradient get one.
 
     Raises UsageError, naming the layer, for a model that cannot be traced.
     """
     shadow = _without_memory(model)
-    counter = _OperatorCounter(shadow)
     given = [torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad) for tensor in inputs]
+    return _trace(shadow, given, torch.device("meta"))
+
+
+def trace_values(model: nn.Module, inputs: Sequence[Any], within: AbstractContextManager[Any]) -> Trace:
+    """Return the trace of a training step on these values, in the model's present mode and the context `within`.
+
+    The model stays as it is, and so do the random numbers of PyTorch, NumPy and Python. Raises UsageError as `trace`.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.device("meta"), torch.enable_grad(), counter.counting():
-            outputs = shadow(*given)
+        with torch.random.fork_rng(devices=[]):
+            return _trace(_copy_of(model, {}), inputs, within)
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
+    """Return the trace of a model that is changed by it."""
+    counter = _OperatorCounter(shadow)
+    try:
+        with within, torch.enable_grad(), counter.counting():
+            with counter.reads:
+                outputs = shadow(*inputs)
             gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
             if gradients:
-                torch.autograd.backward(gradients, [torch.empty_like(tensor) for tensor in gradients])
+                torch.autograd.backward(gradients, [torch.ones_like(tensor) for tensor in gradients])
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
         words = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
             f"{counter.place()} cannot be traced with inputs of shape {shapes}: {words}; "
             "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
         ) from error
     _count_parameters(shadow, counter.layers)
-    return list(counter.layers.values())
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a value: a tensor, or tuples, lists and mappings of such."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors_in(one)
+    return Trace(list(counter.layers.values()), counter.once())
 
 
 def _without_memory(model: nn.Module) -> nn.Module:
@@ -113,10 +147,18 @@ def _without_memory(model: nn.Module) -> nn.Module:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *attributes):
             empty = torch.empty_like(tensor, device="meta")
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return _copy_of(model, memo).train()
+
+
+def _copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
-        return copy.deepcopy(model, memo).train()
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"{type(model).__name__} cannot be copied, and so not traced: {error}") from error
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"{type(model).__name__} cannot be copied, and layers are traced on a copy: {words}; name the layers in a "
+            'plan of your own in place of "auto"'
+        ) from error
 
 
 def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
@@ -145,10 +187,13 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         self.layers: dict[str, TracedLayer] = {}
         """Modules in the order in which they ran their first operator."""
         self._called: dict[str, TracedLayer] = {}
-        self._running: list[str] = []
+        self.reads = OutsideReads(model)
+        self._running = self.reads.running
         self._before: list[set[Any]] = []
         """Autograd nodes of the inputs of the modules that run; a module may change an input, and so its node."""
         self._backward_of: str | None = None
+        self._failed: str | None = None
+        """Innermost module of the last call, where that has returned nothing."""
         self._owned: set[Any] = set()
 
     @contextmanager
@@ -158,8 +203,8 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
             hook
             for module in self._names
             for hook in (
-                module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
-                module.register_forward_hook(self._leave),
+                module.register_forward_pre_hook(self._enter, with_kwargs=True),  # next to `forward`: other
+                module.register_forward_hook(self._leave, prepend=True, always_call=True),  # hooks may read a weight
             )
         ]
         try:
@@ -169,14 +214,20 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
             for hook in hooks:
                 hook.remove()
 
+    def once(self) -> frozenset[str]:
+        """Return the modules that were called once, and whose own parameters nothing else read."""
+        return frozenset(name for name, one in self._called.items() if one.calls == 1) - self.reads.found
+
     def place(self) -> str:
         """Return words for the layer that runs."""
-        name = self._running[-1] if self._running else self._backward_of
+        name = self._running[-1] if self._running else self._failed or self._backward_of
         return f"layer {name!r}, {self._called[name].kind}," if name else "the model"
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and count it."""
+        begin = time.perf_counter()
         outputs = operator(*args, **(kwargs or {}))
+        seconds = time.perf_counter() - begin
         name = self._running[-1] if self._running else self._backward_of
         if name not in self._called or operator.is_view:
             return outputs
@@ -185,19 +236,30 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         nbytes = sum(tensor.nbytes for tensor in tensors_in((args, outputs)))
         if self._running:
             layer.forward_flops, layer.forward_bytes = layer.forward_flops + flops, layer.forward_bytes + nbytes
+            layer.forward_seconds += seconds
         else:
             layer.backward_flops, layer.backward_bytes = layer.backward_flops + flops, layer.backward_bytes + nbytes
+            layer.backward_seconds += seconds
         return outputs
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names[module]
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in((args, kwargs)))
-        self._called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
+        given = list(tensors_in((args, kwargs)))
+        shapes = tuple(tuple(tensor.shape) for tensor in given)
+        layer = self._called.setdefault(name, TracedLayer(name, type(module).__name__, input_shapes=shapes))
+        layer.calls += 1
+        for first in given[:1]:
+            layer.input_bytes, layer.input_requires_grad = first.nbytes, first.requires_grad
+        self._failed = None
         self._running.append(name)
-        self._before.append({tensor.grad_fn for tensor in tensors_in((args, kwargs))})
+        self._before.append({tensor.grad_fn for tensor in given})
 
     def _leave(self, _: nn.Module, __: Any, outputs: Any) -> None:
         layer = self._called[self._running.pop()]
+        self.reads.look(outputs)
+        if outputs is None:
+            self._failed = self._failed or layer.name
+            layer.calls += 1  # the model may go on, but the layer gives no tensor
         for tensor in tensors_in(outputs):
             layer.activations += tensor.numel()
             layer.activation_bytes += tensor.nbytes

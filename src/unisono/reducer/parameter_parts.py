@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-Partition = tuple[tuple[int, ...], ...]
-"""All ranks of a world, in groups."""
+from unisono.placement import Partition, holders_of
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,6 @@ class ParameterParts:
         """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
         groups = self.holders.get(self.of(number), ())
         return next((group for group in groups if rank in group), range(ranks))
-
-
-def holders_of(groups: Partition) -> Partition:
-    """Return the ranks that hold the same part, for each part, ascending.
-
-    >>> holders_of(((0, 1), (2, 3)))
-    ((0, 2), (1, 3))
-    """
-    return tuple(tuple(sorted(ranks)) for ranks in zip(*groups, strict=True))
 
 
 UNSPLIT = ParameterParts()

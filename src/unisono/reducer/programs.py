@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool
+from unisono.placement import Partition
 from unisono.plan.choose import Setting
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
-from unisono.reducer.parameter_parts import Partition
 from unisono.rules import BaseRule
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared

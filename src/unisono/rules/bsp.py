@@ -56,9 +56,9 @@ class BSP(BaseRule):
     def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
         overlap = self.found_overlap
-        passing = build.backward(layout, overlap.backward_lane(layout.deferred))
+        passing = build.backward(layout, overlap.backward_lane(layout.deferred), rank)
         if not event.synchronize:
-            return (*build.forward(layout), *passing)
+            return (*build.forward(layout, rank), *passing)
         sends = self.collectives(layout, rank)
         gate = build.ENDED if overlap.after else build.BEGUN
         follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
@@ -68,7 +68,7 @@ class BSP(BaseRule):
                 follow.append((key, build.buffers(sends)))
         if overlap.after:
             follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
-        return (*build.forward(layout), *build.merge(passing, follow), *build.wait(layout))
+        return (*build.forward(layout, rank), *build.merge(passing, follow), *build.wait(layout))
 
     def _bucket(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
         own = tuple(map(gradient, layout.bucket(key).parameters))

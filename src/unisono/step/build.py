@@ -23,6 +23,7 @@ from unisono.step.program import (
     Value,
     bucket,
     gradient,
+    order,
     state,
     thread,
     weights,
@@ -44,33 +45,53 @@ BUFFERS = Value("buffers", 0)
 """Memory that the model's buffers are sent in."""
 
 
+ACTIVATIONS = -1
+"""Number of the communicators of split layers, beside those of gradients."""
+
+
 def seen(parameter: int) -> Value:
     """Return the value that stands for the version of a parameter that the forward pass has read."""
     return Value("seen", parameter)
 
 
-def forward(layout: Layout) -> list[Task]:
-    """Return the tasks of a forward pass: each parameter is read when it is needed, and waited for if deferred."""
-    begin = Task(op.BEGIN, 0, MAIN, (ENDED,), (thread(MAIN),))
-    reading = (
-        Task(op.FORWARD, number, MAIN, (weights(number), BUFFERS), (seen(number), thread(MAIN)))
-        for number in layout.order
-    )
-    return [begin, *reading]
+def forward(layout: Layout, rank: int = 0) -> list[Task]:
+    """Return the tasks of a forward pass: each parameter is read when it is needed, and waited for if deferred; around
+    its products are the exchanges of a split layer."""
+    tasks = [Task(op.BEGIN, 0, MAIN, (ENDED,), (thread(MAIN),))]
+    for number in layout.order:
+        reading = Task(op.FORWARD, number, MAIN, (weights(number), BUFFERS), (seen(number), thread(MAIN)))
+        tasks += activations(layout, rank, MAIN, (number,), backward=False, after=False)
+        tasks += [reading, *activations(layout, rank, MAIN, (number,), backward=False, after=True)]
+    return tasks
 
 
-def backward(layout: Layout, lane: str) -> list[Task]:
+def activations(
+    layout: Layout, rank: int, lane: str, parameters: Iterable[int], *, backward: bool, after: bool
+) -> list[Task]:
+    """Return the exchanges of split layers with these parameters before their products of a pass, or behind them."""
+    numbers = (one for number in parameters for one in layout.exchanges.get((number, backward, after), ()))
+    return [
+        Task(op.ACTIVATIONS, number, lane, (), (order(ACTIVATIONS), thread(lane)), RankGroup(ranks, ACTIVATIONS))
+        for number in numbers
+        for ranks in layout.activations[number].groups
+        if rank in ranks
+    ]
+
+
+def backward(layout: Layout, lane: str, rank: int = 0) -> list[Task]:
     """Return the tasks of a backward pass: until the first gradient, until each bucket is full and its weights were
-    read for the last time, and to its end."""
+    read for the last time, and to its end. Around those of a bucket are the exchanges of its split layers."""
     own = thread(lane)
     tasks = [Task(op.BACKWARD, 0, lane, tuple(map(seen, layout.order)), (BEGUN, own))]
     for key in layout.filled:
         fresh, last = layout.ready[key], layout.last[key]
+        tasks += activations(layout, rank, lane, fresh, backward=True, after=False)
         made = (*map(gradient, fresh), own)
         tasks.append(Task(op.BACKWARD, key, lane, tuple(map(seen, fresh)), made, parameters=fresh))
         if last:  # behind all parts of a gradient, so that none of them waits
             read = (*map(seen, last), *map(weights, last))
             tasks.append(Task(op.GRAD_INPUT, key, lane, read, (own,), parameters=last))
+            tasks += activations(layout, rank, lane, last, backward=True, after=True)
     return [*tasks, Task(op.END, 0, lane, (), (ENDED, own))]
 
 
@@ -88,7 +109,7 @@ def merge(backward_tasks: Iterable[Task], followers: Iterable[tuple[int, Iterabl
         task = left.popleft()
         if task.operation is op.GRAD_INPUT:
             unread.difference_update(task.reads)
-        else:
+        elif task.operation is not op.ACTIVATIONS:
             full.add(AT_THE_END if task.operation is op.END else task.key)
         return task
 

@@ -15,6 +15,7 @@ from math import fsum
 from typing import NamedTuple
 
 from unisono.step.layout import Layout
+from unisono.step.program import RankGroup
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,20 @@ class Costs:
     collective: Cost
     simulated: Mapping[int, float] = field(default_factory=dict)
     """Seconds of an allreduce of these bytes of gradients, where they are known by themselves."""
+    groups: Mapping[tuple[int, ...], Cost] = field(default_factory=dict)
+    """Cost of an allreduce of some ranks, where it differs from that of all."""
+    activations: tuple[Duration, ...] = ()
+    """Duration of each exchange of activations."""
 
     def nbytes(self, key: int) -> int:
         """Return the bytes that are sent for a bucket; 0 for a key without one."""
         return self.layout.bucket(key).nbytes if 0 < key <= len(self.layout.buckets) else 0
 
-    def exchange(self, nbytes: float) -> Duration:
-        """Return the duration of a collective of that many bytes, at the cost of an allreduce."""
+    def exchange(self, nbytes: float, group: RankGroup | None = None) -> Duration:
+        """Return the duration of a collective of that many bytes, at the cost of an allreduce of the group's ranks."""
+        if group is not None and group.ranks in self.groups:
+            cost = self.groups[group.ranks]
+            return Duration(cost.seconds(nbytes), nbytes * cost.per_byte)
         seconds = self.simulated.get(int(nbytes))
         if seconds is not None:
             return Duration(seconds, max(0.0, seconds - self.collective.latency))

@@ -44,12 +44,15 @@ class Picture:
 
 
 def drawn_costs(layout: Layout) -> Costs:
-    """Return costs for a drawing: 1 unit for a layer's forward, 2 for its backward, 2 for a bucket's allreduce."""
+    """Return costs for a drawing: 1 unit for a layer's forward, 2 for its backward, 2 for a bucket's allreduce, and 1
+    for an exchange of activations."""
     count = layout.parameters
     needed = tuple(float(number) for number in range(count))
     ready = tuple(float(count + 2 * (count - number)) for number in range(count))
     nbytes = sum(one.nbytes for one in layout.buckets) / max(1, len(layout.buckets))
-    return Costs(layout, Computing(needed, ready, float(3 * count)), Cost(1.0, 1.0 / max(1.0, nbytes)))
+    exchanges = (Duration(1.0, 1.0),) * len(layout.activations)
+    computing = Computing(needed, ready, float(3 * count))
+    return Costs(layout, computing, Cost(1.0, 1.0 / max(1.0, nbytes)), activations=exchanges)
 
 
 def picture_of(rule: Rule, layout: Layout, steps: int, title: str = "", costs: Costs | None = None) -> Picture:

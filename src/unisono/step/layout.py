@@ -20,6 +20,21 @@ class Bucket(NamedTuple):
     """Ranks in groups, each of which holds one part of split parameters and averages it; empty: one group of all."""
 
 
+class ActivationExchange(NamedTuple):
+    """Exchange of a split layer's activations, or of their gradients, in its groups: computing waits for it."""
+
+    parameter: int
+    """Number of the layer's parameter."""
+    nbytes: float
+    """Bytes that a rank sends."""
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks in groups, each of which splits the layer."""
+    backward: bool = False
+    """True in the backward pass."""
+    after: bool = False
+    """True behind the layer's products of that pass, False before them."""
+
+
 class Updates(Enum):
     """Ways to apply the gradients to the weights."""
 
@@ -54,6 +69,8 @@ class Layout:
     halves: tuple[int, ...] = ()
     """Order in which a sharded rule exchanges the halves of buckets: each key twice, its reduce-scatter first. Empty:
     all reduce-scatters, then the all-gathers."""
+    activations: tuple[ActivationExchange, ...] = ()
+    """Exchanges of split layers in a step, which programs show where layers are split by prediction."""
     order: tuple[int, ...] = field(init=False)
     """Parameters in the order in which forward passes read them."""
 
@@ -74,6 +91,15 @@ class Layout:
         """Return the ranks that average a bucket with this rank; all ranks for a key without a bucket."""
         groups = self.bucket(key).groups if 0 < key <= len(self.buckets) else ()
         return next((group for group in groups if rank in group), tuple(range(self.ranks)))
+
+    @cached_property
+    def exchanges(self) -> dict[tuple[int, bool, bool], tuple[int, ...]]:
+        """Numbers of the exchanges of activations, by parameter, backward and after."""
+        found: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
+        for number, one in enumerate(self.activations):
+            key = one.parameter, one.backward, one.after
+            found[key] = (*found.get(key, ()), number)
+        return found
 
     @property
     def split(self) -> bool:

@@ -1,6 +1,7 @@
 """Operations that rules share. A rule may add others: an `Operation` has everything that readers need.
 
 outside     begin, forward, backward, grad_input, end, wait: what the program outside does with its batch
+            activations: exchanges of layers that are split over ranks
 gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own
 weights     pack_weights, unpack_weights
 others      barrier, broadcast_buffers, send, receive, receive_any
@@ -83,6 +84,11 @@ Measured times have their seconds in those until the next bucket is full."""
 
 END = Operation("end", None, change_nothing, lambda _, costs: Duration(costs.backward[-1]))
 """End of the backward pass."""
+
+ACTIVATIONS = Operation(
+    "activations", None, change_nothing, lambda task, costs: costs.activations[task.key], Role.COLLECTIVE, "x"
+)
+"""Exchange `key` of activations, or of their gradients, in a group that splits a layer."""
 
 WAIT = Operation("wait", None, _symbolic_wait, lambda _, __: Duration(0.0))
 """Wait of the outside program for the values that the task reads. It then updates the weights that the task writes."""

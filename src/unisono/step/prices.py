@@ -14,7 +14,7 @@ def free(_: Task, __: Costs) -> Duration:
 def whole_exchange(task: Task, costs: Costs) -> Duration:
     """Return the duration of an allreduce of the task's bucket. The cost is that of the rule's wire: it counts bytes
     before they are encoded."""
-    return costs.exchange(costs.nbytes(task.key))
+    return costs.exchange(costs.nbytes(task.key), task.group)
 
 
 def half_exchange(task: Task, costs: Costs) -> Duration:

@@ -95,7 +95,7 @@ class Task(NamedTuple):
 
     operation: Operation
     key: int
-    """Key of its bucket, from 1 on, or number of its parameter, from 0 on (forward)."""
+    """Key of its bucket, from 1 on; number of its parameter (forward) or of its exchange (activations), from 0 on."""
     lane: str
     reads: tuple[Value, ...] = ()
     writes: tuple[Value, ...] = ()

@@ -25,7 +25,7 @@ from unisono.errors import StepError
 from unisono.step.arrivals import programs_of
 from unisono.step.layout import Layout
 from unisono.step.matching import Member
-from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value
+from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value, thread
 from unisono.step.random_order import play_in_random_order
 from unisono.step.rule import AsynchronousRule, GradientSource, Guarantee, Rule
 from unisono.step.symbolic_state import SymbolicState, Versions
@@ -96,8 +96,9 @@ def check_threads(rank: int, program: StepProgram, threads: Mapping[str, int]) -
         if task.lane not in threads:
             raise StepError(f"rank {rank}: {task} is on lane {task.lane!r}; the rule has {', '.join(threads)}")
         if task.group is not None:
-            in_order = next((value for value in task.writes if value.kind == "order"), None)
-            waits[task.lane].setdefault(in_order or task.group, task)  # one order for several groups: one at a time
+            orders = (value for value in task.writes if value.kind == "order")
+            one = thread(task.lane) if thread(task.lane) in task.writes else next(orders, task.group)
+            waits[task.lane].setdefault(one, task)  # one order for several groups: one at a time
     for lane, groups in waits.items():
         if len(groups) > threads[lane]:
             names = ", ".join(map(str, groups.values()))

@@ -1,42 +1,48 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-    forward passes of an example ─▶ seconds, bytes of each layer ┐
-    two lengths of allreduce     ─▶ latency, seconds a byte      ┴▶ plan/choose_split.py ─▶ rank 0's plan, on all ranks
+    steps on an example      ─▶ seconds, bytes of each layer ┐
+    two lengths of allreduce ─▶ latency, seconds a byte      ┴▶ plan/choose_split.py ─▶ rank 0's plan, on all ranks
 
-Each rank traces its own example, the ranks at the same time; a layer counts as long as on the slowest. A backward pass
-counts twice as long as the forward pass, and once where the input needs no gradient (PCL-DNN section 3.1: three
-products of one size). A layer stays whole if some rank did not call it once, or if its weight is read elsewhere too.
+Each rank traces its own example, the ranks at the same time; a layer counts as long as on the slowest. A layer stays
+whole if some rank did not call it once, or if its weight is read elsewhere too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unisono.plan.choose_split import describe_split, rank_splits
-from unisono.plan.model_parallel import LayerShape
-from unisono.plan.split import LayerFacts, SplitInputs, gradient_bytes
-from unisono.rules import BaseRule
+from unisono.placement import Placement
+from unisono.plan.bucket_layout import buckets_of
+from unisono.plan.choose import PredictionInputs, initial_setting
+from unisono.plan.choose_split import choose_splits, describe_split
+from unisono.plan.layer_costs import computing_in_order
+from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, gradient_bytes
+from unisono.plan.trace import TracedLayer, trace_values
+from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.tensor_parallel.layers import KINDS
 from unisono.tensor_parallel.norms import NEEDS_WHOLE
 from unisono.tensor_parallel.pairs import pairs_of
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
-from unisono.tensor_parallel.trace import Example, ModuleTrace, samples_of, trace_forward
 from unisono.world import World
 
-SMALL_BYTES, LARGE_BYTES = 1 << 16, 8 << 20
+Example = Tensor | tuple[Any, ...]
+"""Inputs of a model for a batch: a tensor, or the arguments of its `forward`. The first is (samples, ...)."""
+
+SIZES = 1 << 16, 8 << 20
 """Bytes of the two allreduces that are timed."""
 
 REPETITIONS = 5
-"""Times that each is timed, after one that is not."""
+"""Times that a step, and each allreduce, is timed, after one that is not."""
 
 NONE = "layers split by prediction: none"
 """Beginning of a line about a plan that is empty."""
@@ -64,26 +70,56 @@ def choose_plan(
     that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
     model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
     end of the backward pass. The model stays as it is: a copy is traced. The plan is empty where no split is predicted
-    to be faster. Raises UsageError for a model that cannot be copied.
+    to be faster. Raises UsageError for a model that cannot be copied or traced.
     """
     if world.size == 1:
         return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
-    traces, names = trace_forward(model, example, within), [name for name, _ in model.named_modules()]
-    found = [traces.get(name, ModuleTrace()) for name in names]  # ranks' examples may call different modules
-    slowest = world.allreduce(torch.tensor([one.median for one in found], dtype=torch.float64), op="maximum")
-    agreed = world.allreduce(torch.tensor([int(one.once) for one in found]), op="minimum")
-    seconds = dict(zip(names, slowest.tolist(), strict=True))
-    once = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
-    samples = float(world.allreduce(torch.tensor(float(samples_of(example)), dtype=torch.float64)))
-    link = measure_link(world) if cost is None else cost
+    arguments = example if isinstance(example, tuple) else (example,)
+    traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
+    names = [name for name, _ in model.named_modules()]  # ranks' examples may call different modules
+    once = [all(name in one.once for one in traces) for name in names]
+    steps = [{layer.name: layer for layer in one.layers} for one in traces[1:]]
+    seconds = torch.tensor([_seconds(steps, name) for name in names], dtype=torch.float64)
+    slowest = dict(zip(names, map(tuple, world.allreduce(seconds, op="maximum").tolist()), strict=True))
+    agreed = world.allreduce(torch.tensor(once, dtype=torch.int64), op="minimum")
+    samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
+    links = measure_links(world) if cost is None else LinkCosts(cost, cost)
 
     def choose() -> PlanChoice:
-        facts = facts_of(model, traces, seconds, once, samples_of(example), world.size)
-        inputs = SplitInputs(facts, world.size, samples, link, deferred)
-        ranked = rank_splits(inputs)
-        return PlanChoice(make_plan(ranked[0].words), describe_split(ranked, inputs))
+        able = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
+        facts = facts_of(model, traces[-1].layers, able, len(arguments[0]), world.size)
+        inputs = inputs_of(facts, slowest, samples, world.placement, links, deferred)
+        chosen = choose_splits(inputs)
+        return PlanChoice(make_plan(chosen.splits), describe_split(chosen, inputs))
 
     return world.call_on_root(choose)
+
+
+def _seconds(steps: Sequence[Mapping[str, TracedLayer]], name: str) -> tuple[float, float]:
+    """Return the seconds of a layer's forward and backward pass, the median of several steps."""
+    found = [step.get(name, TracedLayer(name, "")) for step in steps]
+    return median(one.forward_seconds for one in found), median(one.backward_seconds for one in found)
+
+
+def inputs_of(
+    facts: tuple[LayerFacts, ...],
+    seconds: Mapping[str, tuple[float, ...]],
+    samples: float,
+    placement: Placement,
+    costs: LinkCosts,
+    deferred: bool = False,
+) -> SplitInputs:
+    """Return the inputs of the choice, from the seconds of each layer's two passes and the samples of a step."""
+    ranks, (forward, backward) = placement.ranks, ([seconds[one.name][k] for one in facts] for k in range(2))
+    with_weights = [number for number, one in enumerate(facts) if one.weights]
+    weights = tuple(facts[number].weights for number in with_weights)
+    cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
+    computing, buckets = computing_in_order(forward, backward, with_weights), partial(buckets_of, weights)
+    step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
+    setting = initial_setting(step.rule, buckets, ranks)
+    numbers = {facts[number].name: place for place, number in enumerate(with_weights)}
+    links = GroupLinks(placement, costs, costs)
+    return SplitInputs(facts, step, setting, numbers, weights, samples / ranks, links)
 
 
 def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
@@ -100,74 +136,51 @@ def measure_link(world: World) -> Cost:
 
     Each counts as its median on the slowest rank.
     """
-    sent, seconds = list[float](), list[float]()
-    for nbytes in (SMALL_BYTES, LARGE_BYTES):
+    seconds = list[float]()
+    for nbytes in SIZES:
         payload, took = torch.zeros(nbytes // 4), list[float]()
         for _ in range(1 + REPETITIONS):
             world.barrier()
             begun = time.perf_counter()
             world.allreduce(payload)
             took.append(time.perf_counter() - begun)
-        slowest = world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")
-        sent.append(gradient_bytes(nbytes, world.size, 1))
-        seconds.append(float(slowest))
-    return fit(sent, seconds)
+        seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
+    return fit([gradient_bytes(nbytes, world.size, 1) for nbytes in SIZES], seconds)
+
+
+def measure_links(world: World) -> LinkCosts:
+    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
+    network = measure_link(world)
+    return LinkCosts(network, measure_link(world.node_world()) if 1 < world.nodes < world.size else network)
 
 
 def facts_of(
-    model: nn.Module,
-    traces: Mapping[str, ModuleTrace],
-    seconds: Mapping[str, float],
-    once: Collection[str],
-    samples: int,
-    ranks: int,
+    model: nn.Module, layers: Sequence[TracedLayer], once: Collection[str], samples: int, ranks: int
 ) -> tuple[LayerFacts, ...]:
-    """Return the facts of the modules that were called, in a forward pass of `samples` samples.
+    """Return the facts of a model's layers, traced for `samples` samples.
 
-    `seconds` has those of each module on the slowest rank. `once` has the modules that every pass of every rank called
-    once, and whose parameters nothing else read: others stay whole. What other ranks alone called comes last.
+    `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
     """
-    modules = dict(model.named_modules())
-    pairs = pairs_of(model, dict.fromkeys(once, 1))
-    uses = _uses(model)
-    counted, found = set[int](), list[LayerFacts]()
-    for name in [*traces, *(name for name, took in seconds.items() if took and name not in traces)]:
-        trace, took = traces.get(name, ModuleTrace()), seconds[name]
-        own = [one for one in modules[name].parameters(recurse=False) if one.requires_grad and id(one) not in counted]
-        counted |= {id(one) for one in own}
-        weights = sum(one.nbytes for one in own)
-        untied = all(uses[id(one)] == 1 for one in modules[name].parameters(recurse=False))
-        sizes = _sizes(modules[name], ranks) if name and name in once and untied else {}
-        if trace.inputs is None or trace.outputs is None:
-            found.append(LayerFacts(name, (3 if weights else 2) * took, weights))
-            continue
-        passes = 3 if weights and trace.backward else 2
-        inputs, outputs = trace.inputs.nbytes / samples, trace.outputs.nbytes / samples
-        shape = shape_of(modules[name], trace.inputs, samples) if sizes else None
-        found.append(
-            LayerFacts(name, passes * took, weights, inputs, outputs, trace.backward, sizes, pairs.get(name, ""), shape)
+    modules, pairs = dict(model.named_modules()), pairs_of(model, once)
+    uses = Counter(id(one) for module in modules.values() for one in module.parameters(recurse=False))
+
+    def facts(layer: TracedLayer) -> LayerFacts:
+        module = modules[layer.name]
+        weights = layer.parameter_bytes if any(one.requires_grad for one in module.parameters()) else 0
+        untied = all(uses[id(one)] == 1 for one in module.parameters(recurse=False))
+        sizes = _sizes(module, ranks) if weights and layer.name and layer.name in once and untied else {}
+        return LayerFacts(
+            layer.name,
+            weights,
+            layer.input_bytes / samples,
+            layer.activation_bytes / samples,
+            layer.input_requires_grad,
+            isinstance(module, nn.Embedding),
+            sizes,
+            pairs.get(layer.name, ""),
         )
-    return tuple(found)
 
-
-def shape_of(layer: nn.Module, inputs: Tensor, samples: int) -> LayerShape | None:
-    """Return the sizes of a layer in PCL-DNN's terms; None for one that has none. A position of a sequence is one of
-    the input's area."""
-    if isinstance(layer, nn.Linear):
-        return LayerShape(layer.in_features, layer.out_features, 1, inputs.numel() // (layer.in_features * samples))
-    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        area = inputs.numel() // (layer.in_channels * samples)
-        return LayerShape(layer.in_channels, layer.out_channels, prod(layer.kernel_size), area)
-    return None
-
-
-def _uses(model: nn.Module) -> dict[int, int]:
-    """Return the number of modules that have each parameter, by its id: tied ones have several."""
-    found: dict[int, int] = {}
-    for module in model.modules():
-        for one in module.parameters(recurse=False):
-            found[id(one)] = found.get(id(one), 0) + 1
-    return found
+    return tuple(map(facts, layers))
 
 
 def _sizes(layer: nn.Module, ranks: int) -> dict[str, tuple[int, ...]]:

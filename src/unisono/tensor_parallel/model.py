@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
+from unisono.placement import Partition, holders_of, model_groups
 from unisono.reducer.attachment import reducer_of
 from unisono.reducer.control import LossWeight
-from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts, holders_of
+from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.dropout import use_sample_dropout
-from unisono.tensor_parallel.groups import GroupWorlds, model_groups
 from unisono.tensor_parallel.layers import ParallelLayer, become, parts_of
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers
 from unisono.tensor_parallel.part import WeightPart
@@ -28,6 +28,27 @@ from unisono.world import World
 
 ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
+
+
+class GroupWorlds:
+    """Worlds of this rank's groups, each with a communicator of its own: a resource of the world of all."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._found: dict[Partition, World] = {}
+
+    def of(self, partition: Partition) -> World:
+        """Return the world of this rank's group; its ranks are in the group's order. Called by all ranks together."""
+        if partition not in self._found:
+            rank = self._world.rank
+            color = next(number for number, group in enumerate(partition) if rank in group)
+            self._found[partition] = self._world.split(color, partition[color].index(rank))
+        return self._found[partition]
+
+    def close(self) -> None:
+        """Free the worlds."""
+        while self._found:
+            self._found.popitem()[1].free()
 
 
 class ModelSplit:

@@ -10,48 +10,33 @@ paired.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from torch import nn
 
-ELEMENTWISE = (
-    nn.CELU,
-    nn.Dropout,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Tanh,
+NAMES = (
+    "CELU Dropout ELU GELU Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish ReLU ReLU6 SELU SiLU "
+    "Sigmoid Softplus Tanh"
 )
+ELEMENTWISE = {getattr(nn, name) for name in NAMES.split()}
 """Modules without weights that work on each feature by itself."""
 
 
-def pairs_of(model: nn.Module, calls: Mapping[str, int]) -> dict[str, str]:
+def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
     """Return the name of the second layer of each pair, by that of the first. A layer may be in two.
 
-    `calls` has the calls of each module in a forward pass: what is called twice, or not by its own name, is in none.
+    `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
     """
     names = {id(module): name for name, module in model.named_modules()}
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        if type(module) is not nn.Sequential or calls.get(name) != 1 or module._forward_hooks:
+        if type(module) is not nn.Sequential or name not in once or module._forward_hooks:
             continue
         first: str | None = None
         for key, child in module._modules.items():  # with those that stand there twice
             own = f"{name}.{key}" if name else key
             assert child is not None, "a Sequential calls all its modules"
-            alone = names[id(child)] == own and calls.get(own) == 1 and not child._forward_hooks
+            alone = names[id(child)] == own and own in once and not child._forward_hooks
             if alone and type(child) is nn.Linear:
                 if first is not None:
                     found[first] = own

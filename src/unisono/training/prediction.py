@@ -13,19 +13,19 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.plan.choose import is_searched
+from unisono.plan.choose import Setting, is_searched
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_table import PlannedLayer, planned_layers
 from unisono.plan.loading import unknown_rates
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import plan_run
+from unisono.plan.run_plan import inputs_of, plan_run
 from unisono.plan.run_row import RunPlan
 from unisono.plan.run_settings import RunSettings, check_settings
 from unisono.plan.simulated_cost import without_rows
-from unisono.plan.split import candidate
 from unisono.plan.split_plan import SplitModel, split_inputs
-from unisono.plan.trace import TracedLayer, trace
+from unisono.plan.trace import Trace, TracedLayer, trace_shapes
 from unisono.plan.wall_time import JobSeconds, job_seconds
+from unisono.rules import BSP
 from unisono.training.planned_layers import split_model_of
 from unisono.training.planned_run import PlannedRun, settings_of
 
@@ -34,8 +34,9 @@ class TracedNetwork(NamedTuple):
     """Network without memory for weights, and its layers for an example."""
 
     network: nn.Module
-    example: Tensor
-    layers: Sequence[TracedLayer]
+    samples: int
+    """Samples that it is traced for."""
+    trace: Trace
 
 
 class RunPrediction(NamedTuple):
@@ -51,7 +52,7 @@ class RunPrediction(NamedTuple):
 
 def traced_network(network: nn.Module, example: Tensor) -> TracedNetwork:
     """Return the network with its layers. Raises UsageError, naming the layer, for one that cannot be traced."""
-    return TracedNetwork(network, example, trace(network, example))
+    return TracedNetwork(network, len(example), trace_shapes(network, example))
 
 
 def predict_rows(
@@ -61,21 +62,22 @@ def predict_rows(
 
     Raises UsageError for settings that no run can have, or that cannot be predicted.
     """
-    network, example, layers = traced
-    settings = settings_of(run, nodes, ranks_per_node, len(example))
+    layers, samples = traced.trace.layers, traced.samples
+    settings = settings_of(run, nodes, ranks_per_node, samples)
     check_settings(layers, machine, settings)
-    split = split_model_of(run, machine, network, example, layers)
+    split = split_model_of(run, traced.network, traced.trace, samples)
     return RunPrediction(run, machine, settings, layers, split, plan_run(layers, machine, settings, split))
 
 
 def layers_on(found: RunPrediction, nodes: int) -> list[PlannedLayer]:
-    """Return the layers of a run on `nodes` nodes."""
-    settings = found.settings
+    """Return the layers of a run on `nodes` nodes: with the splits of its row there, if it has one."""
+    settings, layers = found.settings, found.layers
     machine = without_rows(found.machine) if settings.simulated else found.machine
+    row = next(row for row in reversed(found.rows) if row.nodes == nodes)
     cost = exchange_cost(machine, nodes, settings.ranks_per_node).cost
-    inputs = split_inputs(settings, nodes, cost, found.split)
-    chosen = found.split.choose(inputs) if inputs.ranks > 1 else candidate(inputs, 1, {})
-    return planned_layers(found.layers, settings.traced, inputs, chosen)
+    step = inputs_of(layers, machine, settings, BSP(), nodes, cost)
+    inputs = split_inputs(layers, machine, settings, nodes, step, Setting(row.overlap, row.bucket_bytes), found.split)
+    return planned_layers(layers, settings.traced, machine, inputs, row.split)
 
 
 def notes_of(found: RunPrediction) -> list[str]:

@@ -139,7 +139,7 @@ class Experts(nn.Module):
 
 
 def test_layers_that_some_rank_does_not_call_stay_whole(group: World) -> None:
-    example = torch.zeros(3, 12)
+    example = torch.zeros(1, 12)  # whose activations are few beside the weights
     example[:, 0] = group.rank  # each rank calls the expert of its number
     plan = choose_plan(Experts(), group, example, SLOW).plan
     assert plan is not None

@@ -18,7 +18,7 @@ and model parallelism send the same; with overlap = 1 it gives G = 2.8, and 3 gr
 
 from __future__ import annotations
 
-from math import sqrt
+from math import ceil, floor, sqrt
 from typing import NamedTuple
 
 
@@ -54,18 +54,12 @@ def hybrid_bytes(
     return weights if groups == nodes else activations + weights
 
 
-def ideal_groups(shape: LayerShape, minibatch: float, nodes: int, overlap: float = 0.0) -> float:
-    """Return the number of groups where the derivative of the hybrid volume is 0, which need not be whole (3.3)."""
-    return sqrt(2 * nodes * shape.area * minibatch / (shape.ofm * shape.kernel * (2 - overlap)))
+def whole_groups(shape: LayerShape, minibatch: float, nodes: int, overlap: float = 0.0) -> int:
+    """Return the number of groups that sends least, whether or not it divides the nodes; of equals, the fewest.
 
-
-def best_groups(shape: LayerShape, minibatch: float, nodes: int, overlap: float = 0.0) -> int:
-    """Return the number of groups that sends least: 1, `nodes`, or a neighbour of the ideal that divides the nodes.
-
-    Between the ends the volume is convex, so no other divisor is better.
+    Between the ends the volume is convex, so no whole number is better than a neighbour of the ideal.
     """
-    ideal = ideal_groups(shape, minibatch, nodes, overlap)
-    between = [groups for groups in range(2, nodes) if nodes % groups == 0]
-    below, above = [one for one in between if one <= ideal], [one for one in between if one > ideal]
-    near = {1, nodes, *below[-1:], *above[:1]}
-    return min(sorted(near), key=lambda groups: hybrid_bytes(shape, minibatch, nodes, groups, overlap))
+    ideal = sqrt(2 * nodes * shape.area * minibatch / (shape.ofm * shape.kernel * (2 - overlap)))
+    ideal = min(max(ideal, 1), nodes)
+    near = sorted({1, floor(ideal), ceil(ideal), min(2, nodes), max(1, nodes - 1), nodes})
+    return min(near, key=lambda groups: hybrid_bytes(shape, minibatch, nodes, groups, overlap))

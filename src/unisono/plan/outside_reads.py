@@ -9,18 +9,27 @@ PyTorch's functions and methods; a compiled or scripted function is not looked i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from unisono.plan.trace import tensors_in
-
 SAME_OF_A_PART = tuple(
     getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout", "ndim", "requires_grad")
 )
 """Reads that give the same of a part as of the whole."""
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a value: a tensor, or tuples, lists and mappings of such."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_in(one)
 
 
 class OutsideReads(TorchFunctionMode):
