@@ -46,7 +46,7 @@ def given(
     rule = settings.rules["bsp"]
     cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire).cost
     run = predict_run(LAYERS, machine, settings, rule, nodes, cost)
-    return split_inputs(LAYERS, machine, settings, nodes, run.inputs, run.best.setting, model)
+    return split_inputs(LAYERS, machine, settings, nodes, run.inputs, model)
 
 
 def rows(model: SplitModel, settings: RunSettings = SETTINGS) -> dict[tuple[str, int], RunPlan]:

@@ -81,7 +81,7 @@ def test_splits_that_cannot_be_planned(layers: Mapping[str, str], words: str) ->
 
 
 def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
-    for run in (with_rules(RUN, "sharded", None), replace(RUN, optimizer="lamb")):
+    for run in (with_rules(RUN, "local_sgd", None), replace(RUN, optimizer="lamb")):
         model = model_of(run)
         assert not model.choose(inputs(model))
         with pytest.raises(UsageError, match=re.escape("[parallel] names layers, but no rule")):

@@ -31,7 +31,8 @@ def predicted(
 def test_split_layers_have_a_row_where_they_are_faster() -> None:
     found = {(row.rule, row.nodes): row for row in predicted("bsp,sharded").rows}
     assert set(found) == {(rule, nodes) for rule in ("bsp", "sharded") for nodes in (1, 4)} | {
-        ("bsp + split layers", 4)
+        ("bsp + split layers", 4),
+        ("sharded + split layers", 4),
     }
     split, whole = found["bsp + split layers", 4], found["bsp", 4]
     assert split.step < whole.step / 1.1

@@ -264,7 +264,7 @@ def _split_step(
     model: SplitModel,
 ) -> PlannedStep | None:
     """Return the step with split layers beside that of `run`, without; None where nothing is split."""
-    given = split_inputs(layers, machine, settings, nodes, run.inputs, run.best.setting, model)
+    given = split_inputs(layers, machine, settings, nodes, run.inputs, model)
     splits = model.choose(given)
     if not splits:
         return None

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from unisono.plan.choose import PredictionInputs, Setting
+from unisono.plan.choose import PredictionInputs, initial_setting
 from unisono.plan.choose_split import choose_splits
 from unisono.plan.exchange_cost import exchange_cost, placement_of
 from unisono.plan.machines import MachineFacts
@@ -37,6 +37,9 @@ from unisono.plan.split import (
 )
 from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Cost
+
+MAX_BUCKETS = 64
+"""Number of buckets of a prediction, many of which are made for a choice."""
 
 WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
@@ -57,13 +60,18 @@ def split_inputs(
     settings: RunSettings,
     nodes: int,
     step: PredictionInputs,
-    setting: Setting,
     model: SplitModel,
 ) -> SplitInputs:
-    """Return the inputs of the choice for a step on `nodes` nodes that is predicted in data parallelism."""
+    """Return the inputs of the choice for a step on `nodes` nodes that is predicted in data parallelism.
+
+    Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS buckets.
+    """
     per_node, samples = settings.ranks_per_node, samples_of_rank(settings, nodes)
     placement = placement_of(machine, nodes, per_node)
     with_parameters = [layer for layer in layers if layer.parameters]
+    weights = tuple(layer.parameter_bytes for layer in with_parameters)
+    setting = initial_setting(step.rule, step.buckets, placement.ranks)
+    setting = setting._replace(bucket_bytes=max(setting.bucket_bytes, sum(weights) // MAX_BUCKETS))
 
     def costs(wire: str | None) -> LinkCosts:
         network, node = (exchange_cost(machine, count, per_node, wire).cost for count in (nodes, 1))
@@ -75,7 +83,7 @@ def split_inputs(
         step,
         setting,
         {layer.name: number for number, layer in enumerate(with_parameters)},
-        tuple(layer.parameter_bytes for layer in with_parameters),
+        weights,
         samples,
         links,
     )

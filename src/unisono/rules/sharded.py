@@ -58,9 +58,9 @@ class Sharded(BaseRule):
     def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
         overlap = self.found_overlap
-        passing = build.backward(layout, overlap.backward_lane(layout.deferred))
+        passing = build.backward(layout, overlap.backward_lane(layout.deferred), rank)
         if not event.synchronize:
-            return (*build.forward(layout), *passing)
+            return (*build.forward(layout, rank), *passing)
         sends = self.collectives(layout, rank)
         gate = build.ENDED if overlap.after else build.BEGUN
         follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
@@ -77,7 +77,7 @@ class Sharded(BaseRule):
                 follow.append((build.AT_THE_END, self._wait_for_all(layout, sends)))
         if overlap.after:
             follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
-        return (*build.forward(layout), *build.merge(passing, follow), *build.wait_for_own(layout))
+        return (*build.forward(layout, rank), *build.merge(passing, follow), *build.wait_for_own(layout))
 
     def _halves(self, layout: Layout) -> tuple[int, ...]:
         """Return the keys in the order of their exchanges, each twice: where updates need nothing but their own bucket

@@ -19,7 +19,7 @@ def whole_exchange(task: Task, costs: Costs) -> Duration:
 
 def half_exchange(task: Task, costs: Costs) -> Duration:
     """Return half the duration of an allreduce of the task's bucket: half its messages, and each byte is sent once."""
-    whole = costs.exchange(costs.nbytes(task.key))
+    whole = costs.exchange(costs.nbytes(task.key), task.group)
     return Duration(whole.seconds / 2, whole.link / 2)
 
 

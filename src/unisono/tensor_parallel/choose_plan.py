@@ -30,7 +30,7 @@ from unisono.plan.trace import TracedLayer, trace_values
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.tensor_parallel.layers import KINDS
-from unisono.tensor_parallel.norms import NEEDS_WHOLE
+from unisono.tensor_parallel.norms import LAYERWISE, NEEDS_WHOLE
 from unisono.tensor_parallel.pairs import pairs_of
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 from unisono.world import World
@@ -126,7 +126,8 @@ def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
     """Return the choice to split nothing where a rule, or an optimizer by its name, needs whole weights; else None."""
     if not rule.takes_split_layers:
         return PlanChoice(None, [f"{NONE}, {type(rule).__name__} does not take split layers"])
-    if optimizer.upper() in {name.upper() for name in NEEDS_WHOLE}:
+    needs = set(NEEDS_WHOLE) - set(LAYERWISE if rule.sharded else ())
+    if optimizer.upper() in {name.upper() for name in needs}:
         return PlanChoice(ParallelPlan(), [f"{NONE}, {optimizer} needs whole weights"])
     return None
 

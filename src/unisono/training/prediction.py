@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.plan.choose import Setting, is_searched
+from unisono.plan.choose import is_searched
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_table import PlannedLayer, planned_layers
 from unisono.plan.loading import unknown_rates
@@ -76,7 +76,7 @@ def layers_on(found: RunPrediction, nodes: int) -> list[PlannedLayer]:
     row = next(row for row in reversed(found.rows) if row.nodes == nodes)
     cost = exchange_cost(machine, nodes, settings.ranks_per_node).cost
     step = inputs_of(layers, machine, settings, BSP(), nodes, cost)
-    inputs = split_inputs(layers, machine, settings, nodes, step, Setting(row.overlap, row.bucket_bytes), found.split)
+    inputs = split_inputs(layers, machine, settings, nodes, step, found.split)
     return planned_layers(layers, settings.traced, machine, inputs, row.split)
 
 
