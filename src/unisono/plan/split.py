@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from unisono.placement import Partition, Placement, holders_of, model_groups
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import INITIAL_BUCKET_BYTES, Candidate, PredictionInputs, Setting, predicted_again
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted_again
 from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
 
@@ -153,12 +153,6 @@ def gradient_bytes(weights: float, ranks: int, size: int) -> float:
     """Return the bytes that a rank sends to average the gradients of a layer split over `size` of the ranks."""
     holders = ranks // size
     return 2 * (weights / size) * (holders - 1) / holders
-
-
-def gradient_seconds(weights: float, ranks: int, size: int, cost: Cost) -> float:
-    """Return the seconds of that exchange by the cost of a byte sent, with a share of the latency of a bucket."""
-    sent = gradient_bytes(weights, ranks, size)
-    return sent * cost.per_byte + cost.latency * weights / size / INITIAL_BUCKET_BYTES if sent else 0.0
 
 
 def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[Placed]:
