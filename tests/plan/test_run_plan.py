@@ -24,7 +24,7 @@ from unisono.plan.run_row import INTERVAL_ERROR, INTERVAL_SHARE, RunPlan
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer, trace
 from unisono.plan.what_if import changed_machine
-from unisono.rules import BSP, EASGD, Auto, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, EASGD, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Cost, Costs
 from unisono.step.predict import predict
 
@@ -191,16 +191,6 @@ def test_the_interval_is_that_of_measured_runs() -> None:
     row = plans()["bsp", 4]
     assert row.high == pytest.approx(row.step * (1 + INTERVAL_ERROR))
     assert row.computing + row.update <= row.low < row.step
-
-
-def test_auto_is_planned_as_the_faster_of_its_rules() -> None:
-    slow = replace(MACHINE, node=replace(MACHINE.node, memory_bandwidth=1e9))  # updates take long
-    for machine in (MACHINE, slow):
-        found = plans(machine, replace(SETTINGS, rules={**RULES, "auto": Auto()}))
-        assert found["auto", 4].step <= 1.01 * min(found[rule, 4].step for rule in ("bsp", "sharded"))
-        assert found["auto", 4].choice in ("BSP", "Sharded")
-    assert found["auto", 4].choice == "Sharded"
-    assert found["bsp", 4].choice == ""
 
 
 def test_a_step_takes_as_long_as_its_loading() -> None:

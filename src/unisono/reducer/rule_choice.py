@@ -1,7 +1,6 @@
-"""Rule of the coming step and its setting: searched in the first steps, chosen from alternatives, or resumed.
+"""Rule of the coming step and its setting: searched in the first steps, or resumed.
 
     setting        `tuning.py`         overlap and buckets, from the first steps
-    alternative    `choose_rule.py`    of a rule that has some, once the setting is found
     period         `period_search.py`  of a rule with `every = "auto"`
 
 All ranks have the same measurements, so they adopt the same.
@@ -13,12 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from unisono.errors import UsageError
-from unisono.optimizers.sharded import check_optimizer, needs_norms
-from unisono.plan.choose import Candidate, PredictionInputs, Setting
-from unisono.plan.choose_rule import describe, rank_rules
+from unisono.plan.choose import Candidate, Setting
 from unisono.plan.trials import TrialChoice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
@@ -77,15 +71,12 @@ class RuleChoice:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
         return None if self.chosen is None else self.chosen.prediction
 
-    def next_step(self, deferred: bool, clip: float | None, optimizer: torch.optim.Optimizer | None) -> bool:
+    def next_step(self, deferred: bool) -> bool:
         """Adopt what has been found for the coming step. Return True where the buckets have changed.
 
-        `deferred`: True where parameters are waited for when they are needed. `optimizer` may be sharded.
+        `deferred`: True where parameters are waited for when they are needed.
         """
         changed = self._tuning.next_step(deferred)
-        if self.rule.alternatives and self._tuning.inputs is not None:
-            self._choose_rule(self._tuning.inputs, clip, optimizer)
-            changed = True
         if changed:
             self._lay_out()
         if self._period is not None and (found := self._period.next_step()) is not None:
@@ -100,17 +91,13 @@ class RuleChoice:
 
     def state(self) -> dict[str, Any] | None:
         """Return the setting, for a run that resumes; None while it is being found."""
-        state = self._tuning.state()
-        return state if state is None else {**state, "rule": type(self.rule).__name__}
+        return self._tuning.state()
 
     def restore(self, state: dict[str, Any] | None) -> bool:
         """Adopt the setting of the run that is resumed, if it had as many ranks and the same options. Return True where
         the buckets have changed."""
         if state is None or not self._tuning.restore(state):
             return False
-        chosen = [one for one in self.rule.alternatives if type(one).__name__ == state.get("rule")]
-        if chosen:
-            self._set_rule(chosen[0])
         self._lay_out()
         return True
 
@@ -144,21 +131,6 @@ class RuleChoice:
         if buckets < wanted:
             self._log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
-    def _choose_rule(
-        self, inputs: PredictionInputs, clip: float | None, optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        """Adopt the alternative that is predicted to be the fastest."""
-        rules = self.rule.alternatives
-        if optimizer is None or not can_be_sharded(optimizer):
-            rules, norms = tuple(one for one in rules if not one.sharded), False
-        else:
-            norms = needs_norms(optimizer)
-        ranked = rank_rules(rules, inputs._replace(clip=clip, layer_norms=norms), *self._tuning.space)
-        if ranked[0].rule.sharded:
-            self._tuning.adopt(ranked[0].best)
-        self._set_rule(ranked[0].rule)
-        self._log(describe(ranked))
-
     def _set_rule(self, rule: BaseRule) -> None:
         self.rule, self._period = rule, None
         self._programs.set_rule(rule)
@@ -171,12 +143,3 @@ class RuleChoice:
     def _log(self, line: str) -> None:
         if self._collectives.rank == 0:
             self._report(line)
-
-
-def can_be_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for an optimizer that can be stepped in shards."""
-    try:
-        check_optimizer(optimizer)
-    except UsageError:
-        return False
-    return True

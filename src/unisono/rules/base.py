@@ -111,12 +111,6 @@ class BaseRule(ABC):
         return False
 
     @property
-    def alternatives(self) -> tuple[BaseRule, ...]:
-        """Rules of which one takes the place of this one after the first steps, where it is predicted to be the
-        fastest; none by default."""
-        return ()
-
-    @property
     def asynchronous(self) -> bool:
         """False: all ranks take part in the rule's collectives. True for the rules of `asynchronous.py`."""
         return False

@@ -121,8 +121,7 @@ class RuleRecipe:
     """Name of the rule: "bsp" averages gradients in each step; so does "sharded", where each rank updates a part of
     the weights; with "local_sgd" each rank updates alone, and weights are averaged; with "diloco" an outer optimizer
     applies their mean change; with "easgd" workers exchange with a centre, and none waits for another;
-    "auto" is "bsp" or "sharded", whichever is predicted to be faster from the first steps; `module:function` is a rule
-    of your own, which function(exchange, overlap) returns.
+    `module:function` is a rule of your own, which function(exchange, overlap) returns.
     """
     folder: str = ""
     """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
