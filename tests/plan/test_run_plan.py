@@ -168,11 +168,10 @@ def test_simulated_exchanges_take_the_place_of_measured_ones() -> None:
 
 
 def test_rarer_exchanges_cost_less() -> None:
-    rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)} | {"auto": LocalSGD(every="auto")}
+    rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)}
     found = plans(changed_machine(MACHINE, "bandwidth=0.1x"), replace(SETTINGS, rules=rules))
     steps = [found[words, 4].step for words in ("1", "4", "16")]
     assert steps == sorted(steps, reverse=True)
-    assert found["auto", 4].step < steps[-1]
 
 
 def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:

@@ -68,7 +68,6 @@ class PredictedRun(NamedTuple):
     """Prediction for a rule on a number of nodes."""
 
     rule: BaseRule
-    """Rule with its period."""
     inputs: PredictionInputs
     best: Candidate
     silent: float
@@ -158,8 +157,6 @@ def predict_run(
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
     if rule.sharded:  # the sum of flags besides the two that were priced
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
-    if rule.measures_period:
-        rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     buckets, clip = partial(buckets_of, sizes), settings.clip
     inputs = PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)
     if is_searched(rule) and ranks > 1:

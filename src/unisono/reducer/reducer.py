@@ -9,7 +9,7 @@ Its parts, each of which has its own state:
 
     accumulation  gradients of this rank alone, between averages                `accumulation.py`
     control      samples and requests of this rank, and what all ranks said     `step_control.py`
-    choice       rule and setting of the coming step, the same on all ranks     `rule_choice.py`
+    choice       setting of the coming step, the same on all ranks              `rule_choice.py`
     runner       the backward pass that runs                                    `pass_runner.py`
     pending      waits for what was begun                                       `pending_work.py`
     optimizer    the user's optimizer: in shards, or called by the program      `user_optimizer.py`
@@ -116,7 +116,7 @@ class Reducer:
 
     @property
     def rule(self) -> BaseRule:
-        """Rule that steps follow at present."""
+        """Rule that steps follow."""
         return self.choice.rule
 
     def loss_weight(self) -> LossWeight:

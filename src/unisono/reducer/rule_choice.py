@@ -1,7 +1,4 @@
-"""Rule of the coming step and its setting: searched in the first steps, or resumed.
-
-    setting        `tuning.py`         overlap and buckets, from the first steps
-    period         `period_search.py`  of a rule with `every = "auto"`
+"""Setting of a rule in the coming step, searched in the first steps (`tuning.py`) or resumed, and the rule's memory.
 
 All ranks have the same measurements, so they adopt the same.
 """
@@ -16,7 +13,6 @@ from unisono.plan.choose import Candidate, Setting
 from unisono.plan.trials import TrialChoice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
-from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.step_times import StepTimes
@@ -40,7 +36,7 @@ class RuleChoice:
         """Adopt a rule with its first setting; `wait_for_all` waits for everything that is pending. Raises UsageError
         for an unknown overlap."""
         self.rule = rule
-        """Rule that steps follow at present."""
+        """Rule that steps follow."""
         self._memory, self._collectives, self._programs = memory, collectives, programs
         self._wait_for_all = wait_for_all
         self._tuning = Tuning(memory, collectives, times, rule)
@@ -48,7 +44,6 @@ class RuleChoice:
         weakref.finalize(self, self._tuning.close).atexit = False
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
-        self._period = PeriodSearch(rule, memory, collectives) if rule.measures_period else None
         programs.adopt(self.setting, self._tuning.order)
 
     @property
@@ -79,9 +74,6 @@ class RuleChoice:
         changed = self._tuning.next_step(deferred)
         if changed:
             self._lay_out()
-        if self._period is not None and (found := self._period.next_step()) is not None:
-            self._set_rule(found[0])
-            self._log(found[1])
         self.rule_memory.lay_out(self.rule.keeps_anchor)
         return changed
 
@@ -104,8 +96,8 @@ class RuleChoice:
     def rule_state(self) -> dict[str, Any]:
         """Return the rule's memory of this rank and the place in its period, for a checkpoint; wait for exchanges."""
         self._wait_for_all()
-        kept, period = self.rule_memory.segments(), None if self.rule.measures_period else self.rule.period
-        return {"period": period, "cycle": list(self.rule.cycle), "first": self._programs.first, "kept": kept}
+        kept = self.rule_memory.segments()
+        return {"cycle": list(self.rule.cycle), "first": self._programs.first, "kept": kept}
 
     def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
         """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
@@ -116,8 +108,6 @@ class RuleChoice:
         if rule_state is None:
             self._programs.first = step if self.rule.keeps_anchor else 0
             return
-        if self.rule.measures_period and rule_state["period"] is not None:
-            self._set_rule(self.rule.with_period(rule_state["period"]))
         same = list(self.rule.cycle) == rule_state["cycle"]
         self._programs.first = rule_state["first"] if same else step
         if self.rule.keeps_anchor:
@@ -130,10 +120,6 @@ class RuleChoice:
         buckets, wanted = len(self._memory.layout.buckets), self.rule.least_buckets
         if buckets < wanted:
             self._log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
-
-    def _set_rule(self, rule: BaseRule) -> None:
-        self.rule, self._period = rule, None
-        self._programs.set_rule(rule)
 
     def _lay_out(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them."""

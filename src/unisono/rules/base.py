@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
 
 from unisono.rules.exchange import Exchange
 from unisono.step import build
@@ -53,25 +52,6 @@ class BaseRule(ABC):
     def period(self) -> int:
         """Number of steps after which the programs repeat."""
         return 1
-
-    @property
-    def measures_period(self) -> bool:
-        """True where the period is to be measured in the first steps."""
-        return False
-
-    def smallest_period(self, computing: float, exchange: float) -> int:  # noqa: ARG002  the base has none to choose
-        """Return the smallest period, in steps, whose exchange hides, from the seconds of a step and of the exchange of
-        all weights."""
-        return self.period
-
-    def with_period(self, steps: int) -> Self:  # noqa: ARG002  the base has none to choose
-        """Return the rule with a period of this many steps."""
-        return self
-
-    @property
-    def exchange_operation(self) -> Operation:
-        """Operation that sums a bucket over the ranks."""
-        return self.allreduce()
 
     @property
     def cycle(self) -> tuple[int, ...]:
