@@ -31,9 +31,6 @@ class Ranks:
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        return tensor if op == "maximum" else tensor * self.size
-
 
 class Programs:
     """Programs of a model, which record what is adopted."""
@@ -119,6 +116,7 @@ def test_without_a_state_only_a_rule_with_an_anchor_begins_a_period() -> None:
         assert (one.programs.number, one.programs.first) == (6, first)
 
 
-def test_too_few_buckets_for_the_fragments_are_reported() -> None:
-    one = Choice(DiLoCo(every=8, fragments=4, overlap="chain", exchange=Exchange(bucket_bytes=INITIAL_BUCKET_BYTES)))
-    assert one.lines == ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"]
+def test_too_few_buckets_for_the_fragments_are_reported_by_rank_0() -> None:
+    rule = DiLoCo(every=8, fragments=4, overlap="chain", exchange=Exchange(bucket_bytes=INITIAL_BUCKET_BYTES))
+    assert Choice(rule).lines == ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"]
+    assert Choice(rule, rank=1).lines == []

@@ -40,7 +40,6 @@ class RuleChoice:
         self._memory, self._collectives, self._programs = memory, collectives, programs
         self._wait_for_all = wait_for_all
         self._tuning = Tuning(memory, collectives, times, rule)
-        self._report = self._tuning.log
         weakref.finalize(self, self._tuning.close).atexit = False
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
@@ -71,8 +70,7 @@ class RuleChoice:
 
         `deferred`: True where parameters are waited for when they are needed.
         """
-        changed = self._tuning.next_step(deferred)
-        if changed:
+        if changed := self._tuning.next_step(deferred):
             self._lay_out()
         self.rule_memory.lay_out(self.rule.keeps_anchor)
         return changed
@@ -114,18 +112,14 @@ class RuleChoice:
             self.rule_memory.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
 
     def log_with(self, log: Log, details: Log | None = None) -> None:
-        """Report the choices of the first steps with `log`, on rank 0, and the search for an overlap and buckets with
+        """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with
         `details`, which is `log` unless given."""
-        self._report, self._tuning.log = log, details or log
+        self._tuning.log = details or log
         buckets, wanted = len(self._memory.layout.buckets), self.rule.least_buckets
-        if buckets < wanted:
-            self._log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
+        if buckets < wanted and self._collectives.rank == 0:
+            log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
     def _lay_out(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them."""
         self.rule_memory.gather()
         self._programs.adopt(self.setting, self._tuning.order)
-
-    def _log(self, line: str) -> None:
-        if self._collectives.rank == 0:
-            self._report(line)
