@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from traffic import shuffle_traffic
 
 import unisono
 from unisono.data.order import epoch_order
@@ -21,7 +22,6 @@ from unisono.data.shuffle_options import parse_shuffle
 from unisono.data.storage.ownership import initial_owners, owners_in_epoch
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.sample_store import nbytes_of
-from unisono.data.storage.traffic import shuffle_traffic
 from unisono.world import World
 
 EPOCHS, BATCH, SEED = 5, 256, 0

@@ -83,9 +83,6 @@ def parallel(
         )
     if chosen.differs and optimizer is not None:
         check_parameters(model, optimizer, chosen)
-    if chosen.alternatives:
-        names = " or ".join(f"{type(one).__name__}()" for one in chosen.alternatives)
-        raise UsageError(f"{type(chosen).__name__} is for a Trainer and recipes: in a loop of your own choose {names}")
     former = reducer_of(model)
     if former is not None and former.structure.differs(model):
         former.optimizer.give_back()  # while its world can gather the state

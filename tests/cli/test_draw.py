@@ -60,7 +60,7 @@ def test_a_step(in_process: Run, tmp_path: Path) -> None:
         (["ring", "--nodes", "0"], "--nodes 0: "),
         (["ring", "--nodes", "2", "--supernodes", "4"], "--supernodes 4: 2 nodes do not spread evenly"),
         (["ring", "--supernodes", "0"], "--supernodes 0: "),
-        (["step", "--rule", "easy"], "there is no rule 'easy'; there are bsp, sharded, easgd, local_sgd, diloco, auto"),
+        (["step", "--rule", "easy"], "there is no rule 'easy'; there are bsp, sharded, easgd, local_sgd, diloco"),
         (["step", "--overlap", "tunnel"], "there is no overlap 'tunnel'"),
         (["step", "--buckets", "0"], "--buckets 0: a picture of steps has at least 1"),
         (["ring", f"--ranks={10**18}"], "--ranks 1,000,000,000,000,000,000: the limit is 1,024"),

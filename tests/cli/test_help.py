@@ -26,10 +26,10 @@ def test_commands_are_in_groups() -> None:
     places = [text.index(f"─ {panel} ─") for panel in PANELS]
     assert places == sorted(places)
     assert "─ Commands ─" not in text
-    assert set(COMMANDS) | {"data", "bench"} == set(typer.main.get_command(app).commands)
+    assert set(COMMANDS) | {"bench"} == set(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), ("data", "quality"), ("bench", "networks")])
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), ("bench", "networks")])
 def test_a_flag_has_no_type(command: tuple[str, ...]) -> None:
     assert "bool" not in shown(*command)
 

@@ -97,7 +97,7 @@ batch = 16
 """
 
 
-def test_texts_are_scored_and_continued(command: Run, in_process: Run, tmp_path: Path) -> None:
+def test_texts_are_scored(command: Run, in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abc " * 600)  # 4 does not divide the window: places alone say nothing
     (tmp_path / "recipe.toml").write_text(TEXT_RECIPE)
     assert in_process("pack", "text.txt", "packs", "--window", "7").returncode == 0
@@ -106,12 +106,11 @@ def test_texts_are_scored_and_continued(command: Run, in_process: Run, tmp_path:
     (tmp_path / "likely.txt").write_text("abc abc abc ab")
     (tmp_path / "strange.txt").write_text("zzzzzz")
     (tmp_path / "broken.txt").write_bytes(b"\xff")
-    done = in_process("predict", "mine", "likely.txt", "strange.txt", "broken.txt", "--continue", "6")
+    done = in_process("predict", "mine", "likely.txt", "strange.txt", "broken.txt")
     assert done.returncode == 1
     likely, strange = done.stdout.splitlines()
     assert likely.startswith("likely.txt: 14 tokens  loss ")
     assert ' bits per byte  next "c" ' in likely
-    assert likely.endswith('  continued "c abc "')
     assert strange.startswith("strange.txt: 6 tokens  loss ")
     assert done.stderr.startswith("unisono: broken.txt: it is no text in UTF-8: ")
     done = in_process("predict", "mine", "likely.txt", "strange.txt", "--top", "2", "--json")
@@ -121,5 +120,4 @@ def test_texts_are_scored_and_continued(command: Run, in_process: Run, tmp_path:
     assert one["next"][0]["token"] == "c"
     assert len(one["next"]) == 2
     assert one["perplexity"] < other["perplexity"]
-    assert_one_line_error(in_process("predict", "mine", "likely.txt", "--continue", "-1"), "--continue")
     assert_one_line_error(in_process("predict", "mine", "likely.txt", "--tokenizer", "no.json"), "no.json")

@@ -15,12 +15,12 @@ from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
 from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, TrialChoice
 from unisono.processor import ProcessorUse
-from unisono.rules import BSP, Auto, BaseRule, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, BaseRule, Exchange, LocalSGD, Sharded
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("rule", [BSP(), Sharded(), Auto(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
+@pytest.mark.parametrize("rule", [BSP(), Sharded(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
     settings = replace(SETTINGS, rules={"this": rule}, nodes=(nodes,), ranks_per_node=2)

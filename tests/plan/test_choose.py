@@ -285,7 +285,7 @@ def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:
 def test_steps_of_a_period_are_not_searched() -> None:
     assert is_searched(BSP())
     assert is_searched(Sharded())
-    assert not any(map(is_searched, (LocalSGD(every=2), LocalSGD(every="auto"), EASGD())))
+    assert not any(map(is_searched, (LocalSGD(every=2), EASGD())))
 
 
 def test_the_initial_setting_has_as_many_buckets_as_the_rule_needs() -> None:

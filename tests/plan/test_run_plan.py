@@ -24,7 +24,7 @@ from unisono.plan.run_row import INTERVAL_ERROR, INTERVAL_SHARE, RunPlan
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer, trace
 from unisono.plan.what_if import changed_machine
-from unisono.rules import BSP, EASGD, Auto, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, EASGD, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Cost, Costs
 from unisono.step.predict import predict
 
@@ -168,11 +168,10 @@ def test_simulated_exchanges_take_the_place_of_measured_ones() -> None:
 
 
 def test_rarer_exchanges_cost_less() -> None:
-    rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)} | {"auto": LocalSGD(every="auto")}
+    rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)}
     found = plans(changed_machine(MACHINE, "bandwidth=0.1x"), replace(SETTINGS, rules=rules))
     steps = [found[words, 4].step for words in ("1", "4", "16")]
     assert steps == sorted(steps, reverse=True)
-    assert found["auto", 4].step < steps[-1]
 
 
 def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
@@ -191,16 +190,6 @@ def test_the_interval_is_that_of_measured_runs() -> None:
     row = plans()["bsp", 4]
     assert row.high == pytest.approx(row.step * (1 + INTERVAL_ERROR))
     assert row.computing + row.update <= row.low < row.step
-
-
-def test_auto_is_planned_as_the_faster_of_its_rules() -> None:
-    slow = replace(MACHINE, node=replace(MACHINE.node, memory_bandwidth=1e9))  # updates take long
-    for machine in (MACHINE, slow):
-        found = plans(machine, replace(SETTINGS, rules={**RULES, "auto": Auto()}))
-        assert found["auto", 4].step <= 1.01 * min(found[rule, 4].step for rule in ("bsp", "sharded"))
-        assert found["auto", 4].choice in ("BSP", "Sharded")
-    assert found["auto", 4].choice == "Sharded"
-    assert found["bsp", 4].choice == ""
 
 
 def test_a_step_takes_as_long_as_its_loading() -> None:

@@ -99,7 +99,7 @@ def test_the_form_of_json() -> None:
                     for key in ("schedule", "basis", "computing", "communication", "update", "epoch")
                 },
                 **{key: getattr(one, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
-                **{key: getattr(one, key) for key in ("wire", "loading", "reading", "decoding", "split", "choice")},
+                **{key: getattr(one, key) for key in ("wire", "loading", "reading", "decoding", "split")},
                 "estimated": one.estimated,
                 "efficiency": one.speedup / one.nodes,
                 "memory": {
@@ -146,12 +146,6 @@ def test_a_short_epoch_keeps_its_digits() -> None:
     lines = list(as_lines([replace(ALONE, epoch=0.0123), replace(FOUR, epoch=1234.5)], MACHINE, 0.5))
     assert " 0.012 s " in lines[1]
     assert " 1,234 s " in lines[2]
-
-
-def test_a_rule_that_is_replaced_is_named() -> None:
-    assert "auto, 4 nodes: Sharded, computing" in "\n".join(
-        as_lines([replace(FOUR, rule="auto", choice="Sharded")], MACHINE, 0.5)
-    )
 
 
 def test_computing_at_the_peak_or_at_a_measured_rate_is_said() -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
-from unisono.optimizers.lamb import LAMB
-from unisono.plan.choose import INITIAL_BUCKET_BYTES, PredictionInputs
-from unisono.reducer import rule_choice as module
+from unisono.plan.choose import INITIAL_BUCKET_BYTES
 from unisono.reducer.bucket_memory import BucketMemory
-from unisono.reducer.rule_choice import RuleChoice, can_be_sharded
+from unisono.reducer.rule_choice import RuleChoice
 from unisono.reducer.step_times import StepTimes
-from unisono.rules import BSP, Auto, BaseRule, DiLoCo, Exchange, LocalSGD, Sharded
-from unisono.step.costs import Computing, Cost
+from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, LocalSGD, Sharded
 
 CHAIN = {"overlap": "chain", "exchange": Exchange(bucket_bytes=64)}
 
@@ -35,9 +31,6 @@ class Ranks:
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        return tensor if op == "maximum" else tensor * self.size
-
 
 class Programs:
     """Programs of a model, which record what is adopted."""
@@ -45,16 +38,11 @@ class Programs:
     def __init__(self, memory: BucketMemory) -> None:
         self._memory = memory
         self.number = self.first = 0
-        self.rules: list[BaseRule] = []
         self.layouts = 0
 
     def adopt(self, setting: Any, order: list[int]) -> None:
         self.layouts += 1
         self._memory.lay_out(order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
-
-    def set_rule(self, rule: BaseRule) -> None:
-        self.rules.append(rule)
-        self.first = self.number
 
 
 class Choice:
@@ -68,29 +56,23 @@ class Choice:
         self.choice = RuleChoice(rule, *rooms, lambda: self.waits.append(None))
         self.choice.log_with(self.lines.append)
 
-    def found(self) -> None:
-        """Let the search for the setting have ended with these measurements."""
-        cost, computing = Cost(1e-4, 1e-9), Computing((0.0,) * 3, (0.1,) * 3, 0.1)
-        tuning = self.choice._tuning
-        tuning.inputs = PredictionInputs(self.choice.rule, computing, tuning._buckets, cost, True, 2)
-
 
 def test_a_rule_alone_has_its_first_setting() -> None:
     one = Choice(BSP(**CHAIN))
     assert (one.choice.setting.overlap, one.choice.setting.bucket_bytes) == ("chain", 64)
     assert (one.choice.chosen, one.choice.predicted) == (None, None)
-    assert not one.choice.next_step(deferred=False, clip=None, optimizer=None)
+    assert not one.choice.next_step(deferred=False)
     assert one.programs.layouts == 1
     setting = ["chain", 64, (), 2, (), 1]
-    assert one.choice.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting, "rule": "BSP"}
+    assert one.choice.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting}
 
 
 def test_buckets_follow_the_order_of_the_first_step() -> None:
     one = Choice(BSP(overlap="chain", exchange=Exchange(bucket_bytes=64)), ranks=2)
     assert one.choice.state() is None
-    one.choice.next_step(deferred=False, clip=None, optimizer=None)
+    one.choice.next_step(deferred=False)
     one.choice.record_order([1, 0, 2])
-    assert one.choice.next_step(deferred=False, clip=None, optimizer=None)
+    assert one.choice.next_step(deferred=False)
     assert one.programs.layouts == 2
     assert one.memory.layout.buckets[0].parameters == (1,)
     state = one.choice.state()
@@ -98,59 +80,24 @@ def test_buckets_follow_the_order_of_the_first_step() -> None:
     assert state["order"] == [1, 0, 2]
 
 
-@pytest.mark.parametrize(("optimizer", "sharded"), [(torch.optim.SGD, True), (torch.optim.LBFGS, False), (None, False)])
-def test_an_alternative_is_chosen_once_among_those_that_the_optimizer_allows(
-    optimizer: type[torch.optim.Optimizer] | None, sharded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[tuple[BaseRule, ...], PredictionInputs]] = []
-    real = module.rank_rules
-
-    def fastest_last(rules: Any, inputs: PredictionInputs, *space: Any) -> Any:
-        asked.append((rules, inputs))
-        return sorted(real(rules, inputs, *space), key=lambda one: one.rule.sharded, reverse=True)
-
-    monkeypatch.setattr(module, "rank_rules", fastest_last)
-    one = Choice(Auto())
-    one.found()
-    made = None if optimizer is None else optimizer(one.memory.parameters)
-    assert one.choice.next_step(deferred=True, clip=2.0, optimizer=made)
-    assert one.choice.rule.sharded is sharded
-    assert any(rule.sharded for rule in asked[0][0]) is sharded
-    assert (asked[0][1].clip, asked[0][1].layer_norms) == (2.0, False)
-    assert (one.choice.chosen is not None) is sharded  # a rule that is not sharded keeps what was found
-    assert one.programs.rules == [one.choice.rule]
-    assert one.lines[0].startswith("rule ")
-    assert not one.choice.next_step(deferred=True, clip=2.0, optimizer=made)
-    assert len(asked) == 1
-
-
-def test_only_rank_0_reports() -> None:
-    other = Choice(Auto(), rank=1)
-    other.found()
-    other.choice.next_step(deferred=True, clip=None, optimizer=None)
-    assert other.lines == []
-
-
-def test_a_run_resumes_with_the_alternative_that_it_had() -> None:
-    one = Choice(Sharded(**CHAIN))
-    state = one.choice.state()
-    again = Choice(Auto(**CHAIN))
+def test_a_run_resumes_with_the_setting_that_it_had() -> None:
+    state = {**(Choice(Sharded(**CHAIN)).choice.state() or {}), "rule": "Sharded"}  # older runs have the rule's name
+    again = Choice(Sharded(**CHAIN))
     assert again.choice.restore(state)
-    assert type(again.choice.rule) is Sharded
     assert not again.choice.restore(None)
-    assert not again.choice.restore({**(state or {}), "ranks": 2})
+    assert not again.choice.restore({**state, "ranks": 2})
     assert again.programs.layouts == 2
 
 
 def test_a_state_waits_for_exchanges_and_is_continued() -> None:
     one = Choice(DiLoCo(every=8, **CHAIN))
-    one.choice.next_step(deferred=False, clip=None, optimizer=None)
+    one.choice.next_step(deferred=False)
     one.programs.first = 2
     state = one.choice.rule_state()
     assert one.waits == [None]
-    assert (state["period"], state["first"]) == (8, 2)
+    assert (state["cycle"][0], state["first"]) == (8, 2)
     again = Choice(DiLoCo(every=8, **CHAIN))
-    again.choice.resume(6, state)
+    again.choice.resume(6, {**state, "period": 8})  # older checkpoints have it
     assert (again.programs.number, again.programs.first) == (6, 2)
     assert again.choice.rule_state()["kept"].keys() == state["kept"].keys()
 
@@ -169,21 +116,7 @@ def test_without_a_state_only_a_rule_with_an_anchor_begins_a_period() -> None:
         assert (one.programs.number, one.programs.first) == (6, first)
 
 
-def test_a_measured_period_is_that_of_the_run_that_is_resumed() -> None:
-    one = Choice(DiLoCo(every="auto", **CHAIN))
-    assert one.choice.rule_state()["period"] is None
-    one.choice.resume(6, {**one.choice.rule_state(), "period": 12})
-    assert one.choice.rule.period == 12
-    assert one.choice.rule_state()["period"] == 12
-
-
-def test_too_few_buckets_for_the_fragments_are_reported() -> None:
-    one = Choice(DiLoCo(every=8, fragments=4, overlap="chain", exchange=Exchange(bucket_bytes=INITIAL_BUCKET_BYTES)))
-    assert one.lines == ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"]
-
-
-def test_optimizers_that_can_be_sharded() -> None:
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    assert can_be_sharded(torch.optim.Adam([weight]))
-    assert can_be_sharded(LAMB([weight]))
-    assert not can_be_sharded(torch.optim.LBFGS([weight]))
+def test_too_few_buckets_for_the_fragments_are_reported_by_rank_0() -> None:
+    rule = DiLoCo(every=8, fragments=4, overlap="chain", exchange=Exchange(bucket_bytes=INITIAL_BUCKET_BYTES))
+    assert Choice(rule).lines == ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"]
+    assert Choice(rule, rank=1).lines == []

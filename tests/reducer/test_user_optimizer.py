@@ -101,16 +101,13 @@ def test_another_optimizer_takes_the_place_of_the_first() -> None:
 
 def test_shards_follow_the_buckets() -> None:
     rank = Rank()
-    rank.optimizer.follow_layout(sharded=True)  # nothing was offered
+    rank.optimizer.follow_layout()
     assert rank.optimizer.sharded is None
-    rank.optimizer.offered = rank.sgd()
-    rank.optimizer.follow_layout(sharded=False)
-    assert rank.optimizer.sharded is None
-    rank.optimizer.follow_layout(sharded=True)
+    rank.optimizer.shard(rank.sgd(), own_loop=False)
     assert rank.optimizer.sharded is not None
     before = [one.number for one in rank.optimizer.sharded._segments]
     rank.lay_out((0, 1))
-    rank.optimizer.follow_layout(sharded=True)
+    rank.optimizer.follow_layout()
     assert [one.number for one in rank.optimizer.sharded._segments] == before[::-1]
 
 

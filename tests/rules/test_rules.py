@@ -8,7 +8,7 @@ from tests.rules.largest import Largest
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.rules import BSP, EASGD, RULES, Auto, DiLoCo, Exchange, LocalSGD, find_rule
+from unisono.rules import BSP, EASGD, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.sharded import Sharded
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
@@ -21,15 +21,13 @@ from unisono.step.verify import verify
 
 
 def test_rules_are_found_by_name() -> None:
-    assert [find_rule(name) for name in RULES] == [BSP, Sharded, EASGD, LocalSGD, DiLoCo, Auto]
-    with pytest.raises(
-        UsageError, match="there is no rule 'easy'; there are bsp, sharded, easgd, local_sgd, diloco, auto"
-    ):
+    assert [find_rule(name) for name in RULES] == [BSP, Sharded, EASGD, LocalSGD, DiLoCo]
+    with pytest.raises(UsageError, match="there is no rule 'easy'; there are bsp, sharded, easgd, local_sgd, diloco"):
         find_rule("easy")
 
 
 @pytest.mark.parametrize(
-    "rule", [BSP(), BSP(scale="sum"), LocalSGD(every=3), DiLoCo(every=8), EASGD(), Largest(), Sharded(), Auto()]
+    "rule", [BSP(), BSP(scale="sum"), LocalSGD(every=3), DiLoCo(every=8), EASGD(), Largest(), Sharded()]
 )
 def test_the_rules_follow_the_protocol(rule: Rule) -> None:
     assert isinstance(rule, Rule)

@@ -52,7 +52,6 @@ def test_a_wire_keeps_the_rule_and_rules_keep_the_exchange() -> None:
         ("bsp", BSP()),
         ("sharded", Sharded()),
         ("local_sgd:16", LocalSGD(every=16)),
-        ("local_sgd:auto", LocalSGD(every="auto")),
         ("diloco:32", DiLoCo(every=32)),
     ],
 )
@@ -65,7 +64,7 @@ def test_rules_by_their_words(words: str, rule: object) -> None:
     [
         ("bps", "there is no rule 'bps'; there are bsp, "),
         ("bsp:4", "--rule bsp:4: a number of steps"),
-        ("local_sgd:x", "every must be 1 or more"),
+        ("local_sgd:auto", "--rule local_sgd:auto: a number of steps"),
         ("local_sgd:0", "every must be 1 or more"),
     ],
 )

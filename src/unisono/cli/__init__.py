@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.cli import bench, data
+from unisono.cli import bench
 from unisono.cli.accuracy import accuracy
 from unisono.cli.command_group import CommandGroup
 from unisono.cli.draw import draw
@@ -48,7 +48,6 @@ for _panel, _functions in PANELS.items():
     for _function in _functions:
         _interspersed = _function not in (run, lab)  # what follows their program is the program's
         app.command(rich_help_panel=_panel, context_settings={"allow_interspersed_args": _interspersed})(_function)
-app.add_typer(data.app, name="data", rich_help_panel="Tools")
 app.add_typer(bench.app, name="bench", rich_help_panel="Tools")
 
 

@@ -25,9 +25,6 @@ def predict(
     ],
     top: Annotated[int, typer.Option(help="Number of classes, or of next tokens, to print.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    more: Annotated[
-        int, typer.Option("--continue", min=0, help="Texts: continue each by N tokens, the most probable each time.")
-    ] = 0,
     tokenizer: Annotated[
         str, typer.Option(help="Texts whose tokens are not bytes: the tokenizer.json that they were packed with.")
     ] = "",
@@ -53,7 +50,7 @@ def predict(
     for note in saved.notes:
         print(note, file=sys.stderr)
     recipe = saved.recipe
-    inputs = open_inputs(recipe.data, tokenizer, more)
+    inputs = open_inputs(recipe.data, tokenizer)
     network = load_network(saved, inputs)
     batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
     options = PredictOptions(top, batch, DTYPES[recipe.model.dtype], context_of(recipe))

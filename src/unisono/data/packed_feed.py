@@ -20,9 +20,8 @@ from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO, STREAMED
 from unisono.data.storage.choose import resolve_storage
-from unisono.data.storage.groups import form_groups
+from unisono.data.storage.groups import form_groups, scope_note
 from unisono.data.storage.storage import StorageOptions, read_storage
-from unisono.data.storage.traffic import scope_note
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World

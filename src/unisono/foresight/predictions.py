@@ -25,7 +25,7 @@ from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, Se
 from unisono.plan.choose import Candidate
 from unisono.plan.exchange_cost import FREE
 from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import exchanges_of, plan_run, predict_fastest
+from unisono.plan.run_plan import exchanges_of, plan_run, predict_run
 from unisono.plan.run_row import INTERVAL_SHARE
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer
@@ -43,7 +43,8 @@ def planned_prediction(
     """
     (plan,) = plan_run(layers, machine, settings)
     ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
-    run = predict_fastest(layers, machine, settings, rule, nodes, exchanges_of(machine, settings))
+    cost = exchanges_of(machine, settings)(rule, nodes).cost
+    run = predict_run(layers, machine, settings, rule, nodes, cost)
     program, updating = program_of(run.best)
     return SealedPrediction(
         sealed=BEFORE,

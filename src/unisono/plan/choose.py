@@ -120,7 +120,7 @@ def space_of(rule: BaseRule) -> Space:
 def is_searched(rule: BaseRule) -> bool:
     """Return True where steps are alike, so that their setting is searched: a period has unlike ones, and workers of an
     asynchronous rule are out of step."""
-    return rule.period == 1 and not rule.measures_period and not rule.asynchronous
+    return rule.period == 1 and not rule.asynchronous
 
 
 def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:

@@ -40,6 +40,9 @@ from unisono.wires import encoded_share
 BYTES_OF_A_SUM = 3
 """Bytes of memory that are read and written for each byte that is summed into place."""
 
+COLLECTIVES_OF_A_SHARD = 3
+"""Collectives for a bucket under a sharded rule: its reduce-scatter, flags and all-gather."""
+
 FREE = Cost(0.0, 0.0)
 """Cost where nothing goes over a link."""
 

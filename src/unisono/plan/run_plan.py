@@ -1,7 +1,7 @@
 """Plan of a run before it starts: for each rule and number of nodes its step, speedup and memory, by prediction.
 
     layers ─ layer_costs ──▶ needed, ready ─┐
-    machine ─ exchange_cost ─▶ a collective ─┼─ choose_rule ─▶ overlap, buckets ─ predict ─▶ step ─▶ row (`run_row.py`)
+    machine ─ exchange_cost ─▶ a collective ─┼─── choose ────▶ overlap, buckets ─ predict ─▶ step ─▶ row (`run_row.py`)
     weights ─ bucket_layout ─▶ buckets ─────┘
 
     step           the rule's own program on a clock, in the setting that a run would choose with these times
@@ -12,7 +12,6 @@
 
 Worked example (`docs/planning.md`): 256 images of VGG-A on 16 nodes of 1.67 TFLOP/s with 10 Gbit/s Ethernet.
 
-A rule that is replaced by another after the first steps ("auto") is planned as the one that is predicted to be faster.
 Where layers can be split (`split_plan.py`), a row with the splits follows the row without, if they are faster. It is
 the same prediction, with the tasks of split layers in the program and their buckets in parts.
 """
@@ -28,7 +27,6 @@ from typing import NamedTuple
 from unisono.plan.bottleneck import StepShares
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import (
-    TIE_RATIO,
     Candidate,
     PredictionInputs,
     Setting,
@@ -38,8 +36,7 @@ from unisono.plan.choose import (
     predicted_again,
     space_of,
 )
-from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
-from unisono.plan.exchange_cost import FREE, ExchangeCost, even_cost, exchange_cost
+from unisono.plan.exchange_cost import COLLECTIVES_OF_A_SHARD, FREE, ExchangeCost, even_cost, exchange_cost
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import Loading, held_bytes, least_step, loading_of
 from unisono.plan.machines import MachineFacts
@@ -69,7 +66,6 @@ class PredictedRun(NamedTuple):
     """Prediction for a rule on a number of nodes."""
 
     rule: BaseRule
-    """Rule with its period."""
     inputs: PredictionInputs
     best: Candidate
     silent: float
@@ -97,12 +93,13 @@ def plan_run(
     exchange_of = exchanges_of(machine, settings)
     found = list[RunPlan]()
     for words, rule in settings.rules.items():
-        alone = predict_fastest(layers, machine, replace(settings, slow_nodes={}), rule, 1, exchange_of).step
+        alike = replace(settings, slow_nodes={})
+        alone = predict_run(layers, machine, alike, rule, 1, exchange_of(rule, 1).cost).step
         alone = max(alone, least_step(alone, 0.0, _loading(machine, settings, 1)))
         rows, split_rows = list[RunPlan](), list[RunPlan]()
         for nodes in settings.nodes:
-            run = predict_fastest(layers, machine, settings, rule, nodes, exchange_of)
-            cost = exchange_of(run.rule, nodes)
+            cost = exchange_of(rule, nodes)
+            run = predict_run(layers, machine, settings, rule, nodes, cost.cost)
             slower = _slower(layers, machine, settings, nodes, cost.cost, run)
             step = _planned_step(layers, machine, settings, words, nodes, cost, run)._replace(slower=slower)
             rows.append(row_of(machine, settings, nodes, step, alone))
@@ -143,23 +140,6 @@ def _slower(
     return cost_of(unequal, run.step, without_links, without_nodes)
 
 
-def predict_fastest(
-    layers: Sequence[TracedLayer],
-    machine: MachineFacts,
-    settings: RunSettings,
-    rule: BaseRule,
-    nodes: int,
-    exchange_of: ExchangeOf,
-) -> PredictedRun:
-    """Return the prediction for a rule, or of its alternatives for the one that a run would take (`choose_rule.py`)."""
-    runs = [
-        predict_run(layers, machine, settings, one, nodes, exchange_of(one, nodes).cost)
-        for one in rule.alternatives or (rule,)
-    ]
-    best = min(run.step for run in runs)
-    return min(runs, key=lambda run: max(run.step, best * TIE_RATIO))
-
-
 def predict_run(
     layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, rule: BaseRule, nodes: int, cost: Cost
 ) -> PredictedRun:
@@ -186,8 +166,6 @@ def inputs_of(
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
     if rule.sharded:  # the sum of flags besides the two that were priced
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
-    if rule.measures_period:
-        rule = rule.with_period(rule.smallest_period(computing.whole, cost.seconds(sum(sizes))))
     buckets, clip = partial(buckets_of, sizes), settings.clip
     return PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)
 
@@ -247,7 +225,6 @@ def _planned_step(
         setting.bucket_bytes,
         exchange.schedule,
         run.rule.exchange.wire,
-        choice=type(run.rule).__name__ if settings.rules[words].alternatives else "",
         basis=exchange.basis if run.refused or not simulated else SIMULATED,
         estimated=", ".join(run.refused),
     )

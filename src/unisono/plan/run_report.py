@@ -38,7 +38,7 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
     yield from _table(plans)
     yield ""
     for plan in plans:
-        yield f"{_name(plan)}: {f'{plan.choice}, ' if plan.choice else ''}{plan.bottleneck}"
+        yield f"{_name(plan)}: {plan.bottleneck}"
     if any(plan.split for plan in plans):
         yield ""
     for plan in plans:

@@ -69,8 +69,6 @@ class RunPlan:
     """Seconds in which a node decodes them, beside training."""
     split: Mapping[str, str] = field(default_factory=dict)
     """Split of each layer, by its name, in words of a parallel plan; empty: data parallelism."""
-    choice: str = ""
-    """Rule that takes the place of this one after the first steps; empty: none does."""
     basis: str = ""
     """Basis of the cost of exchanges (`exchange_cost.BASES`, or "simulated"); empty where nothing goes over a link."""
     estimated: str = ""
@@ -100,8 +98,6 @@ class PlannedStep(NamedTuple):
     schedule: str
     wire: str | None
     split: Mapping[str, str] = {}
-    choice: str = ""
-    """Rule that is predicted to be the faster, where the rule is replaced by one of several."""
     basis: str = ""
     estimated: str = ""
     slower: str = ""
@@ -139,7 +135,6 @@ def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: Plan
         reading=shares.samples.reading,
         decoding=shares.samples.decoding,
         split=found.split,
-        choice=found.choice,
         basis=found.basis,
         estimated=found.estimated,
     )

@@ -64,7 +64,7 @@ def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, setting
         if rule.asynchronous:
             raise UsageError(
                 f"rule {words} has no step that all ranks make together, so it is not predicted: plan bsp, sharded, "
-                "auto, local_sgd or diloco, or measure a short run of it"
+                "local_sgd or diloco, or measure a short run of it"
             )
     for node, factor in settings.slow_nodes.items():
         if node >= max(settings.nodes):

@@ -14,9 +14,8 @@ from unisono.choosing.schedule_table import ScheduleTable
 from unisono.network import NetworkError
 from unisono.network.estimate import estimate
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted_again
-from unisono.plan.choose_rule import COLLECTIVES_OF_A_SHARD
 from unisono.plan.collective_costs import CollectiveCase, choose_auto
-from unisono.plan.exchange_cost import network_of, placement_of, uneven_of
+from unisono.plan.exchange_cost import COLLECTIVES_OF_A_SHARD, network_of, placement_of, uneven_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.simulated_schedule import simulate_schedule
 from unisono.rules import BaseRule

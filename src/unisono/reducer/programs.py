@@ -89,13 +89,6 @@ class Programs:
                 self._pool, self._communicators, self._user, self._observe, self._link, self._partitions
             )
 
-    def set_rule(self, rule: BaseRule) -> None:
-        """Adopt a rule with another period, which begins with the next step. No program may be running."""
-        self._rule = replace(rule, overlap=self._rule.overlap, outstanding=self._rule.outstanding)
-        self.first = self.number
-        self._made.clear()
-        self._prepared.clear()
-
     def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
         number = (self.number - self.first) % self._rule.period

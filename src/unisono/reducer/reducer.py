@@ -9,7 +9,7 @@ Its parts, each of which has its own state:
 
     accumulation  gradients of this rank alone, between averages                `accumulation.py`
     control      samples and requests of this rank, and what all ranks said     `step_control.py`
-    choice       rule and setting of the coming step, the same on all ranks     `rule_choice.py`
+    choice       setting of the coming step, the same on all ranks              `rule_choice.py`
     runner       the backward pass that runs                                    `pass_runner.py`
     pending      waits for what was begun                                       `pending_work.py`
     optimizer    the user's optimizer: in shards, or called by the program      `user_optimizer.py`
@@ -116,7 +116,7 @@ class Reducer:
 
     @property
     def rule(self) -> BaseRule:
-        """Rule that steps follow at present."""
+        """Rule that steps follow."""
         return self.choice.rule
 
     def loss_weight(self) -> LossWeight:
@@ -197,16 +197,16 @@ class Reducer:
         """Adopt the setting of the run that is resumed (`choice.state`), if it had as many ranks and the same
         options."""
         if self.choice.restore(state):
-            self.optimizer.follow_layout(self.rule.sharded)
+            self.optimizer.follow_layout()
 
     # While a backward pass runs
 
     def prepare_for_backward(self) -> None:
         """Adopt a new setting, if there is one. A backward pass is about to begin, or has just begun."""
         self.pending.wait()
-        if self.choice.next_step(self._applied_by.deferred, self.clip, self.optimizer.offered):
-            self.optimizer.follow_layout(self.rule.sharded)
-            if self._applied_by.deferred and self.rule.sharded and self.optimizer.sharded is not None:
+        if self.choice.next_step(self._applied_by.deferred):
+            self.optimizer.follow_layout()
+            if self._applied_by.deferred and self.optimizer.sharded is not None:
                 self._applied_by = AppliedBy(self.optimizer.sharded.begin(), Updates.PARTS)
         self._prepared = True
 

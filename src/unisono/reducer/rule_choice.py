@@ -1,8 +1,4 @@
-"""Rule of the coming step and its setting: searched in the first steps, chosen from alternatives, or resumed.
-
-    setting        `tuning.py`         overlap and buckets, from the first steps
-    alternative    `choose_rule.py`    of a rule that has some, once the setting is found
-    period         `period_search.py`  of a rule with `every = "auto"`
+"""Setting of a rule in the coming step, searched in the first steps (`tuning.py`) or resumed, and the rule's memory.
 
 All ranks have the same measurements, so they adopt the same.
 """
@@ -13,16 +9,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from unisono.errors import UsageError
-from unisono.optimizers.sharded import check_optimizer, needs_norms
-from unisono.plan.choose import Candidate, PredictionInputs, Setting
-from unisono.plan.choose_rule import describe, rank_rules
+from unisono.plan.choose import Candidate, Setting
 from unisono.plan.trials import TrialChoice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
-from unisono.reducer.period_search import PeriodSearch
 from unisono.reducer.programs import Programs
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.step_times import StepTimes
@@ -46,15 +36,13 @@ class RuleChoice:
         """Adopt a rule with its first setting; `wait_for_all` waits for everything that is pending. Raises UsageError
         for an unknown overlap."""
         self.rule = rule
-        """Rule that steps follow at present."""
+        """Rule that steps follow."""
         self._memory, self._collectives, self._programs = memory, collectives, programs
         self._wait_for_all = wait_for_all
         self._tuning = Tuning(memory, collectives, times, rule)
-        self._report = self._tuning.log
         weakref.finalize(self, self._tuning.close).atexit = False
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
-        self._period = PeriodSearch(rule, memory, collectives) if rule.measures_period else None
         programs.adopt(self.setting, self._tuning.order)
 
     @property
@@ -77,20 +65,13 @@ class RuleChoice:
         """Prediction of a step from when the setting was chosen; None where nothing was predicted."""
         return None if self.chosen is None else self.chosen.prediction
 
-    def next_step(self, deferred: bool, clip: float | None, optimizer: torch.optim.Optimizer | None) -> bool:
+    def next_step(self, deferred: bool) -> bool:
         """Adopt what has been found for the coming step. Return True where the buckets have changed.
 
-        `deferred`: True where parameters are waited for when they are needed. `optimizer` may be sharded.
+        `deferred`: True where parameters are waited for when they are needed.
         """
-        changed = self._tuning.next_step(deferred)
-        if self.rule.alternatives and self._tuning.inputs is not None:
-            self._choose_rule(self._tuning.inputs, clip, optimizer)
-            changed = True
-        if changed:
+        if changed := self._tuning.next_step(deferred):
             self._lay_out()
-        if self._period is not None and (found := self._period.next_step()) is not None:
-            self._set_rule(found[0])
-            self._log(found[1])
         self.rule_memory.lay_out(self.rule.keeps_anchor)
         return changed
 
@@ -100,25 +81,21 @@ class RuleChoice:
 
     def state(self) -> dict[str, Any] | None:
         """Return the setting, for a run that resumes; None while it is being found."""
-        state = self._tuning.state()
-        return state if state is None else {**state, "rule": type(self.rule).__name__}
+        return self._tuning.state()
 
     def restore(self, state: dict[str, Any] | None) -> bool:
         """Adopt the setting of the run that is resumed, if it had as many ranks and the same options. Return True where
         the buckets have changed."""
         if state is None or not self._tuning.restore(state):
             return False
-        chosen = [one for one in self.rule.alternatives if type(one).__name__ == state.get("rule")]
-        if chosen:
-            self._set_rule(chosen[0])
         self._lay_out()
         return True
 
     def rule_state(self) -> dict[str, Any]:
         """Return the rule's memory of this rank and the place in its period, for a checkpoint; wait for exchanges."""
         self._wait_for_all()
-        kept, period = self.rule_memory.segments(), None if self.rule.measures_period else self.rule.period
-        return {"period": period, "cycle": list(self.rule.cycle), "first": self._programs.first, "kept": kept}
+        kept = self.rule_memory.segments()
+        return {"cycle": list(self.rule.cycle), "first": self._programs.first, "kept": kept}
 
     def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
         """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
@@ -129,54 +106,20 @@ class RuleChoice:
         if rule_state is None:
             self._programs.first = step if self.rule.keeps_anchor else 0
             return
-        if self.rule.measures_period and rule_state["period"] is not None:
-            self._set_rule(self.rule.with_period(rule_state["period"]))
         same = list(self.rule.cycle) == rule_state["cycle"]
         self._programs.first = rule_state["first"] if same else step
         if self.rule.keeps_anchor:
             self.rule_memory.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
 
     def log_with(self, log: Log, details: Log | None = None) -> None:
-        """Report the choices of the first steps with `log`, on rank 0, and the search for an overlap and buckets with
+        """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with
         `details`, which is `log` unless given."""
-        self._report, self._tuning.log = log, details or log
+        self._tuning.log = details or log
         buckets, wanted = len(self._memory.layout.buckets), self.rule.least_buckets
-        if buckets < wanted:
-            self._log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
-
-    def _choose_rule(
-        self, inputs: PredictionInputs, clip: float | None, optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        """Adopt the alternative that is predicted to be the fastest."""
-        rules = self.rule.alternatives
-        if optimizer is None or not can_be_sharded(optimizer):
-            rules, norms = tuple(one for one in rules if not one.sharded), False
-        else:
-            norms = needs_norms(optimizer)
-        ranked = rank_rules(rules, inputs._replace(clip=clip, layer_norms=norms), *self._tuning.space)
-        if ranked[0].rule.sharded:
-            self._tuning.adopt(ranked[0].best)
-        self._set_rule(ranked[0].rule)
-        self._log(describe(ranked))
-
-    def _set_rule(self, rule: BaseRule) -> None:
-        self.rule, self._period = rule, None
-        self._programs.set_rule(rule)
+        if buckets < wanted and self._collectives.rank == 0:
+            log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
     def _lay_out(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them."""
         self.rule_memory.gather()
         self._programs.adopt(self.setting, self._tuning.order)
-
-    def _log(self, line: str) -> None:
-        if self._collectives.rank == 0:
-            self._report(line)
-
-
-def can_be_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for an optimizer that can be stepped in shards."""
-    try:
-        check_optimizer(optimizer)
-    except UsageError:
-        return False
-    return True

@@ -75,8 +75,6 @@ class Tuning:
         """Function that rank 0 reports the choice with."""
         self.choice: TrialChoice | None = None
         """Chosen setting, with its prediction and what that is worth; None where nothing had to be predicted."""
-        self.inputs: PredictionInputs | None = None
-        """Measurements of the search, once it has ended; None where nothing had to be measured."""
         self._recorded_order: Sequence[int] = self.order
         self._begins: list[float] = []
         self._finished = world.size == 1 or not memory.parameters or not is_searched(rule)
@@ -93,16 +91,6 @@ class Tuning:
         self._deferred = deferred
         self._begins.append(time.perf_counter())
         return next(self._search, False)
-
-    @property
-    def space(self) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
-        """Overlaps, bucket sizes in bytes and numbers of collectives at once that are searched."""
-        return self._overlaps, self._sizes, self._outstandings
-
-    def adopt(self, best: Candidate) -> None:
-        """Adopt the best setting of another rule, by the same measurements."""
-        self.choice = TrialChoice(best) if self.choice is None else self.choice._replace(candidate=best)
-        self.setting = best.setting
 
     def close(self) -> None:
         """End the search; its generator keeps this object alive."""
@@ -145,7 +133,7 @@ class Tuning:
         yield False
         self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
         own_order = self._deferred and self._overlaps == ("chain",)
-        if len(self._overlaps) > 1 or len(self._sizes) > 1 or own_order or self._rule.alternatives:
+        if len(self._overlaps) > 1 or len(self._sizes) > 1 or own_order:
             sizes, seconds = list[float](), list[float]()
             for size in MEASURED_BUCKET_BYTES if len(self._sizes) > 1 else self._sizes:
                 self.setting = Setting("chain", size)
@@ -181,7 +169,7 @@ class Tuning:
             trials.append(Trial(one, slowest.tolist()))
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, initial_setting(self._rule, self._buckets, ranks).overlap, use)
-        self._finished, self.inputs = True, inputs
+        self._finished = True
         if world.rank == 0:
             for line in _report(computing, cost, chosen, self.choice.doubt, trials, worth):
                 self.log(line)

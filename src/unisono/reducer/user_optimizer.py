@@ -42,8 +42,6 @@ class UserOptimizer:
         """Begin without an optimizer; `wait` waits for everything that is pending. `names` are the parameters'."""
         self._memory, self._collectives, self._programs, self._runner = memory, collectives, programs, runner
         self._wait, self._names = wait, names
-        self.offered: torch.optim.Optimizer | None = None
-        """Optimizer that may be sharded, for a rule that chooses."""
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
         self._set_aside: dict[int, torch.Tensor] = {}  # .grad of parameters while the user's optimizer makes its step
@@ -67,12 +65,10 @@ class UserOptimizer:
         if own_loop:
             self.sharded.follow(weakly(self.begin_step), weakly(self.end_step))
 
-    def follow_layout(self, sharded: bool) -> None:
-        """Lay the shards out as the buckets are now. A `sharded` rule takes an offered optimizer over."""
+    def follow_layout(self) -> None:
+        """Lay the shards out as the buckets are now."""
         if self.sharded is not None:
             self.sharded.lay_out(self._segments())
-        elif sharded and self.offered is not None:
-            self.shard(self.offered, own_loop=False)
 
     def begin_step(self, closure: Closure | None) -> Closure | None:
         """Set all gradients aside before the user's optimizer reads them: it has nothing to update by itself. Return

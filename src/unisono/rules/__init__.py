@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
-    from unisono.rules.auto import Auto
     from unisono.rules.base import BaseRule
     from unisono.rules.bsp import BSP
     from unisono.rules.diloco import DiLoCo
@@ -18,7 +17,6 @@ __all__ = [
     "BSP",
     "EASGD",
     "RULES",
-    "Auto",
     "BaseRule",
     "DiLoCo",
     "Exchange",
@@ -35,7 +33,6 @@ RULES = Registry(
         "easgd": "unisono.rules.easgd:EASGD",
         "local_sgd": "unisono.rules.local_sgd:LocalSGD",
         "diloco": "unisono.rules.diloco:DiLoCo",
-        "auto": "unisono.rules.auto:Auto",
     },
 )
 """Rules by name. Each is a class that inherits from `BaseRule`."""
@@ -43,7 +40,6 @@ RULES = Registry(
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "Auto": "unisono.rules.auto",
         "BSP": "unisono.rules.bsp",
         "EASGD": "unisono.rules.easgd",
         "BaseRule": "unisono.rules.base",

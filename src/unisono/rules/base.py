@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
 
 from unisono.rules.exchange import Exchange
 from unisono.step import build
@@ -55,25 +54,6 @@ class BaseRule(ABC):
         return 1
 
     @property
-    def measures_period(self) -> bool:
-        """True where the period is to be measured in the first steps."""
-        return False
-
-    def smallest_period(self, computing: float, exchange: float) -> int:  # noqa: ARG002  the base has none to choose
-        """Return the smallest period, in steps, whose exchange hides, from the seconds of a step and of the exchange of
-        all weights."""
-        return self.period
-
-    def with_period(self, steps: int) -> Self:  # noqa: ARG002  the base has none to choose
-        """Return the rule with a period of this many steps."""
-        return self
-
-    @property
-    def exchange_operation(self) -> Operation:
-        """Operation that sums a bucket over the ranks."""
-        return self.allreduce()
-
-    @property
     def cycle(self) -> tuple[int, ...]:
         """Numbers that the steps of a period depend on. A run that resumes with others begins a new period."""
         return (self.period,)
@@ -109,12 +89,6 @@ class BaseRule(ABC):
     def sums_gradients(self) -> bool:
         """False: gradients are averaged. True where they are summed over the ranks."""
         return False
-
-    @property
-    def alternatives(self) -> tuple[BaseRule, ...]:
-        """Rules of which one takes the place of this one after the first steps, where it is predicted to be the
-        fastest; none by default."""
-        return ()
 
     @property
     def asynchronous(self) -> bool:

@@ -30,11 +30,10 @@ from dataclasses import dataclass
 
 from unisono.errors import UsageError
 from unisono.rules.local_sgd import LocalSGD
-from unisono.rules.period import smallest_period
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE
-from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
+from unisono.step.outer import begin_exchange, outer_step, take_outer_step
 from unisono.step.program import Operation, Step, Task
 from unisono.step.rule import GradientSource, Guarantee
 
@@ -71,7 +70,7 @@ class DiLoCo(LocalSGD):
                 f"DiLoCo(fragments={self.fragments}, delay={self.delay}): there is at least 1 fragment, and the delay "
                 "is 0 or more steps"
             )
-        if not isinstance(self.every, str) and self.every // self.fragments <= self.delay:
+        if self.every // self.fragments <= self.delay:
             raise UsageError(
                 f"DiLoCo(every={self.every}, fragments={self.fragments}, delay={self.delay}): a fragment has "
                 f"{self.every} // {self.fragments} = {self.every // self.fragments} steps until the next, which must "
@@ -80,8 +79,6 @@ class DiLoCo(LocalSGD):
 
     def _exchange(self, event: Step, layout: Layout) -> list[Task]:
         """Return the tasks of the fragments that are packed in this step, and of those that end in it."""
-        if isinstance(self.every, str):
-            return []
         count = min(self.fragments, len(layout.buckets))
         place, tasks = event.number % self.every, list[Task]()
         for fragment in range(count):
@@ -107,15 +104,6 @@ class DiLoCo(LocalSGD):
         ends = self._ends_period(event)
         source = GradientSource.OWN if event.synchronize else None
         return Guarantee(source, equal=ends and self.fragments == 1 and not self.delay, outer=ends)
-
-    def smallest_period(self, computing: float, exchange: float) -> int:
-        """Return the smallest period, in steps, whose exchange hides."""
-        return smallest_period(computing, exchange, self.fragments, self.delay)
-
-    @property
-    def exchange_operation(self) -> Operation:
-        """Operation that sums a bucket of changes."""
-        return exchange_change(self.exchange.algorithm, self.exchange.wire)
 
     @property
     def cycle(self) -> tuple[int, ...]:

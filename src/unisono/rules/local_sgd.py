@@ -14,12 +14,10 @@ feedback (`step/error_feedback.py`). With "int4" and every = 4, that is 0.05 n a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from unisono.errors import UsageError
 from unisono.rules.base import AUTO, BaseRule
-from unisono.rules.period import smallest_period
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, PACK_WEIGHTS, UNPACK_WEIGHTS
@@ -32,18 +30,17 @@ from unisono.step.rule import GradientSource, Guarantee
 class LocalSGD(BaseRule):
     """Local SGD: every rank applies its own gradients, and all ranks average their weights every `every` steps.
 
-    `every` is the period in steps, or "auto": the smallest period whose exchange hides. `exchange`, `overlap` and
-    `outstanding` are those of `BSP`. With a wire, changes since the last average are exchanged.
+    `exchange`, `overlap` and `outstanding` are those of `BSP`. With a wire, changes since the last average are
+    exchanged.
     """
 
-    every: int | str = 16
-    """Steps of a period; "auto" is the smallest period whose exchange hides, as measured in the first steps. Until
-    then, ranks exchange nothing."""
+    every: int = 16
+    """Steps of a period."""
 
     def __post_init__(self) -> None:
         name, wire, algorithm = type(self).__name__, self.exchange.wire, self.exchange.algorithm
-        if self.every != AUTO and (isinstance(self.every, str) or self.every < 1):
-            raise UsageError(f'{name}(every={self.every!r}): every must be 1 or more steps, or "auto"')
+        if not isinstance(self.every, int) or self.every < 1:
+            raise UsageError(f"{name}(every={self.every!r}): every must be 1 or more steps")
         if wire is not None and algorithm not in (AUTO, "direct"):
             raise UsageError(
                 f"{name} with the wire {wire!r} quantizes once for the sum and once for the result, as {algorithm!r} "
@@ -83,7 +80,7 @@ class LocalSGD(BaseRule):
         ]
 
     def _ends_period(self, event: Step) -> bool:
-        return event.synchronize and not isinstance(self.every, str) and (event.number + 1) % self.every == 0
+        return event.synchronize and (event.number + 1) % self.every == 0
 
     def guarantee(self, event: Step) -> Guarantee:
         """Return the guarantee of an event: own gradients are applied; weights are equal where they are averaged."""
@@ -94,20 +91,7 @@ class LocalSGD(BaseRule):
     @property
     def period(self) -> int:
         """Number of steps after which the programs repeat."""
-        return 1 if isinstance(self.every, str) else self.every
-
-    @property
-    def measures_period(self) -> bool:
-        """True where the period is to be measured."""
-        return isinstance(self.every, str)
-
-    def smallest_period(self, computing: float, exchange: float) -> int:
-        """Return the smallest period, in steps, whose exchange hides."""
-        return smallest_period(computing, exchange)
-
-    def with_period(self, steps: int) -> Self:
-        """Return the rule with a period of this many steps."""
-        return replace(self, every=steps)
+        return self.every
 
     @property
     def algorithm(self) -> str:
@@ -116,10 +100,8 @@ class LocalSGD(BaseRule):
 
     @property
     def exchange_operation(self) -> Operation:
-        """Operation that sums a bucket: of changes where there is a wire, else of weights."""
-        if self.keeps_anchor:
-            return exchange_change(self.exchange.algorithm, self.exchange.wire)
-        return self.allreduce()
+        """Operation that sums a bucket of changes."""
+        return exchange_change(self.exchange.algorithm, self.exchange.wire)
 
     @property
     def keeps_anchor(self) -> bool:

@@ -27,11 +27,6 @@ def number(default: float, above: float | None = None, at_least: float | None = 
     return field(default=default, metadata={"above": above, "at_least": at_least})
 
 
-def number_or(word: str, default: int, at_least: float) -> Any:
-    """Return a dataclass field of type `int | str` for a whole number within limits, or a word in its place."""
-    return field(default=default, metadata={"at_least": at_least, "word": word})
-
-
 def numbers(*default: float, at_least: float, below: float) -> Any:
     """Return a dataclass field for as many numbers as the default has, each within limits."""
     return field(default=default, metadata={"at_least": at_least, "below": below})
@@ -116,12 +111,6 @@ def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
 def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:
     if get_origin(kind) is tuple:
         return _numbers(value, len(get_args(kind)), limits, where)
-    if (alternative := limits.get("word")) is not None:
-        if value == alternative:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise RecipeError(f'{where} = {value!r} is neither a whole number nor "{alternative}"')
-        kind = int
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -121,8 +121,8 @@ def rule_of(words: str, exchange: Exchange) -> BaseRule:
     options = RuleRecipe(name=name)
     if not colon:
         return named_rule(options, exchange)
-    rule = named_rule(replace(options, every=int(steps) if steps.isdecimal() else steps), exchange)
-    if not hasattr(rule, "every"):
+    rule = named_rule(replace(options, every=int(steps)) if steps.isdecimal() else options, exchange)
+    if not hasattr(rule, "every") or not steps.isdecimal():
         raise UsageError(f"--rule {words}: a number of steps follows local_sgd or diloco, as in local_sgd:16")
     return rule
 

@@ -12,7 +12,7 @@ from unisono.data.kinds import all_augments
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
 from unisono.optimizers import OPTIMIZERS
-from unisono.training.keys import choice, flat, number, number_or, numbers, texts_or
+from unisono.training.keys import choice, flat, number, numbers, texts_or
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
@@ -121,8 +121,7 @@ class RuleRecipe:
     """Name of the rule: "bsp" averages gradients in each step; so does "sharded", where each rank updates a part of
     the weights; with "local_sgd" each rank updates alone, and weights are averaged; with "diloco" an outer optimizer
     applies their mean change; with "easgd" workers exchange with a centre, and none waits for another;
-    "auto" is "bsp" or "sharded", whichever is predicted to be faster from the first steps; `module:function` is a rule
-    of your own, which function(exchange, overlap) returns.
+    `module:function` is a rule of your own, which function(exchange, overlap) returns.
     """
     folder: str = ""
     """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
@@ -130,9 +129,8 @@ class RuleRecipe:
     """Overlap of communication with the step; "auto" chooses it from measurements of the first steps."""
     scale: str = choice("mean", "mean", "sum")
     """Combination of the gradients, for "bsp": "mean" over all samples, or "sum" over ranks of their own means."""
-    every: int | str = number_or("auto", 16, at_least=1)
-    """Steps of a period, in which weights are exchanged once, for "local_sgd" and "diloco"; "auto": the smallest number
-    of which the exchange hides behind computing."""
+    every: int = number(16, at_least=1)
+    """Steps of a period, in which weights are exchanged once, for "local_sgd" and "diloco"."""
     outer_rate: float = number(0.7, above=0)
     """Learning rate of the outer optimizer, for "diloco"."""
     outer_momentum: float = number(0.9, at_least=0)

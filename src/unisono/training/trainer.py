@@ -61,8 +61,6 @@ class Trainer:
         self.reducer.clip = clip
         if self.reducer.rule.sharded:
             self.reducer.optimizer.shard(optimizer, own_loop=False)
-        elif self.reducer.rule.alternatives:
-            self.reducer.optimizer.offered = optimizer
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.pending.wait))
         self._exchanges = exchanges_activations(model)  # a rank without samples calls the model, too
         self._awaits = wait_on_access(model, self.reducer.pending.wait_for, self.reducer.pending.wait_for_buffers)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.storage.groups import form_groups
+from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.storage.groups import form_groups, scope_note
 from unisono.placement import Placement, one_rank_per_node, place, regular
 
 
@@ -60,3 +61,21 @@ def test_supernodes_that_do_not_divide_are_named() -> None:
     found = form_groups(place(range(6), "aaaabb"), 2)
     assert found.group_of_rank == (0, 0, 0, 1, 1, 1)
     assert found.note == "groups of 3 ranks are formed by number of rank: supernodes of [4, 2] ranks do not divide"
+
+
+@pytest.mark.parametrize(
+    ("parts", "placement", "words"),
+    [
+        (0, regular(2, 1, 2), ""),
+        (2, regular(2, 1, 2), ""),
+        (8, regular(2, 1, 2), ""),
+        (1, regular(1, 4, 1), ""),
+        (3, regular(2, 1, 2), "4 ranks do not divide into 3 parts"),
+        (2, place(range(4), [0, 1, 0, 1]), "ranks 0 to 1 share a part, but are in 2 supernodes"),
+        (1, regular(2, 1, 2), "ranks 0 to 3 share a part, but are in 2 supernodes"),
+    ],
+)
+def test_parts_that_cross_switches_are_named(parts: int, placement: Placement, words: str) -> None:
+    found = scope_note(ShuffleOptions(4, parts), placement)
+    assert found.startswith(words)
+    assert bool(found) == bool(words)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.order_quality import compare_with_permutations
 
 from unisono.data.order import permutation, share, steps_of
-from unisono.data.quality import compare_with_permutations
 from unisono.data.storage import free_memory
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.errors import PackError

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.shuffle.traffic import ShuffleTraffic, epochs_traffic, shuffle_traffic
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +16,7 @@ from unisono.data.order import epoch_order
 from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
 from unisono.data.storage.blocks import block_of, blocks_of
 from unisono.data.storage.groups import form_groups
-from unisono.data.storage.ownership import initial_owners, owners_in_epoch
 from unisono.data.storage.partitioned import PartitionedStorage
-from unisono.data.storage.traffic import ShuffleTraffic, scope_note, shuffle_traffic
 from unisono.placement import Placement, one_rank_per_node, place, regular
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -28,15 +27,7 @@ BATCH = 16
 def predicted(
     lengths: np.ndarray, placement: Placement, groups: int, shuffle: ShuffleOptions, epochs: int
 ) -> list[ShuffleTraffic]:
-    """Traffic of each epoch, the first from the stretches that are read."""
-    formed, found = form_groups(placement, groups), list[ShuffleTraffic]()
-    owners = initial_owners(len(lengths), placement.ranks // groups)
-    for epoch in range(epochs):
-        order = epoch_order(len(lengths), BATCH, 3, epoch, shuffle)
-        after = owners_in_epoch(order, BATCH, np.array(formed.member_of_rank))
-        found.append(shuffle_traffic(owners, after, lengths, formed, placement))
-        owners = after
-    return found
+    return epochs_traffic(lengths, BATCH, 3, epochs, shuffle, placement, groups)
 
 
 def counted(
@@ -128,21 +119,3 @@ def test_a_permutation_moves_the_share_of_the_docstring(ranks: int, seed: int) -
     found = predicted(lengths, one_rank_per_node(ranks), 1, ShuffleOptions(), 2)[1]
     assert found.ranks == found.nodes == pytest.approx(whole * (1 - 1 / ranks), rel=0.1)
     assert found.uplinks == 0
-
-
-@pytest.mark.parametrize(
-    ("parts", "placement", "words"),
-    [
-        (0, regular(2, 1, 2), ""),
-        (2, regular(2, 1, 2), ""),
-        (8, regular(2, 1, 2), ""),
-        (1, regular(1, 4, 1), ""),
-        (3, regular(2, 1, 2), "4 ranks do not divide into 3 parts"),
-        (2, place(range(4), [0, 1, 0, 1]), "ranks 0 to 1 share a part, but are in 2 supernodes"),
-        (1, regular(2, 1, 2), "ranks 0 to 3 share a part, but are in 2 supernodes"),
-    ],
-)
-def test_parts_that_cross_switches_are_named(parts: int, placement: Placement, words: str) -> None:
-    found = scope_note(ShuffleOptions(4, parts), placement)
-    assert found.startswith(words)
-    assert bool(found) == bool(words)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.shuffle.traffic import epochs_traffic
 
 from unisono.data.order import epoch_order, share, steps_of
 from unisono.data.pack.index import read_index
 from unisono.data.shuffle_options import parse_shuffle
-from unisono.data.shuffle_report import epochs_traffic
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.placement import place
@@ -79,6 +79,6 @@ def test_predicted_traffic_is_that_of_real_ranks(
             sent[:] = 0
             storage.epoch(epoch_order(len(index), BATCH, SEED, epoch, options), BATCH)
             found.append(tuple(sum(each) for each in zip(*world.all_gather_object(sent.tolist()), strict=True)))
-        expected = epochs_traffic(index, BATCH, SEED, EPOCHS, options, world.placement, groups)
+        expected = epochs_traffic(index.length, BATCH, SEED, EPOCHS, options, world.placement, groups)
         assert found == [(traffic.ranks, traffic.uplinks) for traffic in expected]
         storage.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from unisono.errors import MismatchError, UsageError
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.segments import Segment
 from unisono.optimizers.sharded import ELEMENTWISE
-from unisono.reducer.step_times import StepTimes
-from unisono.rules import Auto
 from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
 
@@ -433,52 +430,3 @@ def test_what_cannot_be_sharded_is_refused(group: World) -> None:
     hooked.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UsageError, match="SGD has hooks on its step, which would see no gradients"):
         unisono.parallel(model, group, unisono.Sharded(), hooked)
-
-
-@pytest.mark.parametrize("name", ["momentum", "lamb"])
-def test_a_rule_that_is_chosen_after_the_first_steps(group: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are made slow, so that shards are predicted to be faster. A run that resumes has them from its start."""
-    if group.size == 1:
-        return  # nothing is searched
-    computing = StepTimes.computing
-    monkeypatch.setattr(
-        StepTimes, "computing", lambda *given: replace(computing(*given), update=computing(*given).whole / 1e4)
-    )
-    model, said = network(), list[str]()
-    optimizer = OPTIMIZERS[name](model)
-    trainer = unisono.Trainer(model, group, Auto(), optimizer, clip=0.5)
-    trainer.reducer.choice.log_with(said.append)
-    for step, (inputs, labels) in enumerate(batches(group, 50, 13)):
-        trainer.step(inputs.double(), labels)
-        if step == 2:
-            trainer.wait()
-            assert not any(isinstance(key, Segment) for key in optimizer.state)
-    trainer.wait()
-    assert all(isinstance(key, Segment) for key in optimizer.state)
-    assert (group.rank != 0) or any(line.startswith("rule Sharded: a step is predicted to take") for line in said)
-    plain, _, _ = trained(group, unisono.BSP(SMALL, "none"), name, clip=0.5)
-    close(model, plain)
-    state, setting = optimizer.state_dict(), trainer.reducer.choice.state()
-    assert setting is not None
-    other = copy.deepcopy(model)
-    resumed = OPTIMIZERS[name](other)
-    trainer = unisono.Trainer(other, group, Auto(), resumed)
-    resumed.load_state_dict(state)
-    trainer.reducer.restore(setting)
-    inputs, labels = next(batches(group, 1, 13))
-    trainer.step(inputs.double(), labels)
-    trainer.wait()
-    assert isinstance(trainer.reducer.rule, unisono.Sharded)
-    assert all(isinstance(key, Segment) for key in resumed.state)
-
-
-def test_what_cannot_be_sharded_stays_bsp(group: World) -> None:
-    """And a loop of one's own has to choose, as it may read gradients."""
-    model = network()
-    trainer = unisono.Trainer(model, group, Auto(), Muon(model.parameters(), 0.1))
-    for inputs, labels in batches(group, 40, 13):
-        trainer.step(inputs.double(), labels)
-    trainer.wait()
-    assert not trainer.reducer.rule.sharded
-    with pytest.raises(UsageError, match=r"in a loop of your own choose BSP\(\) or Sharded\(\)"):
-        unisono.parallel(network(), group, Auto())

@@ -286,28 +286,6 @@ def test_an_exchange_runs_beside_the_next_steps(group: World) -> None:
     assert ended.count("exchange_change") == ended.count("outer_step") == buckets
 
 
-def test_the_smallest_period_is_measured_and_kept(group: World) -> None:
-    lines: list[str] = []
-    rule = DiLoCo(exchange("int4"), every="auto", fragments=2, delay=1)
-    model = network()
-    trainer = Trainer(model, group, rule, optimizer_of(model))
-    trainer.reducer.choice.log_with(lines.append)
-    for inputs, labels in batches(group, 7, BATCH):
-        trainer.step(inputs.double(), labels)
-    trainer.wait()
-    found = trainer.reducer.rule
-    assert isinstance(found, DiLoCo)
-    assert isinstance(found.every, int)
-    assert found.every >= 4
-    assert set(group.all_gather_object(found.every)) == {found.every}
-    assert [line for line in lines if f"every = {found.every}: the smallest period" in line] == lines[-1:]
-    assert bool(lines) == (group.rank == 0)
-    model = network()
-    again = Trainer(model, group, rule, optimizer_of(model))
-    load_states(again, group, Checkpoint(7, *states_of(trainer, group), {}))
-    assert again.reducer.rule == found
-
-
 def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
     lines: list[str] = []
     small = Trainer(network(), group, DiLoCo(fragments=4), optimizer_of(network()))

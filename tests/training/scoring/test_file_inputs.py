@@ -45,7 +45,7 @@ def index_of(about: About) -> Index:
 
 
 def opened(recipe: DataRecipe) -> FileInputs:
-    inputs = open_inputs(recipe, "", 0)
+    inputs = open_inputs(recipe, "")
     assert isinstance(inputs, FileInputs)
     return inputs
 
@@ -131,22 +131,20 @@ def test_files_that_are_no_image_are_named(tmp_path: Path) -> None:
 
 def test_a_pack_that_is_missing_or_has_no_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"nowhere has no pack named train or training.*unisono pack"):
-        open_inputs(DataRecipe(pack=str(tmp_path / "nowhere")), "", 0)
+        open_inputs(DataRecipe(pack=str(tmp_path / "nowhere")), "")
     with pytest.raises(PackError, match="samples of 4 channels, which no image file has"):
         FileInputs(index_of(About(RAW, ("a",), (8, 8, 4), (0.5,) * 4, (0.5,) * 4)), TransformOptions())
 
 
-def test_options_of_texts_are_refused_for_others() -> None:
-    with pytest.raises(UsageError, match="--continue 5 is for texts, but the run takes images; omit it"):
-        open_inputs(DataRecipe(), "", 5)
-    with pytest.raises(UsageError, match=r"--tokenizer t\.json is for texts"):
-        open_inputs(DataRecipe(), "t.json", 0)
+def test_a_tokenizer_is_refused_for_others() -> None:
+    with pytest.raises(UsageError, match=r"--tokenizer t\.json is for texts, but the run takes images; omit it"):
+        open_inputs(DataRecipe(), "t.json")
 
 
 def test_a_pack_of_texts_takes_files_of_text(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one two three four five six" * 2)
     for name, source in find(tmp_path / "text.txt", TextOptions(window=2)).items():
         pack(source, tmp_path / "packs" / name, PackOptions(stripes=1), 1, lambda: None)
-    inputs = open_inputs(DataRecipe(pack=str(tmp_path / "packs")), "", 0)
+    inputs = open_inputs(DataRecipe(pack=str(tmp_path / "packs")), "")
     assert isinstance(inputs, TextInputs)
     assert (inputs.classes, inputs.channels, inputs.blank(3).shape) == (256, 2, (3, 2))

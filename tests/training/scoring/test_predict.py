@@ -30,7 +30,7 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
     options = PredictOptions(2, 1, torch.float64, nullcontext)
-    found = list(predict(Brightness(), open_inputs(DataRecipe(), "", 0), files, options))
+    found = list(predict(Brightness(), open_inputs(DataRecipe(), ""), files, options))
     assert [one.file for one in found] == files
     white, missing, text, black = found
     assert isinstance(white.prediction, ClassPrediction)

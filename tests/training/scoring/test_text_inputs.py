@@ -32,7 +32,7 @@ class Even(torch.nn.Module):
 
 def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
     """Ends of lines are those of the sources of text, without a byte order mark, and bits are those of UTF-8."""
-    inputs = TextInputs(index_of(ByteTokenizer.tokens), "", 0)
+    inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
     (tmp_path / "text.txt").write_bytes("\ufefffür\r\n".encode())
     found = inputs.predict(Even(), tmp_path / "text.txt", OPTIONS)
     assert found.tokens == len("für\n".encode()) == 5
@@ -41,7 +41,7 @@ def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
-    inputs = TextInputs(index_of(ByteTokenizer.tokens), "", 0)
+    inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
     for content, words in ((b"", "it is empty; the run takes texts in UTF-8"), (b"f\xfcr", "it is no text in UTF-8: ")):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(DecodeError, match=words):

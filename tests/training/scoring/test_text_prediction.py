@@ -41,9 +41,9 @@ def tokens_of(text: str) -> torch.Tensor:
     return torch.from_numpy(BYTES.encode(text))
 
 
-def predicted(network: torch.nn.Module, text: str, more: int = 0, batch: int = 2, most: int = 2) -> TextPrediction:
+def predicted(network: torch.nn.Module, text: str, batch: int = 2, most: int = 2) -> TextPrediction:
     options = PredictOptions(most, batch, torch.float64, nullcontext)
-    return predict_text(network, tokens_of(text), len(text.encode()), BYTES, WINDOW, more, options)
+    return predict_text(network, tokens_of(text), len(text.encode()), BYTES, WINDOW, options)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 99])
@@ -67,13 +67,7 @@ def test_the_next_tokens_follow_the_last_one() -> None:
     found = predicted(Successor(), "abcdef")
     assert found.following[0].name == "g"
     assert found.following[0].probability == pytest.approx(1, abs=1e-5)
-    assert found.continuation is None
     assert predicted(Successor(), "a").following[0].name == "b"
-
-
-def test_a_text_is_continued_greedily_until_it_ends() -> None:
-    assert predicted(Successor(), "abc", more=6).continuation == "defghi"
-    assert predicted(Successor(), "wx", more=6).continuation == "yz"
 
 
 def test_a_sure_network_has_no_loss_and_its_guesses_are_right() -> None:
@@ -84,19 +78,16 @@ def test_a_sure_network_has_no_loss_and_its_guesses_are_right() -> None:
 
 def test_bits_are_those_of_bytes_even_where_tokens_are_longer() -> None:
     options = PredictOptions(1, 1, torch.float64, nullcontext)
-    found = predict_text(Recent(), tokens_of("abcd"), 8, BYTES, WINDOW, 0, options)
+    found = predict_text(Recent(), tokens_of("abcd"), 8, BYTES, WINDOW, options)
     assert found.bits_per_byte == pytest.approx(found.accuracy.loss / log(2) / 2)
 
 
-FOUND = TextPrediction(
-    1200, Accuracy(0.5, 0.75, 1.5), 2.164, (Probability("\n", 0.5), Probability("ü", 0.25)), 'a "b"\n'
-)
+FOUND = TextPrediction(1200, Accuracy(0.5, 0.75, 1.5), 2.164, (Probability("\n", 0.5), Probability("ü", 0.25)))
 
 
 def test_the_line_has_texts_in_quotes() -> None:
     assert FOUND.words() == (
-        '1,200 tokens  loss 1.5000  perplexity 4.48  2.1640 bits per byte  next "\\n" 50.00%  "ü" 25.00%  '
-        'continued "a \\"b\\"\\n"'
+        '1,200 tokens  loss 1.5000  perplexity 4.48  2.1640 bits per byte  next "\\n" 50.00%  "ü" 25.00%'
     )
     assert quoted("\x1b[0m\\") == '"\\x1b[0m\\\\"'
 
@@ -105,8 +96,6 @@ def test_data_has_the_score_and_the_texts() -> None:
     data = json.loads(json.dumps(FOUND.as_data(), allow_nan=False))
     assert (data["tokens"], data["loss"], data["bits_per_byte"]) == (1200, 1.5, 2.164)
     assert data["next"] == [{"token": "\n", "probability": 0.5}, {"token": "ü", "probability": 0.25}]
-    assert data["continuation"] == 'a "b"\n'
-    assert "continuation" not in predicted(Successor(), "a").as_data()
 
 
 def test_a_token_that_is_no_whole_character_has_its_name() -> None:

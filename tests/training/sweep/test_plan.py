@@ -108,7 +108,7 @@ def test_each_point_has_its_recipe() -> None:
     ("changes", "ranks", "error"),
     [
         (["rule.evry=1,4"], None, "unknown key rule.evry; did you mean rule.every?"),
-        (["rule.every=1,4,x"], None, "rule.every = 'x' is neither a whole number nor"),
+        (["rule.every=1,4,x"], None, "rule.every = 'x' is not a whole number"),
         (["rule.every=4,0"], None, "rule.every = 0, but it has to be at least 1"),
         (["rule.name=bsp,best"], None, "rule.name = 'best'; there are"),
         (["training.batch=64,1"], 2, "2 ranks share batches of 1 samples"),

@@ -16,7 +16,7 @@ Why not another order. A uniform permutation of the blocks would spread each ran
 have to send samples to each other during the step. A shuffle buffer that the ranks of a node share would be read whole
 by every node. What it costs: the samples of one rank in one step are of a p-th of the stripes. Those of a pack that is
 sorted by class are of few classes, though the step has all; layers that look at a rank's share alone (batch
-normalisation) notice. `unisono data quality --ranks` shows it; the other storages have no such rule.
+normalisation) notice. The other storages have no such rule.
 
 Worked example, the picture above in numbers: 4 stripes of 3 blocks of 4 samples (a0 has 0 1 2 3, d2 has 44 45 46 47),
 windows of 16 samples, steps of 8, seed 0, epoch 0:

@@ -75,19 +75,18 @@ class FileInputs:
         return predict_class(network, self.read(path), self.names, options)
 
 
-def open_inputs(data: DataRecipe, tokenizer: str, more: int) -> FileInputs | TextInputs:
+def open_inputs(data: DataRecipe, tokenizer: str) -> FileInputs | TextInputs:
     """Return the inputs for files of the data that a recipe trains on.
 
-    `tokenizer` and `more` are those of `TextInputs`. Raises PackError where the recipe's pack is missing, UsageError
-    for options of texts where it trains on others.
+    `tokenizer` is that of `TextInputs`. Raises PackError where the recipe's pack is missing, UsageError for a tokenizer
+    where it trains on other samples than texts.
     """
     index = _index(data)
     kind = find_kind(index.about.kind)
     if kind.labels_are_tokens:
-        return TextInputs(index, tokenizer, more)
-    for option, given in (("--tokenizer", tokenizer), ("--continue", more)):
-        if given:
-            raise UsageError(f"{option} {given} is for texts, but the run takes {kind.plural}; omit it")
+        return TextInputs(index, tokenizer)
+    if tokenizer:
+        raise UsageError(f"--tokenizer {tokenizer} is for texts, but the run takes {kind.plural}; omit it")
     return FileInputs(index, transform_options(data) if data.pack else TransformOptions())
 
 

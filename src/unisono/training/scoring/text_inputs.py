@@ -18,13 +18,13 @@ from unisono.training.scoring.text_prediction import TextPrediction, predict_tex
 class TextInputs:
     """Files of text, for a network that was trained on windows of tokens."""
 
-    def __init__(self, index: Index, tokenizer: str, more: int) -> None:
-        """Take files of the tokens of the pack `index`, and continue them by `more` tokens.
+    def __init__(self, index: Index, tokenizer: str) -> None:
+        """Take files of the tokens of the pack `index`.
 
         `tokenizer` is the file of the pack's tokenizer, empty for bytes. Raises UsageError or PackError for another.
         """
         about = index.about
-        self._tokenizer, self._more = tokenizer_of(index, tokenizer), more
+        self._tokenizer = tokenizer_of(index, tokenizer)
         self.classes = len(about.classes)
         self.channels = find_kind(about.kind).labels_per_sample(about.shape)
         """Tokens of a window."""
@@ -42,7 +42,7 @@ class TextInputs:
         tokens = torch.from_numpy(self._tokenizer.encode(text))
         if not len(tokens):
             raise DecodeError("it is empty; the run takes texts in UTF-8")
-        return predict_text(network, tokens, len(text.encode()), self._tokenizer, self.channels, self._more, options)
+        return predict_text(network, tokens, len(text.encode()), self._tokenizer, self.channels, options)
 
 
 def tokenizer_of(index: Index, name: str) -> Tokenizer:

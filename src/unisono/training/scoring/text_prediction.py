@@ -1,9 +1,7 @@
-"""Prediction of a text: the loss of its tokens, the most probable tokens after it, and its continuation.
+"""Prediction of a text: the loss of its tokens, and the most probable tokens after it.
 
 tokens ─ windows ─ network ─▶ loss of each token ─ mean ─▶ loss, perplexity, bits per byte
 tokens ─ context ─ network ─▶ scores of the next token ─▶ "e" 31.2%, "t" 9.0%
-              ▲                          │ the best one
-              └──────── greedily ────────┘
 """
 
 from __future__ import annotations
@@ -36,11 +34,9 @@ class TextPrediction(NetworkPrediction):
     """Bits of all its tokens / bytes of the text in UTF-8."""
     following: tuple[Probability, ...]
     """Most probable next tokens, best first."""
-    continuation: str | None = None
-    """Text that follows greedily; None where it was not asked for."""
 
     def words(self) -> str:
-        """Return the score, the next tokens in quotes, and the continuation."""
+        """Return the score, and the next tokens in quotes."""
         following = "  ".join(f"{quoted(name)} {probability:.2%}" for name, probability in self.following)
         parts = [
             f"{self.tokens:,} token{'s' * (self.tokens > 1)}",
@@ -48,20 +44,18 @@ class TextPrediction(NetworkPrediction):
             f"perplexity {self.accuracy.perplexity:.2f}",
             f"{self.bits_per_byte:.4f} bits per byte",
             f"next {following}",
-            *([] if self.continuation is None else [f"continued {quoted(self.continuation)}"]),
         ]
         return "  ".join(parts)
 
     def as_data(self) -> dict[str, Any]:
         """Return the score and the next tokens."""
-        found = {
+        return {
             "tokens": self.tokens,
             "loss": finite(self.accuracy.loss),
             "perplexity": finite(self.accuracy.perplexity),
             "bits_per_byte": finite(self.bits_per_byte),
             "next": [{"token": name, "probability": share} for name, share in self.following],
         }
-        return found if self.continuation is None else {**found, "continuation": self.continuation}
 
 
 def quoted(text: str) -> str:
@@ -89,12 +83,11 @@ def predict_text(
     nbytes: int,
     tokenizer: Tokenizer,
     window: int,
-    more: int,
     options: PredictOptions,
 ) -> TextPrediction:
     """Return the prediction of a text of tokens, int64, (tokens,), which has `nbytes` bytes in UTF-8.
 
-    The network, in evaluation mode, takes windows of `window` tokens; `more` tokens are continued, or none for 0.
+    The network, in evaluation mode, takes windows of `window` tokens.
     """
     inputs, labels = cut_windows(text, tokenizer.end_of_text, window)
     batches = zip(torch.split(inputs, options.batch), torch.split(labels, options.batch), strict=True)
@@ -102,11 +95,8 @@ def predict_text(
     accuracy = accuracy_of(counts, len(text))
     scores = score_next(network, text, tokenizer.end_of_text, window, options)
     following = most_probable(scores, lambda token: token_text(tokenizer, token), options.most)
-    continuation = None
-    if more:
-        continuation = tokenizer.decode(continue_greedily(network, text, tokenizer.end_of_text, window, more, options))
     bits = accuracy.loss * len(text) / math.log(2)
-    return TextPrediction(len(text), accuracy, bits / nbytes, following, continuation)
+    return TextPrediction(len(text), accuracy, bits / nbytes, following)
 
 
 def score_next(
@@ -117,16 +107,3 @@ def score_next(
     with torch.no_grad(), options.within():
         scores: torch.Tensor = network(inputs)
     return scores[0, last]
-
-
-def continue_greedily(
-    network: torch.nn.Module, text: torch.Tensor, end_of_text: int, window: int, more: int, options: PredictOptions
-) -> list[int]:
-    """Return the `more` tokens that follow a text, each the most probable one; fewer where the text ends before."""
-    found = text
-    for _ in range(more):
-        best = score_next(network, found, end_of_text, window, options).argmax()
-        if int(best) == end_of_text:
-            break
-        found = torch.cat([found, best[None]])
-    return found[len(text) :].tolist()

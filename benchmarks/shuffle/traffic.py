@@ -6,8 +6,8 @@
 
 A permutation of n bytes over p ranks on m nodes of s supernodes, all of one size: n (1 - 1/p) bytes leave ranks,
 n (1 - 1/m) leave nodes, and n (1 - 1/s) go through uplinks, twice: up from one supernode, down to another. Here each is
-counted once. Between nodes each sample takes whole blocks (`blocks.py`) and 4 bytes for its number. The counts that
-ranks exchange before are not included: 16 bytes for each pair of ranks and segment, twice.
+counted once. Between nodes each sample takes whole blocks (`data/storage/blocks.py`) and 4 bytes for its number. The
+counts that ranks exchange before are not included: 16 bytes for each pair of ranks and segment, twice.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import epoch_order
 from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.storage.blocks import block_of, blocks_of
-from unisono.data.storage.groups import Groups
-from unisono.data.storage.ownership import Owners
+from unisono.data.storage.groups import Groups, form_groups
+from unisono.data.storage.ownership import Owners, initial_owners, owners_in_epoch
 from unisono.placement import Placement
 
 NUMBER_BYTES = 4
@@ -62,22 +63,21 @@ def shuffle_traffic(
     return ShuffleTraffic(*counted)
 
 
-def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
-    """Return a line about samples that leave their part's ranks or cross supernodes in each epoch; empty if none do.
-
-    Part q of P belongs to ranks q p / P to (q + 1) p / P - 1 (`data/order.py`).
-    """
-    ranks, parts = placement.ranks, shuffle.parts
-    if not parts or parts % ranks == 0:
-        return ""
-    if ranks % parts:
-        return f"{ranks} ranks do not divide into {parts} parts, so samples between two parts move in each epoch"
-    members = ranks // parts
-    for first in range(0, ranks, members):
-        sites = {placement.supernode_of(rank) for rank in range(first, first + members)}
-        if len(sites) > 1:
-            return (
-                f"ranks {first} to {first + members - 1} share a part, but are in {len(sites)} supernodes, so samples "
-                "cross uplinks in each epoch: number ranks supernode by supernode, or set more parts"
-            )
-    return ""
+def epochs_traffic(
+    lengths: NDArray[np.int32],
+    batch: int,
+    seed: int,
+    epochs: int,
+    shuffle: ShuffleOptions,
+    placement: Placement,
+    groups: int,
+) -> list[ShuffleTraffic]:
+    """Return the traffic of each epoch's shuffle; the first one begins with the stretches that ranks read."""
+    formed, found = form_groups(placement, groups), list[ShuffleTraffic]()
+    owners = initial_owners(len(lengths), placement.ranks // groups)
+    for epoch in range(epochs):
+        order = epoch_order(len(lengths), batch, seed, epoch, shuffle)
+        after = owners_in_epoch(order, batch, np.array(formed.member_of_rank))
+        found.append(shuffle_traffic(owners, after, lengths, formed, placement))
+        owners = after
+    return found

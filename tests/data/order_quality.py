@@ -1,4 +1,4 @@
-"""Quality of a shuffle, as numbers to compare with those of true random permutations.
+"""Quality of an order of samples, as numbers to compare with those of true random permutations.
 
 class runs      share of neighbours in the order with the same class: high if classes stay together
 neighbours      share of neighbours in the order that were neighbours before: high if stretches stay together

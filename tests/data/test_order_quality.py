@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from tests.data.order_quality import compare_with_permutations, mixing, order_from_last, quality, shuffle_shares
 
-from unisono.data.order import epoch_rng, permutation, share
-from unisono.data.quality import compare_with_permutations, quality, shuffle_shares
+from unisono.data.order import epoch_order, epoch_rng, permutation
+from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
 from unisono.data.storage.ownership import initial_owners
 from unisono.data.storage.streamed_order import StripeBlocks, streamed_order
 
@@ -27,12 +28,6 @@ def test_what_is_seen_as_it_was_packed() -> None:
     assert compare_with_permutations(np.arange(3000), CLASSES).max_z_score > 100
 
 
-def test_what_is_seen_from_the_end_to_the_beginning() -> None:
-    found = quality(np.arange(3000)[::-1], CLASSES)
-    assert found.neighbours == 1.0
-    assert found.distance == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("epoch", range(5))
 def test_an_epochs_order_is_a_true_permutation(epoch: int) -> None:
     beside = compare_with_permutations(permutation(3000, 1, epoch), CLASSES)
@@ -46,21 +41,6 @@ def test_random_batches_without_a_shuffle_are_reported_from_a_true_permutation(r
     order = drawn_from_stretches(3000, ranks, 60)
     assert sorted(order) == list(range(3000))
     assert compare_with_permutations(order, CLASSES).max_z_score > 20
-
-
-def test_stretches_that_stay_whole_are_reported_where_there_are_no_classes() -> None:
-    pieces = np.random.default_rng(0).permutation(np.split(np.arange(3000), 300), axis=0)
-    beside = compare_with_permutations(pieces.reshape(-1), np.zeros(3000, np.int64))
-    assert beside.found.neighbours == pytest.approx(0.9, abs=0.01)
-    assert beside.max_z_score > 20
-
-
-def test_what_moves_only_a_little_is_reported() -> None:
-    rng = np.random.default_rng(0)
-    near = np.concatenate([part[rng.permutation(len(part))] for part in np.split(np.arange(3000), 10)])
-    beside = compare_with_permutations(near, rng.integers(0, 10, 3000))
-    assert beside.found.distance < 0.04
-    assert beside.max_z_score > 20
 
 
 SORTED = StripeBlocks(np.arange(0, 3000, 10), np.arange(10, 3010, 10), np.arange(300) // 10, np.full(300, 10, np.int64))
@@ -77,17 +57,37 @@ def test_the_streamed_order_is_even_over_a_step_and_not_over_a_ranks_share() -> 
     assert quality(order, CLASSES).class_runs > 0.3, "as it is laid out, which plays no part"
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_shares_keep_their_samples(ranks: int) -> None:
-    order = epoch_rng(0, 0).permutation(101)
-    found = shuffle_shares(order, 16, ranks)
-    for step in range(7):
-        for rank in range(ranks):
-            one, other = (sorted(share(each, 16, step, rank, ranks)) for each in (order, found))
-            assert one == other
-    assert found.tolist() != order.tolist()
+def test_a_true_permutation_mixes_as_it_should() -> None:
+    found = mixing(4000, 40, 1, 6, ShuffleOptions(), 4)
+    assert found.same_rank == pytest.approx(1 / 4, abs=0.02)
+    assert found.seen == pytest.approx(1 - (3 / 4) ** 6, abs=0.02)
 
 
-@pytest.mark.parametrize("samples", [0, 1])
-def test_less_than_two_samples_have_no_order(samples: int) -> None:
-    assert compare_with_permutations(np.arange(samples), CLASSES).max_z_score == 0
+def test_samples_that_stay_are_seen_again_until_they_move() -> None:
+    once = mixing(4000, 40, 1, 6, ShuffleOptions(0), 4)
+    assert once.same_rank == 1
+    assert once.seen == pytest.approx(1 / 4, abs=0.01)
+    third = mixing(4000, 40, 1, 7, ShuffleOptions(3), 4)
+    assert third.same_rank == pytest.approx((4 + 2 / 4) / 6, abs=0.02)
+
+
+def test_samples_that_stay_in_a_part_are_seen_by_its_ranks_alone() -> None:
+    found = mixing(4000, 40, 1, 40, ShuffleOptions(0, 2), 4)
+    assert found.same_rank == pytest.approx(1 / 2, abs=0.02)
+    assert found.seen == pytest.approx(1 / 2, abs=0.01)
+
+
+@pytest.mark.parametrize("shuffle", ["epoch", "every:3", "every:3,parts:2", "once"])
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3])
+def test_each_order_is_as_good_as_a_true_permutation_of_the_epoch_before(shuffle: str, epoch: int) -> None:
+    """Except neighbours in a batch: if each place of a batch is a part, 1 in `steps` pairs stays side by side."""
+    options, labels = parse_shuffle(shuffle), np.arange(3000) * 10 // 3000
+    order = order_from_last(3000, 60, 1, epoch, options)
+    assert sorted(order) == list(range(3000))
+    before = epoch_order(3000, 60, 1, epoch - 1, options) if epoch else np.arange(3000)
+    assert np.array_equal(before[order], epoch_order(3000, 60, 1, epoch, options))
+    found, mean, std = compare_with_permutations(order, labels[before])
+    assert abs(found.class_runs - mean.class_runs) < 4 * std.class_runs
+    assert abs(found.distance - mean.distance) < 4 * std.distance
+    assert found.neighbours < 2 * 60 / 3000
+    assert compare_with_permutations(epoch_order(3000, 60, 1, epoch, options), labels).max_z_score < 4
