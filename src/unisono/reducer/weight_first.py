@@ -108,7 +108,7 @@ KINDS: Mapping[type[nn.Module], type[nn.Module]] = {
 
 def separable(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return True where autograd records both gradients of plain real tensors, and nothing watches or changes the
-    layer's operations: subclasses of Tensor, autocast, modes (selective checkpointing), transforms, tracing, compilation."""
+    layer's operations: autocast, modes (selective checkpointing), transforms, tracing, compilation, other classes."""
     given = (inputs, weight) if bias is None else (inputs, weight, bias)
     if torch.compiler.is_compiling() or any(type(one) not in (Tensor, nn.Parameter) for one in given):
         return False
