@@ -18,11 +18,11 @@ from torch import nn
 import unisono
 from unisono.engine import OperationSpan
 from unisono.models.registry import make_network
-from unisono.reducer.weight_first import decision
+from unisono.reducer.weight_first import KINDS
 from unisono.step.program import Task
 
-ORDERS = {"weights first": decision.SMALLEST_PRODUCT, "PyTorch's order": 1 << 62}
-"""Smallest product for which the weight gradient comes first, by the name of the order."""
+ORDERS = {"weights first": KINDS, "PyTorch's order": {first: own for own, first in KINDS.items()}}
+"""Classes that layers become, by the classes that they leave, by the name of the order."""
 
 BUCKET_BYTES = 8 << 20
 SIDE, CLASSES = 224, 1000
@@ -91,7 +91,9 @@ def main(output: str, name: str, samples: str, rounds: str) -> None:
     layers, measured = first_buckets(trainer), {order: Measured() for order in ORDERS}
     for turn in range(int(rounds)):
         for order in ORDERS if turn % 2 else reversed(ORDERS):
-            decision.SMALLEST_PRODUCT, found = ORDERS[order], measured[order]
+            found = measured[order]
+            for module in model.modules():
+                module.__class__ = ORDERS[order].get(type(module), type(module))
             trainer.step(images, labels)
             trainer.wait()
             world.barrier()

@@ -18,7 +18,6 @@ from unisono.reducer.control import ControlMessage
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.reducer.step_times import StepTimes
-from unisono.reducer.weight_first import Readings
 from unisono.rules import BSP, BaseRule, LocalSGD
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import PreparedTask
@@ -70,7 +69,6 @@ class Passes:
         self.player = Recorder()
         programs = SimpleNamespace(player=self.player, by_main=by_main)
         self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None, Accumulation(self.memory))  # type: ignore[arg-type]
-        self.runner.readings = Readings(self.parameters, 2, self.runner.on_reading_ended)
 
     def begin(self, message: ControlMessage | None = None) -> BackwardPass:
         begun = BackwardPass(self.memory, Buffers(torch.nn.Identity()), self.layout, message or ControlMessage(1.0))

@@ -8,7 +8,6 @@ Layers that a plan cannot compute (other padding than zeros, inputs without a ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +16,11 @@ from torch.autograd.function import once_differentiable
 
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
-from unisono.reducer.weight_first.convolution import ConvolutionProduct, operations_of
-from unisono.reducer.weight_first.decision import call_of, pays, plain
-from unisono.reducer.weight_first.product import compute
-from unisono.reducer.weight_first.readings import ReadingLayer
 from unisono.tensor_parallel.layers import ColumnParallelConv2d, ColumnParallelConvolution
 
 
-class PlannedConvolution(ReadingLayer, nn.Conv2d):
-    """Convolution whose passes follow a plan, the gradient of the weight first where that pays."""
+class PlannedConvolution(nn.Conv2d):
+    """Convolution whose passes follow a plan."""
 
     plan: ConvolutionPlan
 
@@ -39,15 +34,7 @@ class PlannedConvolution(ReadingLayer, nn.Conv2d):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight = inputs.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        assert not isinstance(self.padding, str), "computed by PyTorch"
-        options = self.stride, self.padding, self.dilation, self.groups
-        product = PlannedProduct(*options, geometry_of(self, inputs), self.plan)
-        # layers whose channels are split keep the order of PyTorch
-        whole = type(self) is PlannedConvolution and plain(inputs, weight, bias)
-        reading = self.readings.of(weight) if whole else None
-        if reading is not None and pays(call_of(reading, inputs, weight, operations_of(self, inputs))):
-            return compute(product, inputs, weight, bias, reading)
-        outputs: Tensor = _Convolve.apply(inputs, weight, bias, product)
+        outputs: Tensor = _Convolve.apply(inputs, weight, bias, geometry_of(self, inputs), self.plan)
         return outputs
 
 
@@ -68,56 +55,26 @@ def plannable(layer: nn.Conv2d, inputs: Sequence[int]) -> bool:
     return zeros and len(inputs) == 4 and inputs[0] > 0
 
 
-@dataclass(frozen=True)
-class PlannedProduct(ConvolutionProduct):
-    """Product of a layer by a plan. Gradients that are differentiated again are PyTorch's."""
-
-    geometry: Geometry
-    plan: ConvolutionPlan
-
-    def outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the outputs, (samples, out, height, width)."""
-        # an algorithm may return a view, and a view made here must not be changed in place by the next layer (relu)
-        outputs = self.plan.compute(Pass.FORWARD, self.geometry, inputs, weight).detach()
-        return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
-
-    def grad_input(self, gradient: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the inputs."""
-        if torch.is_grad_enabled():
-            return super().grad_input(gradient, inputs, weight)
-        return self.plan.compute(Pass.GRAD_INPUT, self.geometry, gradient, weight)
-
-    def grad_weight(
-        self, gradient: Tensor, inputs: Tensor, weight: Tensor, biased: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of the weight and of the bias."""
-        if torch.is_grad_enabled():
-            return super().grad_weight(gradient, inputs, weight, biased)
-        own = self.plan.compute(Pass.GRAD_WEIGHT, self.geometry, inputs, gradient)
-        return own, gradient.sum((0, 2, 3)) if biased else None
-
-
 class _Convolve(torch.autograd.Function):
     """Product of a layer and its gradients, in one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, product: PlannedProduct) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, plan: ConvolutionPlan
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.product = product
-        return product.outputs(inputs, weight, bias)
+        ctx.geometry, ctx.plan = geometry, plan
+        # an algorithm may return a view, and a view made here must not be changed in place by the next layer (relu)
+        outputs = plan.compute(Pass.FORWARD, geometry, inputs, weight).detach()
+        return outputs if bias is None else outputs.add_(bias.view(1, -1, 1, 1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight = ctx.saved_tensors
-        product, needed = ctx.product, ctx.needs_input_grad
-        found = product.grad_input(gradient, inputs, weight) if needed[0] else None
-        own, bias = None, None
-        if needed[1]:
-            own, bias = product.grad_weight(gradient, inputs, weight, needed[2])
-        elif needed[2]:
-            bias = gradient.sum((0, 2, 3))
-        return found, own, bias, None
+        (inputs, weight), needed, compute = ctx.saved_tensors, ctx.needs_input_grad, ctx.plan.compute
+        found = compute(Pass.GRAD_INPUT, ctx.geometry, gradient, weight) if needed[0] else None
+        own = compute(Pass.GRAD_WEIGHT, ctx.geometry, inputs, gradient) if needed[1] else None
+        return found, own, gradient.sum((0, 2, 3)) if needed[2] else None, None, None
 
 
 def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:

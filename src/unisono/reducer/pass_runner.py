@@ -18,7 +18,7 @@ from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.reducer.step_times import StepTimes
-from unisono.reducer.weight_first import Readings
+from unisono.reducer.weight_first import forget_unread, have_been_read
 from unisono.step import operations as op
 from unisono.step.layout import Updates
 from unisono.step.play import Cursor, Prepared
@@ -28,9 +28,6 @@ from unisono.step.shards import STEP
 
 class PassRunner:
     """Runner of one backward pass after another."""
-
-    readings: Readings
-    """Weights that the pass still reads, which calls `on_reading_ended`."""
 
     def __init__(
         self,
@@ -78,16 +75,11 @@ class PassRunner:
             if number not in begun.gradients:
                 self._add(number, there=False)
         begun.ended = True
-        self.readings.clear()
+        forget_unread(self._parameters)
         self._on_progress()
         if self._arrivals is None:
             self.current = None
         return begun
-
-    def on_reading_ended(self) -> None:
-        """Advance the program: an update may wait for the input gradient, which has read the weights."""
-        if self.current is not None and not self.current.ended:
-            self._on_progress()
 
     def run_beside_main(self, backward: Callable[[], None]) -> None:
         """Run `backward`, which begins and ends a pass, in another thread, while this one runs its own tasks."""
@@ -131,7 +123,7 @@ class PassRunner:
         if newest:
             self.current = self.last = self._cursor = None
             self._postponed.clear()
-            self.readings.clear()
+            forget_unread(self._parameters)
         if begun is not None:
             begun.discard()
         return newest
@@ -171,16 +163,15 @@ class PassRunner:
         """End each finished task of the outside program, which starts the tasks that follow it."""
         begun, cursor = self.current, self._cursor
         assert begun is not None and cursor is not None, "a pass has begun"
-        while (task := cursor.outside) is not None and _has_ended(task, begun, self.readings):
+        while (task := cursor.outside) is not None and self._has_ended(task, begun):
             cursor.end(begun.mark_submitted)
 
-
-def _has_ended(task: Task, begun: BackwardPass, readings: Readings) -> bool:
-    """Return True where a task of the outside program has ended in a pass that has begun."""
-    if task.operation is op.BACKWARD:
-        return begun.is_full(task.key)  # key 0: a pass begins with its first gradient
-    if task.operation is op.GRAD_INPUT:
-        return readings.are_over(task.parameters)
-    if task.operation is op.END:
-        return begun.ended
-    return task.operation in (op.BEGIN, op.FORWARD)
+    def _has_ended(self, task: Task, begun: BackwardPass) -> bool:
+        """Return True where a task of the outside program has ended in a pass that has begun."""
+        if task.operation is op.BACKWARD:
+            return begun.is_full(task.key)  # key 0: a pass begins with its first gradient
+        if task.operation is op.GRAD_INPUT:
+            return have_been_read(self._parameters[number] for number in task.parameters)
+        if task.operation is op.END:
+            return begun.ended
+        return task.operation in (op.BEGIN, op.FORWARD)

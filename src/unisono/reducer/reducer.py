@@ -51,7 +51,6 @@ from unisono.reducer.step_control import StepControl
 from unisono.reducer.step_times import StepTimes
 from unisono.reducer.structure import Structure
 from unisono.reducer.user_optimizer import UserOptimizer
-from unisono.reducer.weight_first import restore, take
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.build import CONTROL
@@ -111,7 +110,6 @@ class Reducer:
         self._accumulators = accumulators_of(self.parameters) if rule.sums_gradients else []
         for number, accumulator in enumerate(self._accumulators):
             self._hooks.append(accumulator.register_prehook(partial(weakly(self.before_adding), number)))
-        self._runner.readings = take(model, self.parameters, world.size, weakly(self._runner.on_reading_ended))
         attach(model, self)
 
     @property
@@ -128,7 +126,6 @@ class Reducer:
 
     def on_forward(self, first: torch.Tensor | None) -> None:
         """Record a forward pass and its first input."""
-        self._runner.readings.clear()  # of a pass that needed gradients of weights alone
         if self.control.record_input(first):
             self.times.begin()
 
@@ -188,10 +185,8 @@ class Reducer:
         self._hooks.clear()
         self._accumulators.clear()
         model = self._model()
-        if model is not None:
-            restore(model, self._runner.readings)
-            if reducer_of(model) is self:
-                detach(model)
+        if model is not None and reducer_of(model) is self:
+            detach(model)
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of the run that is resumed (`choice.state`), if it had as many ranks and the same

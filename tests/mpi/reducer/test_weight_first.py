@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import unisono
 from unisono.engine import OperationSpan
-from unisono.reducer import reducer_of
-from unisono.reducer.weight_first import decision
-from unisono.reducer.weight_first.linear import LinearProduct
+from unisono.reducer import reducer_of, weight_first
+from unisono.reducer.weight_first import compute_weight_gradients_first
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import Task
 from unisono.world import World
@@ -37,13 +37,9 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, torch.randint(0, 10, (4,), generator=generator)
 
 
-def first_or_not(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[float]]) -> tuple[list[float], list[float]]:
-    """Return the losses of a run with the weight gradients first wherever it is right, and with them nowhere."""
-    found = []
-    for smallest in (0, 1 << 62):
-        monkeypatch.setattr(decision, "SMALLEST_PRODUCT", smallest)
-        found.append(run())
-    return found[0], found[1]
+def first_or_not(run: Callable[[Callable[[nn.Module], object]], list[float]]) -> tuple[list[float], list[float]]:
+    """Return the losses of a run with the weight gradients first, and of one in PyTorch's order."""
+    return run(compute_weight_gradients_first), run(lambda _: None)
 
 
 RULES = {
@@ -55,18 +51,17 @@ RULES = {
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("name", RULES)
-def test_a_trainer_has_the_same_losses(
-    group: World, monkeypatch: pytest.MonkeyPatch, name: str, clip: float | None
-) -> None:
-    def run() -> list[float]:
+def test_a_trainer_has_the_same_losses(group: World, name: str, clip: float | None) -> None:
+    def run(order: Callable[[nn.Module], object]) -> list[float]:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         trainer = unisono.Trainer(model, group, RULES[name](), optimizer, clip=clip)
+        order(model)
         losses = [trainer.step(*batch(group.rank, step)) for step in range(STEPS)]
         trainer.wait()
         return [*losses, *(float(one.detach().sum()) for one in model.parameters())]
 
-    first, plain = first_or_not(monkeypatch, run)
+    first, plain = first_or_not(run)
     # the norm of shards is summed in the order of the buckets, which follows that of the gradients
     assert first == (plain if clip is None else pytest.approx(plain, rel=1e-12, abs=0))
 
@@ -102,9 +97,11 @@ def double(one: torch.Tensor) -> None:
     one.grad.mul_(2)
 
 
-def plain_loop(model: nn.Module, world: World, hook: bool = False, accumulate: bool = False) -> list[float]:
+def plain_loop(
+    order: Callable[[nn.Module], object], model: nn.Module, world: World, hook: bool = False, accumulate: bool = False
+) -> list[float]:
     """Return the losses of a loop of one's own; the loss has a term of all weights."""
-    unisono.parallel(model, world, unisono.BSP(SMALL, "chain"))
+    order(unisono.parallel(model, world, unisono.BSP(SMALL, "chain")))
     trained = [one for one in model.parameters() if one.requires_grad]
     if hook:
         trained[0].register_hook(lambda gradient: gradient * 0.5)
@@ -123,43 +120,24 @@ def plain_loop(model: nn.Module, world: World, hook: bool = False, accumulate: b
     return losses
 
 
-LOOPS: dict[str, Callable[[World], list[float]]] = {
-    "own loop": lambda world: plain_loop(network(), world),
-    "hooks": lambda world: plain_loop(network(), world, hook=True),
-    "accumulation": lambda world: plain_loop(network(), world, accumulate=True),
-    "shared and frozen weights": lambda world: plain_loop(Shared(), world),
-    "checkpointing": lambda world: plain_loop(Recomputed(), world),
+LOOPS: dict[str, Callable[[Callable[[nn.Module], object], World], list[float]]] = {
+    "own loop": lambda order, world: plain_loop(order, network(), world),
+    "hooks": lambda order, world: plain_loop(order, network(), world, hook=True),
+    "accumulation": lambda order, world: plain_loop(order, network(), world, accumulate=True),
+    "shared and frozen weights": lambda order, world: plain_loop(order, Shared(), world),
+    "checkpointing": lambda order, world: plain_loop(order, Recomputed(), world),
 }
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_of_ones_own_has_the_same_losses(group: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    first, plain = first_or_not(monkeypatch, lambda: LOOPS[name](group))
+def test_a_loop_of_ones_own_has_the_same_losses(group: World, name: str) -> None:
+    first, plain = first_or_not(lambda order: LOOPS[name](order, group))
     assert first == plain
 
 
-def test_a_part_of_a_larger_model_has_the_same_losses(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> list[float]:
-        inside, head = unisono.parallel(network(), group, unisono.BSP(SMALL, "chain")), nn.Linear(10, 10).double()
-        nn.init.eye_(head.weight)
-        optimizer, losses = torch.optim.SGD(inside.parameters(), 0.1), []
-        for step in range(STEPS):
-            inputs, labels = batch(group.rank, step)
-            loss = functional.cross_entropy(head(inside(inputs)), labels)
-            loss.backward()
-            losses.append(float(loss.detach()))
-            optimizer.step()
-            optimizer.zero_grad()
-        return losses
-
-    first, plain = first_or_not(monkeypatch, run)
-    assert first == plain
-
-
-def test_gradients_of_autograd_grad_are_not_exchanged(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "SMALLEST_PRODUCT", 0)
+def test_gradients_of_autograd_grad_are_not_exchanged(group: World) -> None:
     model, own = network(), network()
-    unisono.parallel(model, group, unisono.BSP(SMALL, "chain"))
+    compute_weight_gradients_first(unisono.parallel(model, group, unisono.BSP(SMALL, "chain")))
     begun: list[object] = []
     reducer_of(model).observe = begun.append
     inputs, labels = batch(group.rank, 0)
@@ -204,15 +182,15 @@ class Watch:
 
 def late_grad_inputs(monkeypatch: pytest.MonkeyPatch, wait: Callable[[int], None]) -> list[int]:
     """Have `wait` called with the number of each input gradient, from 1 on, before it is computed."""
-    monkeypatch.setattr(decision, "SMALLEST_PRODUCT", 0)
-    own, computed = LinearProduct.grad_input, list[int]()
+    own, computed = weight_first.linear_gradients, list[int]()
 
-    def late(product: LinearProduct, *parts: torch.Tensor) -> torch.Tensor:
-        computed.append(len(computed) + 1)
-        wait(computed[-1])
-        return own(product, *parts)
+    def late(*parts: Any) -> Any:
+        if parts[-1][0]:
+            computed.append(len(computed) + 1)
+            wait(computed[-1])
+        return own(*parts)
 
-    monkeypatch.setattr(LinearProduct, "grad_input", late)
+    monkeypatch.setattr(weight_first, "linear_gradients", late)
     return computed
 
 
@@ -232,7 +210,7 @@ def test_the_exchange_of_a_layer_ends_before_its_grad_input_begins(
     if group.size == 1:
         pytest.skip("one rank exchanges nothing")
     watch, model = Watch(), Chain()
-    unisono.parallel(model, group, chain_rule(parts))
+    compute_weight_gradients_first(unisono.parallel(model, group, chain_rule(parts)))
     reducer_of(model).observe = watch
     exchanged: list[bool] = []
     computed = late_grad_inputs(
@@ -254,6 +232,7 @@ def test_an_update_waits_for_the_grad_input(group: World, monkeypatch: pytest.Mo
     trainer = unisono.Trainer(
         model, group, chain_rule(), torch.optim.SGD(model.parameters(), 0.5), loss=lambda outputs, _: outputs.sum()
     )
+    compute_weight_gradients_first(model)
     trainer.reducer.observe = watch
     engine = trainer.reducer.programs.player.engine
 
