@@ -1,10 +1,15 @@
-"""Steps of fully connected networks in the lab: data parallel, sharded, split, and PyTorch's own, with real products.
+"""Steps of networks whose wide layers are split over groups of ranks, beside data parallelism and PyTorch's own.
 
-unisono lab --hosts 4 --rate 200mbit -- python benchmarks/tensor_parallel/hybrid.py OUT.json 200000000 NETWORK
+unisono lab --hosts 4 --rate 200mbit -- python benchmarks/tensor_parallel/hybrid.py OUT.json 200000000 VGG-A [CONTENDER ...]
 
-All contenders train the same weights on the same samples with SGD and momentum, so they have the same loss, which is
-written beside the times. In each round every contender is made again, and makes steps in turn. FSDP2, DTensor and
-ZeRO-1 (DDP with ZeroRedundancyOptimizer) run on gloo and on the `unisono` backend of torch.distributed.
+Every rank has its own share of the batch, and computes it in each layer that is not split (PCL-DNN 3.2 to 3.4). All
+contenders train the same weights on the same samples with SGD and momentum, in one ordinary loop, so they have the same
+loss, which is checked. Each is made once, and makes steps in turn with the others. FSDP2 and DTensor run on gloo and on
+the `unisono` backend of torch.distributed.
+
+    4 ranks, groups of 2         convolutions          wide layers
+    rank 0   samples 0-15        all their weights     half of the weights, samples 0-31     ranks 0 and 2 average theirs
+    rank 1   samples 16-31       all their weights     the other half, samples 0-31          ranks 1 and 3 average theirs
 """
 
 from __future__ import annotations
@@ -24,21 +29,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
 import unisono
+from unisono.errors import UnisonoError
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
-from unisono.tensor_parallel import data_world
-from unisono.tensor_parallel.choose_plan import choose_plan
+from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
 from steps import gloo
 
 ROUNDS, WARMUP, TIMED = 3, 2, 3
-"""Rounds, and steps of each contender in each: not timed, then timed together."""
+"""Rounds, steps of each contender before the first, not timed, and steps of each in a round, timed together."""
 
 COMPARED = 4
 """Number of the step, from 0, whose loss is compared."""
@@ -46,92 +50,103 @@ COMPARED = 4
 RATE, MOMENTUM = 0.01, 0.9
 BUCKET = Exchange(bucket_bytes=4 << 20)
 
+Layers = list[nn.Module]
+
 
 class Problem(NamedTuple):
-    """Network of fully connected layers, and the samples of a step over all ranks."""
+    """Network, as the layers before the wide ones and the widths of those, and the batch of all ranks."""
 
+    features: Callable[[], Layers]
+    shape: tuple[int, ...]
+    """Shape of a sample."""
     widths: tuple[int, ...]
-    minibatch: int
+    batch: int
 
 
-def cd_dnn(part: int, minibatch: int) -> Problem:
-    """CD-DNN of PCL-DNN section 5.4: seven hidden layers of 2,048, here a part of that; inputs are 11 frames of 40."""
-    return Problem((440, *[2048 // part] * 7, 9304 // part // 8 * 8), minibatch)
+def vgg_a() -> Layers:
+    """Return VGG-A's convolutions, a quarter as wide: 64 x 64 images become 512 features."""
+    layers, inputs = Layers(), 3
+    for width, depth in ((16, 1), (32, 1), (64, 2), (128, 2), (128, 2)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+            inputs = width
+        layers.append(nn.MaxPool2d(2))
+    return layers
+
+
+def alexnet() -> Layers:
+    """Return AlexNet's convolutions, half as wide: 64 x 64 images become 128 features."""
+    first = [nn.Conv2d(3, 48, 11, 4, 2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
+    second = [nn.Conv2d(48, 128, 5, padding=2, groups=2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
+    third = [nn.Conv2d(128, 192, 3, padding=1), nn.ReLU(), nn.Conv2d(192, 192, 3, padding=1, groups=2), nn.ReLU()]
+    return [*first, *second, *third, nn.Conv2d(192, 128, 3, padding=1, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
 
 
 PROBLEMS = {
-    "CD-DNN": cd_dnn(2, 64),
-    "CD-DNN, large minibatch": cd_dnn(16, 1024),
-    "VGG-A's wide layers": Problem((25088 // 4, 1024, 1024, 1000), 64),
+    "VGG-A": Problem(vgg_a, (3, 64, 64), (512, 1536, 1536, 1000), 32),
+    "AlexNet": Problem(alexnet, (3, 64, 64), (128, 1536, 1536, 1000), 64),
+    "CD-DNN": Problem(Layers, (440,), (440, *[1024] * 7, 4648), 64),
 }
-"""Networks, narrower than the published ones (CD-DNN by 2, VGG-A by 4): four ranks share the memory and cores of one
-machine. With the large minibatch CD-DNN is narrower by 16: no layer has more outputs than there are samples."""
-
-Step = Callable[[], torch.Tensor]
-"""Function that makes a step and returns this rank's loss."""
+"""Networks, narrower than the published ones: all ranks share the memory and cores of one machine. CD-DNN (PCL-DNN 5.4)
+is half as wide, and has wide layers alone."""
 
 
 class Contender:
-    """Something that can make steps; `wait` waits for what a step has left pending."""
+    """Ordinary loop, a step at a time: forward and backward pass, what `average` does to gradients, the update."""
 
-    def __init__(self, step: Step, wait: Callable[[], None] = lambda: None) -> None:
-        self._step, self.wait = step, wait
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        share: tuple[torch.Tensor, torch.Tensor],
+        average: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model, self._optimizer, self._share, self._average = model, optimizer, share, average
         self.losses: list[float] = []
 
     def step(self) -> None:
         """Make a step."""
-        self.losses.append(float(self._step()))
+        inputs, labels = self._share
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs), labels)
+        loss.backward()
+        self._average()
+        self._optimizer.step()
+        self.losses.append(float(loss.detach()))
 
 
-class Data:
-    """Samples of all steps: each share of ranks takes its own."""
-
-    def __init__(self, problem: Problem) -> None:
-        made = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(problem.minibatch, problem.widths[0], generator=made)
-        self.labels = torch.randint(problem.widths[-1], (problem.minibatch,), generator=made)
-
-    def share(self, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one of equal shares."""
-        return self.inputs.chunk(ranks)[rank], self.labels.chunk(ranks)[rank]
+def share(problem: Problem, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return this rank's samples of the batch, and their labels."""
+    made = torch.Generator().manual_seed(0)
+    inputs = torch.randn(problem.batch, *problem.shape, generator=made)
+    labels = torch.randint(problem.widths[-1], (problem.batch,), generator=made)
+    return inputs.chunk(world.size)[world.rank], labels.chunk(world.size)[world.rank]
 
 
 def network(problem: Problem) -> nn.Sequential:
-    """Return the network with the same weights every time."""
+    """Return the network, (features, wide layers), with the same weights every time."""
     torch.manual_seed(1)
-    layers: list[nn.Module] = []
+    features, wide = problem.features(), Layers()
     for inputs, outputs in zip(problem.widths, problem.widths[1:], strict=False):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+        wide += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(nn.Sequential(*features, nn.Flatten()), nn.Sequential(*wide[:-1]))
 
 
-def names(problem: Problem) -> list[str]:
-    """Return the names of the layers with weights."""
-    return [str(2 * layer) for layer in range(len(problem.widths) - 1)]
+def words(problem: Problem) -> dict[str, str]:
+    """Return the splits of the wide layers, without sizes: pairs, of which the last takes in an odd layer behind it."""
+    names = [f"1.{2 * number}" for number in range(len(problem.widths) - 1)]
+    how = ["column gives part", "row takes part"] * (len(names) // 2)
+    if len(names) % 2:
+        how[-1:] = ["row takes part gives part", "row takes part"]
+    return dict(zip(names, how, strict=True))
 
 
-def plan_of(problem: Problem, ranks: int) -> dict[str, str]:
-    """Return the plan that pairs layers in model groups: what the first of a pair gives in parts, the other takes."""
-    layers = names(problem)
-    plan: dict[str, str] = {}
-    for first, second in zip(layers[::2], layers[1::2], strict=False):
-        plan |= {first: f"column {ranks} gives part", second: f"row {ranks} takes part"}
-    if len(layers) % 2:
-        plan[layers[-1]] = f"column {ranks}"
-    return plan
-
-
-def loop(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> Step:
-    """Return the step of an ordinary loop."""
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+STYLES: dict[str, Callable[[], Any]] = {
+    "column gives part": lambda: ColwiseParallel(input_layouts=Shard(0)),
+    "row takes part": lambda: RowwiseParallel(output_layouts=Shard(0)),
+    "row takes part gives part": lambda: RowwiseParallel(output_layouts=Shard(-1)),
+}
+"""DTensor's styles of the same splits: each rank's own samples are a shard of the batch."""
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -139,126 +154,158 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
 
 
-def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | None = None) -> Contender:
-    """Return a Trainer, whose search for the order of exchanges is over."""
+def whole(problem: Problem, world: World, rule: BaseRule) -> Contender:
+    """Return ours, data parallel in all layers."""
     model = network(problem)
-    if plan is not None:
-        model = unisono.parallel(model, world, rule, plan=plan)
-    data = data_world(model, world)
-    trainer = unisono.Trainer(model, world, rule, sgd(model), nn.functional.cross_entropy)
-    inputs, labels = Data(problem).share(data.rank, data.size)
-    contender = Contender(lambda: trainer.step(inputs, labels) / len(inputs), trainer.wait)
-    while trainer.reducer.choice.state() is None:
-        contender.step()
-    return contender
+    optimizer = sgd(model)
+    return Contender(unisono.parallel(model, world, rule, optimizer), optimizer, share(problem, world))
 
 
-def fsdp2(problem: Problem, group: dist.ProcessGroup, world: World) -> Contender:
-    """Return FSDP2, each layer a unit."""
-    model, mesh = network(problem), DeviceMesh.from_group(group, "cpu")
-    for layer in model:
-        if isinstance(layer, nn.Linear):
+def hybrid(problem: Problem, world: World, size: int) -> Contender:
+    """Return ours, wide layers split over groups of `size`."""
+    plan = {name: how.replace(" ", f" {size} ", 1) for name, how in words(problem).items()}
+    model = unisono.parallel(network(problem), world, BSP(BUCKET, "chain"), plan=plan)
+    return Contender(model, sgd(model), share(problem, world))
+
+
+def automatic(problem: Problem, world: World) -> Contender:
+    """Return ours, split as is predicted to be fastest."""
+    data = share(problem, world)
+    model = unisono.parallel(network(problem), world, BSP(BUCKET, "chain"), plan="auto", example=data[0])
+    return Contender(model, sgd(model), data)
+
+
+def dtensor(problem: Problem, world: World, size: int, backend: str) -> Contender:
+    """Return the hybrid by hand in DTensor: groups of `size`, and means over the mesh's other dimension."""
+    model, ranks = network(problem), torch.arange(world.size).view(-1, size)
+    across = _group(ranks.t().tolist(), world, backend)
+    mesh = DeviceMesh.from_group(_group(ranks.tolist(), world, backend), "cpu")
+    everyone = _group([list(range(world.size))], world, backend)
+    parallelize_module(model, mesh, {name: STYLES[how]() for name, how in words(problem).items()})
+
+    def average() -> None:
+        means: dict[dist.ProcessGroup, list[torch.Tensor]] = {across: [], everyone: []}
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+                local = gradient.redistribute(placements=parameter.placements).to_local()
+                means[across].append(local)  # a whole bias is alike in the group already
+                parameter.grad = DTensor.from_local(local, mesh, parameter.placements, run_check=False)
+            elif gradient is not None:
+                means[everyone].append(gradient)
+        for group, gradients in means.items():
+            if gradients:
+                flat = torch.cat([one.flatten() for one in gradients])
+                dist.all_reduce(flat, group=group)
+                flat /= world.size
+                for one, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+                    one.copy_(mean.view_as(one))
+
+    return Contender(model, sgd(model), share(problem, world), average)
+
+
+def fsdp2(problem: Problem, world: World, backend: str) -> Contender:
+    """Return FSDP2, each layer with weights a unit."""
+    model = network(problem)
+    mesh = DeviceMesh.from_group(_group([list(range(world.size))], world, backend), "cpu")
+    for layer in (*model[0], *model[1]):
+        if list(layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return Contender(loop(model, sgd(model), *Data(problem).share(world.rank, world.size)))
+    return Contender(model, sgd(model), share(problem, world))
 
 
-def dtensor(problem: Problem, group: dist.ProcessGroup, _: World) -> Contender:
-    """Return DTensor's tensor parallelism over all ranks, in the same pairs."""
-    model, styles = network(problem), dict[str, Any]()
-    layers = names(problem)
-    for first, second in zip(layers[::2], layers[1::2], strict=False):
-        styles |= {first: ColwiseParallel(), second: RowwiseParallel()}
-    if len(layers) % 2:
-        styles[layers[-1]] = ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())
-    parallelize_module(model, DeviceMesh.from_group(group, "cpu"), styles)
-    return Contender(loop(model, sgd(model), *Data(problem).share(0, 1)))
-
-
-def zero_1(problem: Problem, group: dist.ProcessGroup, world: World) -> Contender:
-    """Return DDP with an optimizer whose state is in parts."""
-    model = DistributedDataParallel(network(problem), process_group=group, gradient_as_bucket_view=True)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, process_group=group, lr=RATE, momentum=MOMENTUM
-    )
-    return Contender(loop(model, optimizer, *Data(problem).share(world.rank, world.size)))
+def _group(groups: list[list[int]], world: World, backend: str) -> dist.ProcessGroup:
+    """Return this rank's group of a backend."""
+    found = [dist.new_group(ranks, backend=backend) for ranks in groups]
+    return next(group for group, ranks in zip(found, groups, strict=True) if world.rank in ranks)
 
 
 def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contender]]:
     """Return functions that make each contender."""
+    sizes = [size for size in (2, 4, 8) if size <= world.size]
     found: dict[str, Callable[[], Contender]] = {
-        "data parallel": partial(ours, problem, world, BSP(BUCKET, "chain")),
-        "Sharded": partial(ours, problem, world, Sharded(BUCKET, "chain")),
+        "data parallel": partial(whole, problem, world, BSP(BUCKET, "chain")),
+        "Sharded": partial(whole, problem, world, Sharded(BUCKET, "chain")),
     }
-    for ranks in (2, world.size):
-        found[f"groups of {ranks}"] = partial(ours, problem, world, BSP(BUCKET, "chain"), plan_of(problem, ranks))
-    group, peers = dist.group.WORLD, gloo(world)
-    assert group is not None
-    for name, make in (("FSDP2", fsdp2), ("DTensor", dtensor), ("ZeRO-1", zero_1)):
-        found[f"{name}, gloo"] = partial(make, problem, peers, world)
-        found[f"{name}, unisono"] = partial(make, problem, group, world)
+    found |= {f"hybrid, groups of {size}": partial(hybrid, problem, world, size) for size in sizes}
+    found["hybrid, auto"] = partial(automatic, problem, world)
+    for backend in ("unisono", "gloo"):
+        found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
+        found[f"FSDP2, {backend}"] = partial(fsdp2, problem, world, backend)
     return found
 
 
-def timed(world: World, contender: Contender) -> tuple[float, float]:
-    """Return the seconds of a step, those of the slowest rank, and the mean of all ranks' losses."""
-    for _ in range(WARMUP):
-        contender.step()
-    contender.wait()
+def timed(world: World, step: Callable[[], None], times: int) -> float:
+    """Return the seconds of one of `times` steps in a row, those of the slowest rank."""
     world.barrier()
     began = time.perf_counter()
-    for _ in range(TIMED):
-        contender.step()
-    contender.wait()
-    seconds = (time.perf_counter() - began) / TIMED
-    return max(world.all_gather_object(seconds)), statistics.mean(world.all_gather_object(contender.losses[COMPARED]))
+    for _ in range(times):
+        step()
+    return max(world.all_gather_object((time.perf_counter() - began) / times))
 
 
-def computing(problem: Problem, world: World) -> float:
-    """Return the seconds in which all ranks, at once, compute a step of data parallelism without any exchange."""
+def references(problem: Problem, world: World) -> dict[str, float]:
+    """Return the seconds in which all ranks, at once, compute a step of data parallelism, and exchange all gradients."""
     model = network(problem)
-    step = loop(model, sgd(model), *Data(problem).share(world.rank, world.size))
-    return timed(world, Contender(step))[0]
+    alone = Contender(model, sgd(model), share(problem, world))
+    gradients = torch.zeros(sum(one.numel() for one in model.parameters()))
+    wide = sum(one.numel() for one in model[1].parameters()) / gradients.numel()
+    steps = {"computing_s": alone.step, "exchange_alone_s": lambda: world.allreduce(gradients)}
+    found = {"gradient_bytes": gradients.nbytes, "in_wide_layers": wide}
+    for name, step in steps.items():
+        step()
+        found[name] = statistics.median(timed(world, step, 1) for _ in range(5))
+    return found
 
 
-def exchange(problem: Problem, world: World) -> float:
-    """Return the seconds of an allreduce of all gradients, alone."""
-    flat = torch.zeros(sum(one.numel() for one in network(problem).parameters()))
-    took = []
-    for _ in range(3):
-        world.barrier()
-        began = time.perf_counter()
-        world.allreduce(flat)
-        took.append(max(world.all_gather_object(time.perf_counter() - began)))
-    return statistics.median(took)
+def made(makes: dict[str, Callable[[], Contender]], world: World) -> dict[str, Contender]:
+    """Return the contenders; the automatic one is left out where its plan cannot be chosen, and the reason is said."""
+    found: dict[str, Contender] = {}
+    for name, make in makes.items():
+        try:
+            found[name] = make()
+        except UnisonoError as error:
+            if world.rank == 0:
+                print(f"{name} is not there: {error}", flush=True)
+    return found
+
+
+def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], Contender]]) -> None:
+    """Add the losses and seconds of all contenders."""
+    ready = made(makes, world)
+    found["seconds"] = {name: [] for name in ready}
+    for number in range(ROUNDS):
+        for name, contender in ready.items():
+            for _ in range(WARMUP if number == 0 else 0):
+                contender.step()
+            gc.collect()
+            found["seconds"][name].append(timed(world, contender.step, TIMED))
+            if world.rank == 0:
+                print(f"round {number + 1}: {name} {found['seconds'][name][-1]:.3f} s a step", flush=True)
+    found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
+    first = found["step_s"].get("data parallel", 0.0)
+    found["times_data_parallel"] = {name: first / each for name, each in found["step_s"].items()}
+    losses = {name: statistics.mean(world.all_gather_object(one.losses[COMPARED])) for name, one in ready.items()}
+    found["losses"] = losses
+    if max(losses.values()) - min(losses.values()) > 1e-4:
+        raise SystemExit(f"losses after {COMPARED + 1} steps differ: {losses}")
 
 
 def main(output: str, rate: str, name: str, *chosen: str) -> None:
-    """Measure all contenders, or some, on one network."""
+    """Measure all contenders, or some, on one network; what the file has of other networks and ranks stays there."""
     world, path, problem = unisono.init(), Path(output), PROBLEMS[name]
     dist.init_process_group("unisono")
-    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    gloo(world)  # names the interface
     makes = {key: make for key, make in contenders(problem, world).items() if not chosen or key in chosen}
-    alone, sent = computing(problem, world), exchange(problem, world)
-    choice = choose_plan(network(problem), world, Data(problem).share(world.rank, world.size)[0], deferred=True)
+    found: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
+    found |= references(problem, world)
+    measure(found, world, makes)
     if world.rank == 0:
-        print("\n".join(choice.lines), flush=True)
-    found: dict[str, Any] = {"network": name, "widths": problem.widths, "minibatch": problem.minibatch}
-    found |= {"hosts": world.size, "rate_bits": float(rate), "computing_s": alone, "exchange_alone_s": sent}
-    found |= {"chosen": choice.lines, "losses": {}, "seconds": {key: [] for key in makes}}
-    for number in range(ROUNDS):
-        for key, make in makes.items():
-            seconds, loss = timed(world, make())
-            found["seconds"][key].append(seconds)
-            found["losses"][key] = loss
-            gc.collect()
-            if world.rank == 0:
-                print(f"{name}, round {number + 1}: {key} {seconds:.3f} s a step, loss {loss:.4f}", flush=True)
-        found["step_s"] = {key: statistics.median(each) for key, each in found["seconds"].items()}
-        if world.rank == 0:  # after each round: a run that is stopped keeps those before
-            path.write_text(json.dumps([one for one in rows if one["network"] != name] + [found], indent=1) + "\n")
-    if world.rank == 0:
-        print(f"{name}: computing {alone:.3f} s, exchange alone {sent:.3f} s ({sent / alone:.1f} times)", flush=True)
+        print(json.dumps(found, indent=1), flush=True)
+        rows = json.loads(path.read_text()) if path.exists() else []
+        rows = [one for one in rows if (one["network"], one["hosts"]) != (name, world.size)]
+        path.write_text(json.dumps([*rows, found], indent=1) + "\n")
     world.barrier()
     dist.destroy_process_group()
 
