@@ -1,28 +1,27 @@
 """Steps of networks whose wide layers are split over groups of ranks, beside data parallelism and PyTorch's own.
 
-unisono lab --hosts 4 --rate 200mbit -- python benchmarks/tensor_parallel/hybrid.py OUT.json 200000000 VGG-A [CONTENDER ...]
+unisono lab --hosts 4 --rate 200mbit -- python benchmarks/tensor_parallel/hybrid.py OUT.json 200000000 VGG-A
 
-Every rank has its own share of the batch, and computes it in each layer that is not split (PCL-DNN 3.2 to 3.4). All
-contenders train the same weights on the same samples with SGD and momentum, in one ordinary loop, so they have the same
-loss, which is checked. Each is made once, and makes steps in turn with the others. FSDP2 and DTensor run on gloo and on
-the `unisono` backend of torch.distributed.
+Names of contenders may follow; without any, all are measured. All train the same weights on the same samples with SGD
+and momentum, in one ordinary loop, so they have the same loss, which is checked. Each makes steps in turn with the
+others. Every rank has its own share of the batch, and computes it in all layers that are whole (PCL-DNN 3.2 to 3.4):
 
-    4 ranks, groups of 2         convolutions          wide layers
-    rank 0   samples 0-15        all their weights     half of the weights, samples 0-31     ranks 0 and 2 average theirs
-    rank 1   samples 16-31       all their weights     the other half, samples 0-31          ranks 1 and 3 average theirs
+    4 ranks, groups of 2     convolutions         wide layers                        gradients averaged over
+    rank 0                   samples 0 to 7       samples 0 to 15, half of weights   all ranks; ranks 0 and 2
+    rank 1                   samples 8 to 15      samples 0 to 15, other half        all ranks; ranks 1 and 3
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,13 +32,18 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import unisono
-from unisono.errors import UnisonoError
+from unisono.plan.split import predict_splits
+from unisono.plan.trace import trace_values
+from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_links
 from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
 from steps import gloo
+
+from networks import PROBLEMS, Problem, network, plan_of, share, words
 
 ROUNDS, WARMUP, TIMED = 3, 2, 3
 """Rounds, steps of each contender before the first, not timed, and steps of each in a round, timed together."""
@@ -50,49 +54,12 @@ COMPARED = 4
 RATE, MOMENTUM = 0.01, 0.9
 BUCKET = Exchange(bucket_bytes=4 << 20)
 
-Layers = list[nn.Module]
-
-
-class Problem(NamedTuple):
-    """Network, as the layers before the wide ones and the widths of those, and the batch of all ranks."""
-
-    features: Callable[[], Layers]
-    shape: tuple[int, ...]
-    """Shape of a sample."""
-    widths: tuple[int, ...]
-    batch: int
-
-
-def vgg_a() -> Layers:
-    """Return VGG-A's convolutions, a quarter as wide: 64 x 64 images become 512 features."""
-    layers, inputs = Layers(), 3
-    for width, depth in ((16, 1), (32, 1), (64, 2), (128, 2), (128, 2)):
-        for _ in range(depth):
-            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
-            inputs = width
-        layers.append(nn.MaxPool2d(2))
-    return layers
-
-
-def alexnet() -> Layers:
-    """Return AlexNet's convolutions, half as wide: 64 x 64 images become 128 features."""
-    first = [nn.Conv2d(3, 48, 11, 4, 2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
-    second = [nn.Conv2d(48, 128, 5, padding=2, groups=2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
-    third = [nn.Conv2d(128, 192, 3, padding=1), nn.ReLU(), nn.Conv2d(192, 192, 3, padding=1, groups=2), nn.ReLU()]
-    return [*first, *second, *third, nn.Conv2d(192, 128, 3, padding=1, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
-
-
-PROBLEMS = {
-    "VGG-A": Problem(vgg_a, (3, 64, 64), (512, 1536, 1536, 1000), 32),
-    "AlexNet": Problem(alexnet, (3, 64, 64), (128, 1536, 1536, 1000), 64),
-    "CD-DNN": Problem(Layers, (440,), (440, *[1024] * 7, 4648), 64),
-}
-"""Networks, narrower than the published ones: all ranks share the memory and cores of one machine. CD-DNN (PCL-DNN 5.4)
-is half as wide, and has wide layers alone."""
-
 
 class Contender:
-    """Ordinary loop, a step at a time: forward and backward pass, what `average` does to gradients, the update."""
+    """Ordinary loop, a step at a time: forward and backward pass, what `average` does to gradients, the update.
+
+    `wait` waits for what a step has left pending.
+    """
 
     def __init__(
         self,
@@ -100,8 +67,11 @@ class Contender:
         optimizer: torch.optim.Optimizer,
         share: tuple[torch.Tensor, torch.Tensor],
         average: Callable[[], None] = lambda: None,
+        wait: Callable[[], None] = lambda: None,
+        plan: str = "",
     ) -> None:
         self.model, self._optimizer, self._share, self._average = model, optimizer, share, average
+        self.wait, self.plan = wait, plan
         self.losses: list[float] = []
 
     def step(self) -> None:
@@ -113,32 +83,6 @@ class Contender:
         self._average()
         self._optimizer.step()
         self.losses.append(float(loss.detach()))
-
-
-def share(problem: Problem, world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's samples of the batch, and their labels."""
-    made = torch.Generator().manual_seed(0)
-    inputs = torch.randn(problem.batch, *problem.shape, generator=made)
-    labels = torch.randint(problem.widths[-1], (problem.batch,), generator=made)
-    return inputs.chunk(world.size)[world.rank], labels.chunk(world.size)[world.rank]
-
-
-def network(problem: Problem) -> nn.Sequential:
-    """Return the network, (features, wide layers), with the same weights every time."""
-    torch.manual_seed(1)
-    features, wide = problem.features(), Layers()
-    for inputs, outputs in zip(problem.widths, problem.widths[1:], strict=False):
-        wide += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(nn.Sequential(*features, nn.Flatten()), nn.Sequential(*wide[:-1]))
-
-
-def words(problem: Problem) -> dict[str, str]:
-    """Return the splits of the wide layers, without sizes: pairs, of which the last takes in an odd layer behind it."""
-    names = [f"1.{2 * number}" for number in range(len(problem.widths) - 1)]
-    how = ["column gives part", "row takes part"] * (len(names) // 2)
-    if len(names) % 2:
-        how[-1:] = ["row takes part gives part", "row takes part"]
-    return dict(zip(names, how, strict=True))
 
 
 STYLES: dict[str, Callable[[], Any]] = {
@@ -154,25 +98,14 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
 
 
-def whole(problem: Problem, world: World, rule: BaseRule) -> Contender:
-    """Return ours, data parallel in all layers."""
-    model = network(problem)
-    optimizer = sgd(model)
-    return Contender(unisono.parallel(model, world, rule, optimizer), optimizer, share(problem, world))
-
-
-def hybrid(problem: Problem, world: World, size: int) -> Contender:
-    """Return ours, wide layers split over groups of `size`."""
-    plan = {name: how.replace(" ", f" {size} ", 1) for name, how in words(problem).items()}
-    model = unisono.parallel(network(problem), world, BSP(BUCKET, "chain"), plan=plan)
-    return Contender(model, sgd(model), share(problem, world))
-
-
-def automatic(problem: Problem, world: World) -> Contender:
-    """Return ours, split as is predicted to be fastest."""
-    data = share(problem, world)
-    model = unisono.parallel(network(problem), world, BSP(BUCKET, "chain"), plan="auto", example=data[0])
-    return Contender(model, sgd(model), data)
+def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | str | None = None) -> Contender:
+    """Return ours, data parallel in all layers that a plan does not name; "auto" is what is predicted to be fastest."""
+    model, data = network(problem), share(problem, world)
+    optimizer, example = sgd(model), data[0] if plan == "auto" else None
+    unisono.parallel(model, world, rule, optimizer if rule.sharded else None, plan, example)
+    reducer, found = reducer_of(model), split_of(model)
+    assert reducer is not None
+    return Contender(model, optimizer, data, wait=reducer.pending.wait, plan=str(found.plan) if found else "")
 
 
 def dtensor(problem: Problem, world: World, size: int, backend: str) -> Contender:
@@ -223,73 +156,74 @@ def _group(groups: list[list[int]], world: World, backend: str) -> dist.ProcessG
 
 def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contender]]:
     """Return functions that make each contender."""
-    sizes = [size for size in (2, 4, 8) if size <= world.size]
+    sizes, bsp = [size for size in (2, 4, 8) if size <= world.size], BSP(BUCKET, "chain")
     found: dict[str, Callable[[], Contender]] = {
-        "data parallel": partial(whole, problem, world, BSP(BUCKET, "chain")),
-        "Sharded": partial(whole, problem, world, Sharded(BUCKET, "chain")),
+        "data parallel": partial(ours, problem, world, bsp),
+        "Sharded": partial(ours, problem, world, Sharded(BUCKET, "chain")),
     }
-    found |= {f"hybrid, groups of {size}": partial(hybrid, problem, world, size) for size in sizes}
-    found["hybrid, auto"] = partial(automatic, problem, world)
+    for size in sizes:
+        found[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
+    found["hybrid, auto"] = partial(ours, problem, world, bsp, "auto")
     for backend in ("unisono", "gloo"):
         found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
         found[f"FSDP2, {backend}"] = partial(fsdp2, problem, world, backend)
     return found
 
 
-def timed(world: World, step: Callable[[], None], times: int) -> float:
+def timed(world: World, step: Callable[[], None], times: int, wait: Callable[[], None] = lambda: None) -> float:
     """Return the seconds of one of `times` steps in a row, those of the slowest rank."""
     world.barrier()
     began = time.perf_counter()
     for _ in range(times):
         step()
+    wait()
     return max(world.all_gather_object((time.perf_counter() - began) / times))
 
 
 def references(problem: Problem, world: World) -> dict[str, float]:
-    """Return the seconds in which all ranks, at once, compute a step of data parallelism, and exchange all gradients."""
+    """Return the seconds in which all ranks, at once, compute a step, and those of an allreduce of all gradients."""
     model = network(problem)
     alone = Contender(model, sgd(model), share(problem, world))
     gradients = torch.zeros(sum(one.numel() for one in model.parameters()))
     wide = sum(one.numel() for one in model[1].parameters()) / gradients.numel()
-    steps = {"computing_s": alone.step, "exchange_alone_s": lambda: world.allreduce(gradients)}
     found = {"gradient_bytes": gradients.nbytes, "in_wide_layers": wide}
+    steps = {"computing_s": alone.step, "exchange_alone_s": lambda: world.allreduce(gradients)}
     for name, step in steps.items():
         step()
         found[name] = statistics.median(timed(world, step, 1) for _ in range(5))
     return found
 
 
-def made(makes: dict[str, Callable[[], Contender]], world: World) -> dict[str, Contender]:
-    """Return the contenders; the automatic one is left out where its plan cannot be chosen, and the reason is said."""
-    found: dict[str, Contender] = {}
-    for name, make in makes.items():
-        try:
-            found[name] = make()
-        except UnisonoError as error:
-            if world.rank == 0:
-                print(f"{name} is not there: {error}", flush=True)
-    return found
+def predictions(problem: Problem, world: World) -> dict[str, float]:
+    """Return the predicted seconds of a step, without its update, from traced passes and two allreduces."""
+    model, inputs = network(problem), share(problem, world)[0]
+    traces = [trace_values(model, (inputs,), nullcontext()).layers for _ in range(6)][1:]
+    passes = [[(one.forward_seconds, one.backward_seconds) for one in layers] for layers in traces]
+    own = {one[0].name: torch.tensor(passes)[:, k].median(0).values for k, one in enumerate(zip(*traces, strict=True))}
+    seconds = {name: tuple(world.allreduce(both, op="maximum").tolist()) for name, both in own.items()}
+    facts = facts_of(model, traces[-1], set(own), len(inputs), world.size)
+    known = inputs_of(facts, seconds, float(problem.batch), world.placement, measure_links(world))
+    plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
+    return {name: predict_splits(known, plan_of(problem, size)).prediction.step for name, size in plans.items()}
 
 
 def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], Contender]]) -> None:
     """Add the losses and seconds of all contenders."""
-    ready = made(makes, world)
+    ready = {name: make() for name, make in makes.items()}
+    found["plans"] = {name: one.plan for name, one in ready.items() if one.plan}
     found["seconds"] = {name: [] for name in ready}
     for number in range(ROUNDS):
-        for name, contender in ready.items():
-            for _ in range(WARMUP if number == 0 else 0):
-                contender.step()
-            gc.collect()
-            found["seconds"][name].append(timed(world, contender.step, TIMED))
+        for name, one in ready.items():
+            timed(world, one.step, 1 if number else WARMUP, one.wait)
+            found["seconds"][name].append(timed(world, one.step, TIMED, one.wait))
             if world.rank == 0:
                 print(f"round {number + 1}: {name} {found['seconds'][name][-1]:.3f} s a step", flush=True)
     found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
-    first = found["step_s"].get("data parallel", 0.0)
-    found["times_data_parallel"] = {name: first / each for name, each in found["step_s"].items()}
-    losses = {name: statistics.mean(world.all_gather_object(one.losses[COMPARED])) for name, one in ready.items()}
-    found["losses"] = losses
-    if max(losses.values()) - min(losses.values()) > 1e-4:
-        raise SystemExit(f"losses after {COMPARED + 1} steps differ: {losses}")
+    found["losses"] = {
+        name: statistics.mean(world.all_gather_object(one.losses[COMPARED])) for name, one in ready.items()
+    }
+    if max(found["losses"].values()) - min(found["losses"].values()) > 5e-5:
+        raise SystemExit(f"losses after {COMPARED + 1} steps differ: {found['losses']}")
 
 
 def main(output: str, rate: str, name: str, *chosen: str) -> None:
@@ -299,7 +233,7 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     gloo(world)  # names the interface
     makes = {key: make for key, make in contenders(problem, world).items() if not chosen or key in chosen}
     found: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
-    found |= references(problem, world)
+    found |= references(problem, world) | {"predicted_s": predictions(problem, world)}
     measure(found, world, makes)
     if world.rank == 0:
         print(json.dumps(found, indent=1), flush=True)
