@@ -45,8 +45,8 @@ from steps import gloo
 
 from networks import PROBLEMS, Problem, network, plan_of, share, words
 
-ROUNDS, WARMUP, TIMED = 3, 2, 3
-"""Rounds, steps of each contender before the first, not timed, and steps of each in a round, timed together."""
+ROUNDS, WARMUP, TIMED = 3, 2, 2
+"""Rounds, steps of each contender before the first, and steps of each in a round, each timed by itself."""
 
 COMPARED = 4
 """Number of the step, from 0, whose loss is compared."""
@@ -163,6 +163,9 @@ def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contend
     }
     for size in sizes:
         found[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
+    found[f"hybrid, groups of {sizes[-1]}, no overlap"] = partial(
+        ours, problem, world, BSP(BUCKET, "none"), plan_of(problem, sizes[-1])
+    )
     found["hybrid, auto"] = partial(ours, problem, world, bsp, "auto")
     for backend in ("unisono", "gloo"):
         found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
@@ -170,14 +173,13 @@ def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contend
     return found
 
 
-def timed(world: World, step: Callable[[], None], times: int, wait: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of one of `times` steps in a row, those of the slowest rank."""
+def timed(world: World, step: Callable[[], None], wait: Callable[[], None] = lambda: None) -> float:
+    """Return the seconds of a step, those of the slowest rank."""
     world.barrier()
     began = time.perf_counter()
-    for _ in range(times):
-        step()
+    step()
     wait()
-    return max(world.all_gather_object((time.perf_counter() - began) / times))
+    return max(world.all_gather_object(time.perf_counter() - began))
 
 
 def references(problem: Problem, world: World) -> dict[str, float]:
@@ -190,7 +192,7 @@ def references(problem: Problem, world: World) -> dict[str, float]:
     steps = {"computing_s": alone.step, "exchange_alone_s": lambda: world.allreduce(gradients)}
     for name, step in steps.items():
         step()
-        found[name] = statistics.median(timed(world, step, 1) for _ in range(5))
+        found[name] = statistics.median(timed(world, step) for _ in range(5))
     return found
 
 
@@ -214,10 +216,10 @@ def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], C
     found["seconds"] = {name: [] for name in ready}
     for number in range(ROUNDS):
         for name, one in ready.items():
-            timed(world, one.step, 1 if number else WARMUP, one.wait)
-            found["seconds"][name].append(timed(world, one.step, TIMED, one.wait))
+            took = [timed(world, one.step, one.wait) for _ in range(TIMED if number else WARMUP + TIMED)][-TIMED:]
+            found["seconds"][name] += took
             if world.rank == 0:
-                print(f"round {number + 1}: {name} {found['seconds'][name][-1]:.3f} s a step", flush=True)
+                print(f"round {number + 1}: {name} {', '.join(f'{each:.3f}' for each in took)} s", flush=True)
     found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
     found["losses"] = {
         name: statistics.mean(world.all_gather_object(one.losses[COMPARED])) for name, one in ready.items()
@@ -236,7 +238,9 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     found |= references(problem, world) | {"predicted_s": predictions(problem, world)}
     measure(found, world, makes)
     if world.rank == 0:
-        print(json.dumps(found, indent=1), flush=True)
+        print(
+            json.dumps({key: found[key] for key in ("predicted_s", "plans", "step_s", "losses")}, indent=1), flush=True
+        )
         rows = json.loads(path.read_text()) if path.exists() else []
         rows = [one for one in rows if (one["network"], one["hosts"]) != (name, world.size)]
         path.write_text(json.dumps([*rows, found], indent=1) + "\n")
