@@ -1,44 +1,52 @@
-"""Steps of fully connected networks in the lab: data parallel, sharded, split, and PyTorch's own, with real products.
+"""Steps of networks whose wide layers are split over groups of ranks, beside data parallelism and PyTorch's own.
 
-unisono lab --hosts 4 --rate 200mbit -- python benchmarks/tensor_parallel/hybrid.py OUT.json 200000000 NETWORK
+unisono lab --hosts 4 --rate 200mbit -- python benchmarks/tensor_parallel/hybrid.py OUT.json 200000000 VGG-A
 
-All contenders train the same weights on the same samples with SGD and momentum, so they have the same loss, which is
-written beside the times. In each round every contender is made again, and makes steps in turn. FSDP2, DTensor and
-ZeRO-1 (DDP with ZeroRedundancyOptimizer) run on gloo and on the `unisono` backend of torch.distributed.
+Names of contenders may follow; without any, all are measured. All train the same weights on the same samples with SGD
+and momentum, in one ordinary loop, so they have the same loss, which is checked. Each makes steps in turn with the
+others. Every rank has its own share of the batch, and computes it in all layers that are whole (PCL-DNN 3.2 to 3.4):
+
+    4 ranks, groups of 2     convolutions         wide layers                        gradients averaged over
+    rank 0                   samples 0 to 7       samples 0 to 15, half of weights   all ranks; ranks 0 and 2
+    rank 1                   samples 8 to 15      samples 0 to 15, other half        all ranks; ranks 1 and 3
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
 import unisono
+from unisono.plan.split import predict_splits
+from unisono.plan.trace import trace_values
+from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
-from unisono.tensor_parallel import data_world
-from unisono.tensor_parallel.choose_plan import choose_plan
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_links
+from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "overlaps"))
 from steps import gloo
 
-ROUNDS, WARMUP, TIMED = 3, 2, 3
-"""Rounds, and steps of each contender in each: not timed, then timed together."""
+from networks import PROBLEMS, Problem, network, plan_of, share, words
+
+ROUNDS, WARMUP, TIMED = 3, 2, 2
+"""Rounds, steps of each contender before the first, and steps of each in a round, each timed by itself."""
 
 COMPARED = 4
 """Number of the step, from 0, whose loss is compared."""
@@ -47,91 +55,42 @@ RATE, MOMENTUM = 0.01, 0.9
 BUCKET = Exchange(bucket_bytes=4 << 20)
 
 
-class Problem(NamedTuple):
-    """Network of fully connected layers, and the samples of a step over all ranks."""
-
-    widths: tuple[int, ...]
-    minibatch: int
-
-
-def cd_dnn(part: int, minibatch: int) -> Problem:
-    """CD-DNN of PCL-DNN section 5.4: seven hidden layers of 2,048, here a part of that; inputs are 11 frames of 40."""
-    return Problem((440, *[2048 // part] * 7, 9304 // part // 8 * 8), minibatch)
-
-
-PROBLEMS = {
-    "CD-DNN": cd_dnn(2, 64),
-    "CD-DNN, large minibatch": cd_dnn(16, 1024),
-    "VGG-A's wide layers": Problem((25088 // 4, 1024, 1024, 1000), 64),
-}
-"""Networks, narrower than the published ones (CD-DNN by 2, VGG-A by 4): four ranks share the memory and cores of one
-machine. With the large minibatch CD-DNN is narrower by 16: no layer has more outputs than there are samples."""
-
-Step = Callable[[], torch.Tensor]
-"""Function that makes a step and returns this rank's loss."""
-
-
 class Contender:
-    """Something that can make steps; `wait` waits for what a step has left pending."""
+    """Ordinary loop, a step at a time: forward and backward pass, what `average` does to gradients, the update.
 
-    def __init__(self, step: Step, wait: Callable[[], None] = lambda: None) -> None:
-        self._step, self.wait = step, wait
+    `wait` waits for what a step has left pending.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        share: tuple[torch.Tensor, torch.Tensor],
+        average: Callable[[], None] = lambda: None,
+        wait: Callable[[], None] = lambda: None,
+        plan: str = "",
+    ) -> None:
+        self.model, self._optimizer, self._share, self._average = model, optimizer, share, average
+        self.wait, self.plan = wait, plan
         self.losses: list[float] = []
 
     def step(self) -> None:
         """Make a step."""
-        self.losses.append(float(self._step()))
-
-
-class Data:
-    """Samples of all steps: each share of ranks takes its own."""
-
-    def __init__(self, problem: Problem) -> None:
-        made = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(problem.minibatch, problem.widths[0], generator=made)
-        self.labels = torch.randint(problem.widths[-1], (problem.minibatch,), generator=made)
-
-    def share(self, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one of equal shares."""
-        return self.inputs.chunk(ranks)[rank], self.labels.chunk(ranks)[rank]
-
-
-def network(problem: Problem) -> nn.Sequential:
-    """Return the network with the same weights every time."""
-    torch.manual_seed(1)
-    layers: list[nn.Module] = []
-    for inputs, outputs in zip(problem.widths, problem.widths[1:], strict=False):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def names(problem: Problem) -> list[str]:
-    """Return the names of the layers with weights."""
-    return [str(2 * layer) for layer in range(len(problem.widths) - 1)]
-
-
-def plan_of(problem: Problem, ranks: int) -> dict[str, str]:
-    """Return the plan that pairs layers in model groups: what the first of a pair gives in parts, the other takes."""
-    layers = names(problem)
-    plan: dict[str, str] = {}
-    for first, second in zip(layers[::2], layers[1::2], strict=False):
-        plan |= {first: f"column {ranks} gives part", second: f"row {ranks} takes part"}
-    if len(layers) % 2:
-        plan[layers[-1]] = f"column {ranks}"
-    return plan
-
-
-def loop(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> Step:
-    """Return the step of an ordinary loop."""
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        inputs, labels = self._share
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs), labels)
         loss.backward()
-        optimizer.step()
-        return loss.detach()
+        self._average()
+        self._optimizer.step()
+        self.losses.append(float(loss.detach()))
 
-    return step
+
+STYLES: dict[str, Callable[[], Any]] = {
+    "column gives part": lambda: ColwiseParallel(input_layouts=Shard(0)),
+    "row takes part": lambda: RowwiseParallel(output_layouts=Shard(0)),
+    "row takes part gives part": lambda: RowwiseParallel(output_layouts=Shard(-1)),
+}
+"""DTensor's styles of the same splits: each rank's own samples are a shard of the batch."""
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -139,126 +98,152 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
 
 
-def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | None = None) -> Contender:
-    """Return a Trainer, whose search for the order of exchanges is over."""
+def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | str | None = None) -> Contender:
+    """Return ours, data parallel in all layers that a plan does not name; "auto" is what is predicted to be fastest."""
+    model, data = network(problem), share(problem, world)
+    optimizer, example = sgd(model), data[0] if plan == "auto" else None
+    unisono.parallel(model, world, rule, optimizer if rule.sharded else None, plan, example)
+    reducer, found = reducer_of(model), split_of(model)
+    assert reducer is not None
+    return Contender(model, optimizer, data, wait=reducer.pending.wait, plan=str(found.plan) if found else "")
+
+
+def dtensor(problem: Problem, world: World, size: int, backend: str) -> Contender:
+    """Return the hybrid by hand in DTensor: groups of `size`, and means over the mesh's other dimension."""
+    model, ranks = network(problem), torch.arange(world.size).view(-1, size)
+    across = _group(ranks.t().tolist(), world, backend)
+    mesh = DeviceMesh.from_group(_group(ranks.tolist(), world, backend), "cpu")
+    everyone = _group([list(range(world.size))], world, backend)
+    parallelize_module(model, mesh, {name: STYLES[how]() for name, how in words(problem).items()})
+
+    def average() -> None:
+        means: dict[dist.ProcessGroup, list[torch.Tensor]] = {across: [], everyone: []}
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+                local = gradient.redistribute(placements=parameter.placements).to_local()
+                means[across].append(local)  # a whole bias is alike in the group already
+                parameter.grad = DTensor.from_local(local, mesh, parameter.placements, run_check=False)
+            elif gradient is not None:
+                means[everyone].append(gradient)
+        for group, gradients in means.items():
+            if gradients:
+                flat = torch.cat([one.flatten() for one in gradients])
+                dist.all_reduce(flat, group=group)
+                flat /= world.size
+                for one, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+                    one.copy_(mean.view_as(one))
+
+    return Contender(model, sgd(model), share(problem, world), average)
+
+
+def fsdp2(problem: Problem, world: World, backend: str) -> Contender:
+    """Return FSDP2, each layer with weights a unit."""
     model = network(problem)
-    if plan is not None:
-        model = unisono.parallel(model, world, rule, plan=plan)
-    data = data_world(model, world)
-    trainer = unisono.Trainer(model, world, rule, sgd(model), nn.functional.cross_entropy)
-    inputs, labels = Data(problem).share(data.rank, data.size)
-    contender = Contender(lambda: trainer.step(inputs, labels) / len(inputs), trainer.wait)
-    while trainer.reducer.choice.state() is None:
-        contender.step()
-    return contender
-
-
-def fsdp2(problem: Problem, group: dist.ProcessGroup, world: World) -> Contender:
-    """Return FSDP2, each layer a unit."""
-    model, mesh = network(problem), DeviceMesh.from_group(group, "cpu")
-    for layer in model:
-        if isinstance(layer, nn.Linear):
+    mesh = DeviceMesh.from_group(_group([list(range(world.size))], world, backend), "cpu")
+    for layer in (*model[0], *model[1]):
+        if list(layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return Contender(loop(model, sgd(model), *Data(problem).share(world.rank, world.size)))
+    return Contender(model, sgd(model), share(problem, world))
 
 
-def dtensor(problem: Problem, group: dist.ProcessGroup, _: World) -> Contender:
-    """Return DTensor's tensor parallelism over all ranks, in the same pairs."""
-    model, styles = network(problem), dict[str, Any]()
-    layers = names(problem)
-    for first, second in zip(layers[::2], layers[1::2], strict=False):
-        styles |= {first: ColwiseParallel(), second: RowwiseParallel()}
-    if len(layers) % 2:
-        styles[layers[-1]] = ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())
-    parallelize_module(model, DeviceMesh.from_group(group, "cpu"), styles)
-    return Contender(loop(model, sgd(model), *Data(problem).share(0, 1)))
-
-
-def zero_1(problem: Problem, group: dist.ProcessGroup, world: World) -> Contender:
-    """Return DDP with an optimizer whose state is in parts."""
-    model = DistributedDataParallel(network(problem), process_group=group, gradient_as_bucket_view=True)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, process_group=group, lr=RATE, momentum=MOMENTUM
-    )
-    return Contender(loop(model, optimizer, *Data(problem).share(world.rank, world.size)))
+def _group(groups: list[list[int]], world: World, backend: str) -> dist.ProcessGroup:
+    """Return this rank's group of a backend."""
+    found = [dist.new_group(ranks, backend=backend) for ranks in groups]
+    return next(group for group, ranks in zip(found, groups, strict=True) if world.rank in ranks)
 
 
 def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contender]]:
     """Return functions that make each contender."""
+    sizes, bsp = [size for size in (2, 4, 8) if size <= world.size], BSP(BUCKET, "chain")
     found: dict[str, Callable[[], Contender]] = {
-        "data parallel": partial(ours, problem, world, BSP(BUCKET, "chain")),
+        "data parallel": partial(ours, problem, world, bsp),
         "Sharded": partial(ours, problem, world, Sharded(BUCKET, "chain")),
     }
-    for ranks in (2, world.size):
-        found[f"groups of {ranks}"] = partial(ours, problem, world, BSP(BUCKET, "chain"), plan_of(problem, ranks))
-    group, peers = dist.group.WORLD, gloo(world)
-    assert group is not None
-    for name, make in (("FSDP2", fsdp2), ("DTensor", dtensor), ("ZeRO-1", zero_1)):
-        found[f"{name}, gloo"] = partial(make, problem, peers, world)
-        found[f"{name}, unisono"] = partial(make, problem, group, world)
+    for size in sizes:
+        found[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
+    found[f"hybrid, groups of {sizes[-1]}, no overlap"] = partial(
+        ours, problem, world, BSP(BUCKET, "none"), plan_of(problem, sizes[-1])
+    )
+    found["hybrid, auto"] = partial(ours, problem, world, bsp, "auto")
+    for backend in ("unisono", "gloo"):
+        found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
+        found[f"FSDP2, {backend}"] = partial(fsdp2, problem, world, backend)
     return found
 
 
-def timed(world: World, contender: Contender) -> tuple[float, float]:
-    """Return the seconds of a step, those of the slowest rank, and the mean of all ranks' losses."""
-    for _ in range(WARMUP):
-        contender.step()
-    contender.wait()
+def timed(world: World, step: Callable[[], None], wait: Callable[[], None] = lambda: None) -> float:
+    """Return the seconds of a step, those of the slowest rank."""
     world.barrier()
     began = time.perf_counter()
-    for _ in range(TIMED):
-        contender.step()
-    contender.wait()
-    seconds = (time.perf_counter() - began) / TIMED
-    return max(world.all_gather_object(seconds)), statistics.mean(world.all_gather_object(contender.losses[COMPARED]))
+    step()
+    wait()
+    return max(world.all_gather_object(time.perf_counter() - began))
 
 
-def computing(problem: Problem, world: World) -> float:
-    """Return the seconds in which all ranks, at once, compute a step of data parallelism without any exchange."""
+def references(problem: Problem, world: World) -> dict[str, float]:
+    """Return the seconds in which all ranks, at once, compute a step, and those of an allreduce of all gradients."""
     model = network(problem)
-    step = loop(model, sgd(model), *Data(problem).share(world.rank, world.size))
-    return timed(world, Contender(step))[0]
+    alone = Contender(model, sgd(model), share(problem, world))
+    gradients = torch.zeros(sum(one.numel() for one in model.parameters()))
+    wide = sum(one.numel() for one in model[1].parameters()) / gradients.numel()
+    found = {"gradient_bytes": gradients.nbytes, "in_wide_layers": wide}
+    steps = {"computing_s": alone.step, "exchange_alone_s": lambda: world.allreduce(gradients)}
+    for name, step in steps.items():
+        step()
+        found[name] = statistics.median(timed(world, step) for _ in range(5))
+    return found
 
 
-def exchange(problem: Problem, world: World) -> float:
-    """Return the seconds of an allreduce of all gradients, alone."""
-    flat = torch.zeros(sum(one.numel() for one in network(problem).parameters()))
-    took = []
-    for _ in range(3):
-        world.barrier()
-        began = time.perf_counter()
-        world.allreduce(flat)
-        took.append(max(world.all_gather_object(time.perf_counter() - began)))
-    return statistics.median(took)
+def predictions(problem: Problem, world: World) -> dict[str, float]:
+    """Return the predicted seconds of a step, without its update, from traced passes and two allreduces."""
+    model, inputs = network(problem), share(problem, world)[0]
+    traces = [trace_values(model, (inputs,), nullcontext()).layers for _ in range(6)][1:]
+    passes = [[(one.forward_seconds, one.backward_seconds) for one in layers] for layers in traces]
+    own = {one[0].name: torch.tensor(passes)[:, k].median(0).values for k, one in enumerate(zip(*traces, strict=True))}
+    seconds = {name: tuple(world.allreduce(both, op="maximum").tolist()) for name, both in own.items()}
+    facts = facts_of(model, traces[-1], set(own), len(inputs), world.size)
+    known = inputs_of(facts, seconds, float(problem.batch), world.placement, measure_links(world))
+    plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
+    return {name: predict_splits(known, plan_of(problem, size)).prediction.step for name, size in plans.items()}
+
+
+def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], Contender]]) -> None:
+    """Add the losses and seconds of all contenders."""
+    ready = {name: make() for name, make in makes.items()}
+    found["plans"] = {name: one.plan for name, one in ready.items() if one.plan}
+    found["seconds"] = {name: [] for name in ready}
+    for number in range(ROUNDS):
+        for name, one in ready.items():
+            took = [timed(world, one.step, one.wait) for _ in range(TIMED if number else WARMUP + TIMED)][-TIMED:]
+            found["seconds"][name] += took
+            if world.rank == 0:
+                print(f"round {number + 1}: {name} {', '.join(f'{each:.3f}' for each in took)} s", flush=True)
+    found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
+    found["losses"] = {
+        name: statistics.mean(world.all_gather_object(one.losses[COMPARED])) for name, one in ready.items()
+    }
+    if max(found["losses"].values()) - min(found["losses"].values()) > 5e-5:
+        raise SystemExit(f"losses after {COMPARED + 1} steps differ: {found['losses']}")
 
 
 def main(output: str, rate: str, name: str, *chosen: str) -> None:
-    """Measure all contenders, or some, on one network."""
+    """Measure all contenders, or some, on one network; what the file has of other networks and ranks stays there."""
     world, path, problem = unisono.init(), Path(output), PROBLEMS[name]
     dist.init_process_group("unisono")
-    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    gloo(world)  # names the interface
     makes = {key: make for key, make in contenders(problem, world).items() if not chosen or key in chosen}
-    alone, sent = computing(problem, world), exchange(problem, world)
-    choice = choose_plan(network(problem), world, Data(problem).share(world.rank, world.size)[0], deferred=True)
+    found: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
+    found |= references(problem, world) | {"predicted_s": predictions(problem, world)}
+    measure(found, world, makes)
     if world.rank == 0:
-        print("\n".join(choice.lines), flush=True)
-    found: dict[str, Any] = {"network": name, "widths": problem.widths, "minibatch": problem.minibatch}
-    found |= {"hosts": world.size, "rate_bits": float(rate), "computing_s": alone, "exchange_alone_s": sent}
-    found |= {"chosen": choice.lines, "losses": {}, "seconds": {key: [] for key in makes}}
-    for number in range(ROUNDS):
-        for key, make in makes.items():
-            seconds, loss = timed(world, make())
-            found["seconds"][key].append(seconds)
-            found["losses"][key] = loss
-            gc.collect()
-            if world.rank == 0:
-                print(f"{name}, round {number + 1}: {key} {seconds:.3f} s a step, loss {loss:.4f}", flush=True)
-        found["step_s"] = {key: statistics.median(each) for key, each in found["seconds"].items()}
-        if world.rank == 0:  # after each round: a run that is stopped keeps those before
-            path.write_text(json.dumps([one for one in rows if one["network"] != name] + [found], indent=1) + "\n")
-    if world.rank == 0:
-        print(f"{name}: computing {alone:.3f} s, exchange alone {sent:.3f} s ({sent / alone:.1f} times)", flush=True)
+        print(
+            json.dumps({key: found[key] for key in ("predicted_s", "plans", "step_s", "losses")}, indent=1), flush=True
+        )
+        rows = json.loads(path.read_text()) if path.exists() else []
+        rows = [one for one in rows if (one["network"], one["hosts"]) != (name, world.size)]
+        path.write_text(json.dumps([*rows, found], indent=1) + "\n")
     world.barrier()
     dist.destroy_process_group()
 
