@@ -80,6 +80,10 @@ class GroupLink:
         """Function that returns the weight of this rank's loss."""
         self.rows: list[int] = []
         """Number of samples of each member."""
+        self.agreed = False
+        """True within a forward pass of the whole model whose numbers of samples are known."""
+        self.within = False
+        """True within a forward pass of the whole model."""
         self.firsts: list[int] = []
         """Number of each member's first sample in the batch of all ranks."""
         self._gathered: tuple[Tensor, int, Tensor] | None = None
@@ -90,8 +94,23 @@ class GroupLink:
         """Samples of a member in the group's activation: the largest number of any."""
         return max(self.rows)
 
+    def begin_pass(self) -> None:
+        """Begin a forward pass of the whole model, with another batch."""
+        self.within, self.agreed = True, False
+
+    def end_pass(self) -> None:
+        """End a forward pass of the whole model. Layers that are called outside of one agree each time."""
+        self.within = self.agreed = False
+        self.forget()
+
     def agree(self, rows: int) -> None:
-        """Tell the other members the number of this rank's samples, and learn theirs."""
+        """Tell the other members the number of this rank's samples, and learn theirs, unless they are known.
+
+        A member without samples cannot see that the others have another number of rows than before, so all agree again.
+        """
+        if self.agreed and rows == self.rows[self.world.rank] and min(self.rows):
+            return
+        self.agreed = self.within
         own = torch.tensor([rows, self.numbers.first_of(rows)])
         table = self.world.all_gather(own, own.new_empty((self.world.size, 2)))
         self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()

@@ -97,7 +97,8 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
         else:
             dropouts[name].link, dropouts[name].dim = links[split.ranks], split.dim
     setattr(model, ATTRIBUTE, found)
-    model.register_forward_pre_hook(_count_step)
+    model.register_forward_pre_hook(_begin_pass)
+    model.register_forward_hook(_end_pass, always_call=True)
     return model
 
 
@@ -161,9 +162,18 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
     numbers.seed, numbers.step, numbers.first, numbers.counts = seed, step, first, False
 
 
-def _count_step(model: nn.Module, _: object) -> None:
-    """Count a forward pass in training as a step, unless the program says which it is."""
+def _end_pass(model: nn.Module, *_: object) -> None:
+    """End a forward pass."""
     found = split_of(model)
+    for link in found.links.values() if found is not None else ():
+        link.end_pass()
+
+
+def _begin_pass(model: nn.Module, _: object) -> None:
+    """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
+    found = split_of(model)
+    for link in found.links.values() if found is not None else ():
+        link.begin_pass()
     recomputes = torch._C._current_graph_task_id() != -1
     if found is not None and found.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
         found.numbers.step += 1
