@@ -17,7 +17,17 @@ from functools import cache
 from typing import NamedTuple
 
 from unisono.plan.choose import Candidate
-from unisono.plan.split import COLUMN, GIVES, ROW, TAKES, LayerFacts, SplitInputs, predict_splits, sent_of
+from unisono.plan.split import (
+    COLUMN,
+    GIVES,
+    ROW,
+    TAKES,
+    LayerFacts,
+    SplitInputs,
+    describe_borders,
+    predict_splits,
+    sent_of,
+)
 
 WEIGHTS = (8.0, 2.0, 1.0, 0.25)
 """Weights of gradients beside activations, which are waited for, by each of which a plan is made: gradients may hide,
@@ -117,6 +127,7 @@ def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
         f"a step is predicted to take, {'; '.join(steps)}",
+        *([describe_borders(chosen.splits)] if chosen.splits else []),
     ]
 
 

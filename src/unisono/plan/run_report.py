@@ -14,6 +14,7 @@ from unisono.plan.machines import MachineFacts
 from unisono.plan.run_row import INTERVAL_ERROR, RunPlan
 from unisono.plan.scaling import last_worthwhile
 from unisono.plan.simulated_cost import SIMULATED
+from unisono.plan.split import describe_borders
 from unisono.plan.split_plan import without_splits
 
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
@@ -45,6 +46,7 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
         if plan.split:
             words = ", ".join(f"{layer}: {split}" for layer, split in plan.split.items())
             yield f"{_name(plan)}: {words}; all other layers data parallel"
+            yield f"{_name(plan)}: {describe_borders(plan.split)}"
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
         yield f"{rule}: more nodes pay up to {nodes}, where each further node has added {least:g} to the speedup"

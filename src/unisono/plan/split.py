@@ -149,6 +149,22 @@ def size_of(words: str) -> int:
     return int(words.split()[1])
 
 
+def describe_borders(splits: Mapping[str, str]) -> str:
+    """Return where the samples of groups change hands, in words.
+
+    >>> describe_borders({"fc1": "column 4 gives part", "fc2": "row 4 takes part", "fc3": "row 2"})
+    'samples of 4 ranks meet before fc1 and part behind fc2; samples of 2 ranks meet before fc3 and part behind it'
+    """
+    found, first = list[str](), ""
+    for name, words in splits.items():
+        first = first or name
+        if GIVES not in words:
+            last = "it" if name == first else name
+            found.append(f"samples of {size_of(words)} ranks meet before {first} and part behind {last}")
+            first = ""
+    return "; ".join(found)
+
+
 def gradient_bytes(weights: float, ranks: int, size: int) -> float:
     """Return the bytes that a rank sends to average the gradients of a layer split over `size` of the ranks."""
     holders = ranks // size

@@ -69,6 +69,11 @@ class ParallelPlan:
         """Sizes of the groups, ascending, without 1."""
         return tuple(sorted({split.ranks for _, split in self.layers} - {1}))
 
+    @property
+    def words(self) -> dict[str, str]:
+        """Splits of layers in words, by name, without dropouts and groups of one rank."""
+        return {name: str(split) for name, split in self.layers if split.how != DROPOUT and split.ranks > 1}
+
     def get(self, name: str) -> Split | None:
         """Return the split of a layer; None where it has none."""
         return dict(self.layers).get(name)

@@ -15,7 +15,7 @@ from unisono.plan.split_plan import SplitModel
 from unisono.plan.trace import Trace
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
-from unisono.tensor_parallel.plan import AUTO, DROPOUT, make_plan
+from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.planned_run import PlannedRun
 from unisono.training.recipe import ParallelRecipe
 
@@ -51,6 +51,6 @@ def splits_of(parallel: ParallelRecipe, network: nn.Module) -> Callable[[SplitIn
         assert not isinstance(parallel.layers, str), "the layers are named"
         ranks = inputs.links.placement.ranks
         plan = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks)
-        return {name: str(split) for name, split in plan.layers if split.how != DROPOUT and split.ranks > 1}
+        return plan.words
 
     return choose

@@ -13,7 +13,9 @@ from unisono.data.feed import Feed
 from unisono.errors import UsageError
 from unisono.foresight.ledger import check_appendable
 from unisono.models.user_network import user_network
+from unisono.plan.split import describe_borders
 from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.plan import AUTO
 from unisono.training import run_directory
 from unisono.training.build import (
@@ -110,6 +112,9 @@ def _train(
     source = resume or replay
     plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
     trainer = make_trainer(recipe, world, feed, rule, layers, timeline, plan)
+    split = split_of(trainer.model)
+    if recipe.parallel.layers != AUTO and split is not None and split.plan.words:
+        lines += [f"layers split: {split.plan}", describe_borders(split.plan.words)]
     check_state(trainer.model, trainer.optimizer)
     kept = replace(recipe, ranks=world.size)
     home = resume or world.call_on_root(lambda: run_directory.create_run(kept, folder, lock))

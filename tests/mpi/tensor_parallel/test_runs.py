@@ -73,6 +73,16 @@ def test_dropouts_follow_from_seed_step_sample_and_layer(group: World, packs: Pa
     alone.free()
 
 
+def test_a_run_says_where_samples_change_hands(
+    group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = group.call_on_root(lambda: tmp_path)
+    train(split(recipe_of(packs), group.size), group, home / "split", None)
+    said = group.call_on_root(lambda: capsys.readouterr().out)
+    pair = f"samples of {group.size} ranks meet before classifier.1 and part behind classifier.3"
+    assert (pair in said) == (group.size > 1)
+
+
 def test_checkpoints_are_the_same_whatever_the_split(group: World, packs: Path, tmp_path: Path) -> None:
     home = group.call_on_root(lambda: tmp_path)
     train(split(recipe_of(packs), 1, {}), group, home / "whole", None)
