@@ -36,7 +36,7 @@ from unisono.plan.split import predict_splits
 from unisono.plan.trace import trace_values
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
-from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_links
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_links, of_slowest_rank
 from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
@@ -201,9 +201,10 @@ def predictions(problem: Problem, world: World) -> dict[str, float]:
     model, inputs = network(problem), share(problem, world)[0]
     traces = [trace_values(model, (inputs,), nullcontext()).layers for _ in range(6)][1:]
     passes = [[(one.forward_seconds, one.backward_seconds) for one in layers] for layers in traces]
-    own = {one[0].name: torch.tensor(passes)[:, k].median(0).values for k, one in enumerate(zip(*traces, strict=True))}
-    seconds = {name: tuple(world.allreduce(both, op="maximum").tolist()) for name, both in own.items()}
-    facts = facts_of(model, traces[-1], set(own), len(inputs), world.size)
+    names = [one.name for one in traces[-1]]
+    slowest = of_slowest_rank(torch.tensor(passes, dtype=torch.float64).median(0).values, world)
+    seconds = dict(zip(names, map(tuple, slowest.tolist()), strict=True))
+    facts = facts_of(model, traces[-1], set(names), len(inputs), world.size)
     known = inputs_of(facts, seconds, float(problem.batch), world.placement, measure_links(world))
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
     return {name: predict_splits(known, plan_of(problem, size)).prediction.step for name, size in plans.items()}

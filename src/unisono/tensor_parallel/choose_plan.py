@@ -3,7 +3,7 @@
     steps on an example      ─▶ seconds, bytes of each layer ┐
     two lengths of allreduce ─▶ latency, seconds a byte      ┴▶ plan/choose_split.py ─▶ rank 0's plan, on all ranks
 
-Each rank traces its own example, the ranks at the same time; a layer counts as long as on the slowest. A layer stays
+Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
 whole if some rank did not call it once, or if its weight is read elsewhere too.
 """
 
@@ -80,7 +80,7 @@ def choose_plan(
     once = [all(name in one.once for one in traces) for name in names]
     steps = [{layer.name: layer for layer in one.layers} for one in traces[1:]]
     seconds = torch.tensor([_seconds(steps, name) for name in names], dtype=torch.float64)
-    slowest = dict(zip(names, map(tuple, world.allreduce(seconds, op="maximum").tolist()), strict=True))
+    slowest = dict(zip(names, map(tuple, of_slowest_rank(seconds, world).tolist()), strict=True))
     agreed = world.allreduce(torch.tensor(once, dtype=torch.int64), op="minimum")
     samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
     links = measure_links(world) if cost is None else LinkCosts(cost, cost)
@@ -93,6 +93,16 @@ def choose_plan(
         return PlanChoice(make_plan(chosen.splits), describe_split(chosen, inputs))
 
     return world.call_on_root(choose)
+
+
+def of_slowest_rank(seconds: Tensor, world: World) -> Tensor:
+    """Return the mean of all ranks' seconds, a row for each layer, scaled to the sum of the slowest rank.
+
+    The largest of each layer would add up to more than any rank takes: another rank is disturbed in each.
+    """
+    mean = world.allreduce(seconds.clone()) / world.size
+    largest = world.allreduce(seconds.sum(), op="maximum")
+    return mean * (largest / mean.sum()) if mean.any() else mean
 
 
 def _seconds(steps: Sequence[Mapping[str, TracedLayer]], name: str) -> tuple[float, float]:

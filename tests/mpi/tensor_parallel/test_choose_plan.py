@@ -178,3 +178,13 @@ def test_an_example_is_needed_and_for_nothing_else(group: World) -> None:
     with pytest.raises(UsageError, match="no other plan takes one"):
         unisono.parallel(model, group, plan={"0": "column"}, example=example_of("mlp", group))
     assert reducer_of(model) is None
+
+
+def test_seconds_add_up_to_those_of_the_slowest_rank(group: World) -> None:
+    """Rank r is disturbed in layer r: no rank takes as long as the largest of each layer together."""
+    seconds = torch.ones(group.size, 2, dtype=torch.float64)
+    seconds[group.rank] += 1
+    found = chooser.of_slowest_rank(seconds, group)
+    assert float(found.sum()) == pytest.approx(2 * group.size + 2)
+    assert float(found.max()) == pytest.approx(float(found.min()))
+    assert not chooser.of_slowest_rank(torch.zeros(2, 2, dtype=torch.float64), group).any()
