@@ -122,10 +122,11 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
     number that is negative or not finite, for a model that is not parallel, and for a later declaration.
     """
     reducer = _reducer_of(model)
-    if exchanges_activations(model) and reducer.accumulation.accumulated:
+    split = split_of(model)
+    if split is not None and split.has_shares(reducer.control.averages):
         raise UsageError(
-            f"add_samples(model, {samples:g}) after a backward pass under no_sync, which has exchanged gradients of "
-            "split layers by the samples before: declare those of all passes before the first backward()"
+            f"add_samples(model, {samples:g}) after a backward pass, which has exchanged gradients of split layers by "
+            "the samples before: declare those of all passes of an average before the first, and before autograd.grad"
         )
     reducer.control.add_samples(samples)
 

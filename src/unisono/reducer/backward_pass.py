@@ -53,7 +53,8 @@ class BackwardPass:
         """Sum of all ranks' control messages; None until it is known."""
         self.weight = 1.0
         """Factor of the gradients before they are summed; known once all ranks' samples are."""
-        self._part_weights: Mapping[int, float] = {}  # factors of split ones, by their number of parts
+        self._part_weights: Mapping[int, float] = {}  # factors of split ones in a mean, by their number of parts
+        self._part_counts: Mapping[int, float] = {}  # factors of split ones in a sum
         self.discarded = False
         """True once the pass has failed: it has no further effect."""
         self.buffers_pending = False
@@ -121,6 +122,7 @@ class BackwardPass:
         sums = total.tolist()
         control_result = decode(sums[: len(own)])
         self._part_weights = self.memory.part_weights(sums[len(own) :], world.rank)
+        self._part_counts = self.memory.part_counts(sums[len(own) :], world.rank)
         if control_result.changes_differ:
             control_result = replace(control_result, difference=self._compare_weights(world))
         self.weight = control_result.weight_of(self.control_message)
@@ -144,7 +146,10 @@ class BackwardPass:
         packed."""
         bucket_slice = self.memory.bucket_slice(key)
         parts = bucket_slice.parts
-        weight = (self.weight if parts == 1 else self._part_weights[parts]) if scaled else float(parts)
+        if parts > 1:
+            weight = (self._part_weights if scaled else self._part_counts)[parts]
+        else:
+            weight = self.weight if scaled else 1.0
         self.memory.pack(bucket_slice, self.gradients, weight)
         for number in bucket_slice.parameters:
             self._unpacked_parts[number] -= 1

@@ -80,6 +80,11 @@ class BucketMemory:
             for count in counts
         }
 
+    def part_counts(self, weights: Sequence[float], rank: int) -> Mapping[int, float]:
+        """Return the number of this rank's group whose losses count, by the number of parts."""
+        counts = self._parts.groups
+        return {count: float(sum(weights[one] > 0 for one in self._parts.group_of(count, rank))) for count in counts}
+
     def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
         """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
         return self._parts.holders_of(number, rank, ranks)

@@ -119,8 +119,9 @@ class Reducer:
 
     def loss_weight(self) -> LossWeight:
         """Return the weight of this rank's loss among those of its group, of whose samples layers make gradients."""
-        samples = None if self.rule.sums_gradients else self.control.samples
-        return LossWeight(self.control.averages, 1.0 if samples is None else samples)
+        samples = self.control.samples
+        alike = samples is None or (self.rule.sums_gradients and samples)
+        return LossWeight(self.control.averages, 1.0 if alike or samples is None else samples)
 
     # Called by the program
 

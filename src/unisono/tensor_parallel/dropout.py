@@ -30,7 +30,7 @@ class SampleDropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
-        if not self.training or self.p == 0 or not input.numel():
+        if not self.training or self.p == 0:
             return input
         dim, shape, numbers = self.dim % input.ndim, list(input.shape), self._numbers(len(input))
         if self.link is not None:

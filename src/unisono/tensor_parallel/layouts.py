@@ -28,6 +28,7 @@ Ranks tell each other their samples once for each average, since programs may de
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -66,24 +67,18 @@ class SampleNumbers:
         """Return the number of the first of so many samples."""
         return self.rank * samples if self.first is None else self.first
 
-    def __deepcopy__(self, _: dict[int, Any]) -> SampleNumbers:
-        return self
-
 
 class GroupLink:
-    """Model group of a rank, and what its members have told each other of the present batch. Copies of a layer share
-    it."""
+    """Model group of a rank, and what its members have told each other of the present batch.
+
+    The split layers of a model share it.
+    """
 
     def __init__(self, world: World, numbers: SampleNumbers) -> None:
         self.world, self.numbers = world, numbers
-        self.weight: Callable[[], LossWeight] = lambda: LossWeight(0, 1.0)
-        """Function that returns the weight of this rank's loss."""
+        self._weight: Callable[[], LossWeight] = lambda: LossWeight(0, 1.0)
         self.rows: list[int] = []
         """Number of samples of each member."""
-        self.agreed = False
-        """True within a forward pass of the whole model whose numbers of samples are known."""
-        self.within = False
-        """True within a forward pass of the whole model."""
         self.firsts: list[int] = []
         """Number of each member's first sample in the batch of all ranks."""
         self._gathered: tuple[Tensor, int, Tensor] | None = None
@@ -94,32 +89,25 @@ class GroupLink:
         """Samples of a member in the group's activation: the largest number of any."""
         return max(self.rows)
 
-    def begin_pass(self) -> None:
-        """Begin a forward pass of the whole model, with another batch."""
-        self.within, self.agreed = True, False
-
-    def end_pass(self) -> None:
-        """End a forward pass of the whole model. Layers that are called outside of one agree each time."""
-        self.within = self.agreed = False
-        self.forget()
-
     def agree(self, rows: int) -> None:
-        """Tell the other members the number of this rank's samples, and learn theirs, unless they are known.
-
-        A member without samples cannot see that the others have another number of rows than before, so all agree again.
-        """
-        if self.agreed and rows == self.rows[self.world.rank] and min(self.rows):
-            return
-        self.agreed = self.within
+        """Tell the other members the number of this rank's samples, and learn theirs."""
         own = torch.tensor([rows, self.numbers.first_of(rows)])
         table = self.world.all_gather(own, own.new_empty((self.world.size, 2)))
         self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()
 
+    def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
+        """Weigh the loss of this rank by what `weight` returns. Called by all members together."""
+        self._weight, self._share = weight, None
+
+    def has_share(self, average: int) -> bool:
+        """Return True where the share of this rank's loss is settled for an average."""
+        return self._share is not None and self._share[0] == average
+
     def share(self) -> float:
         """Return the share of this rank's loss in that of the group. Called in backward passes, by all members together
         for the first time in an average."""
-        average, weight = self.weight()
-        if self._share is None or self._share[0] != average:
+        average, weight = self._weight()
+        if self._share is None or not self.has_share(average):
             own = torch.tensor([weight], dtype=torch.float64)
             total = float(self.world.all_gather(own, own.new_empty(self.world.size)).sum())
             self._share = average, weight / total if total else 0.0
@@ -133,15 +121,19 @@ class GroupLink:
         return found if found.requires_grad == (x.requires_grad and torch.is_grad_enabled()) else None
 
     def remember(self, x: Tensor, gathered: Tensor) -> None:
-        """Remember the gathered form of `x` until another is, or a layer gives own samples again."""
-        self._gathered = (x, x._version, gathered)
+        """Remember the gathered form of `x` until another is, or a layer gives own samples again. Tensors of inference
+        mode have no version, by which a change would show."""
+        self._gathered = None if x.is_inference() else (x, x._version, gathered)
 
     def forget(self) -> None:
         """Free the gathered activation."""
         self._gathered = None
 
-    def __deepcopy__(self, _: dict[int, Any]) -> GroupLink:
-        return self
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupLink:
+        """Return the link of a copied model, whose losses are weighed by itself."""
+        found = GroupLink(self.world, copy.deepcopy(self.numbers, memo))
+        found.rows, found.firsts = self.rows, self.firsts
+        return found
 
     def __reduce__(self) -> NoReturn:
         raise UsageError("a model with split layers cannot be pickled: save its whole_state_dict instead")
@@ -190,8 +182,8 @@ class _LayoutChange(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         share = ctx.link.share() if ctx.border else 1.0
-        if ctx.border == LEAVES:
-            gradient = gradient * share
+        if ctx.border == LEAVES:  # what does not count may be no number
+            gradient = gradient * share if share else torch.zeros_like(gradient)
         gradient = ctx.transpose(gradient, ctx.link.world, ctx.dim)
         if ctx.border == ENTERS:
             gradient = gradient * (1 / share if share else 0.0)

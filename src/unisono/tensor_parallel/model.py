@@ -7,6 +7,7 @@ before     all ranks have the same whole weights      after     rank r holds its
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -65,10 +66,18 @@ class ModelSplit:
     def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
         """Weigh the losses of the ranks of a group by what `weight` returns on each."""
         for link in self.links.values():
-            link.weight = weight
+            link.weigh_by(weight)
 
-    def __deepcopy__(self, _: dict[int, Any]) -> ModelSplit:
-        return self
+    def has_shares(self, average: int) -> bool:
+        """Return True where the ranks of a group have settled the shares of their losses for an average."""
+        return any(link.has_share(average) for link in self.links.values())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelSplit:
+        found = object.__new__(ModelSplit)
+        found.__dict__ |= self.__dict__
+        found.numbers = copy.deepcopy(self.numbers, memo)
+        found.links = {size: copy.deepcopy(link, memo) for size, link in self.links.items()}
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
@@ -98,7 +107,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
             dropouts[name].link, dropouts[name].dim = links[split.ranks], split.dim
     setattr(model, ATTRIBUTE, found)
     model.register_forward_pre_hook(_begin_pass)
-    model.register_forward_hook(_end_pass, always_call=True)
+    model.register_forward_hook(_forget_gathered, always_call=True)
     return model
 
 
@@ -162,18 +171,17 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
     numbers.seed, numbers.step, numbers.first, numbers.counts = seed, step, first, False
 
 
-def _end_pass(model: nn.Module, *_: object) -> None:
-    """End a forward pass."""
+def _forget_gathered(model: nn.Module, *_: object) -> None:
+    """Free activations that were gathered in a forward pass."""
     found = split_of(model)
     for link in found.links.values() if found is not None else ():
-        link.end_pass()
+        link.forget()
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
     """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
+    _forget_gathered(model)
     found = split_of(model)
-    for link in found.links.values() if found is not None else ():
-        link.begin_pass()
     recomputes = torch._C._current_graph_task_id() != -1
     if found is not None and found.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
         found.numbers.step += 1

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.mpi.tensor_parallel.networks import CASES, SAMPLES, Words, alone, batch, model_of, train, with_sizes
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import unisono
 from unisono.compute.convolution import plan_convolutions
@@ -227,7 +228,7 @@ def test_samples_of_split_layers_are_declared_before_the_first_pass(group: World
         return
     with unisono.no_sync(model):
         model(batch(CASES["mlp"], 0)[0]).sum().backward()
-    with pytest.raises(UsageError, match="declare those of all passes before the first"):
+    with pytest.raises(UsageError, match="declare those of all passes of an average before the first"):
         unisono.add_samples(model, 3)
     with pytest.raises(UsageError, match=r"in place of synchronize call model\(inputs\[:0\]\)"):
         unisono.synchronize(model)
@@ -246,6 +247,24 @@ def test_sums_and_norms_count_each_sample_and_part_once(group: World, scale: str
     expected = float(nn.utils.get_total_norm([one.grad * factor for one in whole.parameters()]))
     assert clip_grad_norm(model, 0.1) == pytest.approx(expected, rel=1e-12)
     assert clip_grad_norm(model, 0.1) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_inference_mode_and_checkpointing_with_an_empty_share(group: World) -> None:
+    """Recomputed layers exchange as often on a rank without samples as on the others."""
+    case, absent = CASES["transformer"], group.size > 1 and group.rank == group.size - 1
+    model = unisono.parallel(model_of(case), group, plan=case.plans["block"])
+    inputs, _ = batch(case, 0)
+    mine = inputs[:0] if absent else inputs
+    seed_dropout(model, 3, 1, 0)
+    model(mine).sum().backward()
+    expected = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    block, rest = model[0], model[1:]
+    rest(checkpoint(block, mine, use_reentrant=False)).sum().backward()
+    for one, before in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(one.grad, before)
+    with torch.inference_mode():
+        assert len(model.eval()(mine + 1)) == len(mine)
 
 
 def test_copies_compute_the_same_and_states_load(group: World) -> None:

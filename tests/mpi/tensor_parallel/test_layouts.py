@@ -60,20 +60,25 @@ def test_what_each_gives(group: World, even: bool) -> None:
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("through", ["whole", "part"])
-def test_gradients_of_own_samples_are_those_without_a_group(group: World, through: str, weighted: bool) -> None:
-    """x ─ group ─ x again: whatever the ranks' samples and the weights of their losses, the gradient is y's own."""
+def test_gradients_inside_are_those_of_the_groups_mean_and_outside_those_of_own_losses(
+    group: World, through: str, weighted: bool
+) -> None:
+    """x ─ group ─ times a weight ─ x again, with uneven samples, the last rank without any."""
     rows, link = rows_of(group, False), GroupLink(group, SampleNumbers())
-    if weighted:
-        link.weight = lambda: LossWeight(3, float(rows[group.rank]))
-    x = drawn(1, group.rank, rows[group.rank], FEATURES * group.size).requires_grad_()
-    y = drawn(2, group.rank, rows[group.rank], FEATURES * group.size)
+    weights = [float(one) for one in rows] if weighted else [1.0] * group.size
+    link.weigh_by(lambda: LossWeight(3, weights[group.rank]))
+    xs, ys = ([drawn(seed, one, rows[one], FEATURES * group.size) for one in range(group.size)] for seed in (1, 2))
+    x, factor = xs[group.rank].requires_grad_(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     if through == "whole":
-        out = partial_to_own(own_to_whole(x, link) / group.size, link)
+        out = partial_to_own(own_to_whole(x, link) * factor / group.size, link)
     else:
-        out = part_to_own(own_to_part(x, link), link)
-    torch.testing.assert_close(out, x)
-    out.backward(y)
-    torch.testing.assert_close(x.grad, y)
+        out = part_to_own(own_to_part(x, link) * factor, link)
+    torch.testing.assert_close(out, 2 * x)
+    out.backward(ys[group.rank])
+    torch.testing.assert_close(x.grad, (2 * ys[group.rank]) * bool(weights[group.rank]))
+    inside, total = group.allreduce(factor.grad.clone()), sum(weights)
+    expected = sum(one * (own * y).sum() for one, own, y in zip(weights, xs, ys, strict=True))
+    torch.testing.assert_close(inside, expected.detach() / total if total else torch.zeros_like(inside))
 
 
 @pytest.mark.parametrize("change", [part_to_whole, partial_to_part])

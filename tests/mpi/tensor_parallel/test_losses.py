@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -48,8 +49,9 @@ def test_groups_across_nodes(spread: World) -> None:
 def test_uneven_and_empty_shares(group: World, name: str, samples: int) -> None:
     case, steps = CASES[name], 12
     expected, _ = alone(case, group, steps, samples)
-    for plan in case.plans.values():
-        model = unisono.parallel(model_of(case), group, plan=with_sizes(plan, group.size))
+    sizes = [size for size in (2, 3, 4) if group.size % size == 0] or [1]
+    for plan, size in product(case.plans.values(), sizes):
+        model = unisono.parallel(model_of(case), group, plan=with_sizes(plan, size))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
         assert train(model, optimizer, case, group, range(steps), samples) == pytest.approx(expected, rel=1e-9)
 
