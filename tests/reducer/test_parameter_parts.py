@@ -28,7 +28,7 @@ def test_a_sample_counts_once(size: int, groups: int, declared: bool, data: st.D
     assert [result.weight_of(one) for one in messages] == pytest.approx(expected)
     for group in partition:  # a member's gradient is that of the group's mean, in which each rank has its share
         total = sum(weights[rank] for rank in group)
-        factor = memory.part_weights(weights, group[-1])[size]
+        factor = memory.part_weight(weights, group[-1], size, mean=True)
         found = [factor * weights[rank] / total if total else 0.0 for rank in group]
         assert found == pytest.approx([expected[rank] for rank in group])
 

@@ -150,17 +150,17 @@ def size_of(words: str) -> int:
 
 
 def describe_borders(splits: Mapping[str, str]) -> str:
-    """Return where the samples of groups change hands, in words.
+    """Return the layers before which the samples of a group are gathered, and after which they are scattered.
 
-    >>> describe_borders({"fc1": "column 4 gives part", "fc2": "row 4 takes part", "fc3": "row 2"})
-    'samples of 4 ranks meet before fc1 and part behind fc2; samples of 2 ranks meet before fc3 and part behind it'
+    >>> describe_borders({"fc1": "column 4 gives part", "fc2": "row 4 takes part"})
+    'samples of 4 ranks: gathered before fc1, scattered after fc2'
     """
     found, first = list[str](), ""
     for name, words in splits.items():
         first = first or name
         if GIVES not in words:
             last = "it" if name == first else name
-            found.append(f"samples of {size_of(words)} ranks meet before {first} and part behind {last}")
+            found.append(f"samples of {size_of(words)} ranks: gathered before {first}, scattered after {last}")
             first = ""
     return "; ".join(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Protocol
@@ -53,8 +53,8 @@ class BackwardPass:
         """Sum of all ranks' control messages; None until it is known."""
         self.weight = 1.0
         """Factor of the gradients before they are summed; known once all ranks' samples are."""
-        self._part_weights: Mapping[int, float] = {}  # factors of split ones in a mean, by their number of parts
-        self._part_counts: Mapping[int, float] = {}  # factors of split ones in a sum
+        self._loss_weights: Sequence[float] = ()  # of all ranks, where parameters are split
+        self._rank = 0
         self.discarded = False
         """True once the pass has failed: it has no further effect."""
         self.buffers_pending = False
@@ -121,8 +121,7 @@ class BackwardPass:
         world.allreduce(total)
         sums = total.tolist()
         control_result = decode(sums[: len(own)])
-        self._part_weights = self.memory.part_weights(sums[len(own) :], world.rank)
-        self._part_counts = self.memory.part_counts(sums[len(own) :], world.rank)
+        self._loss_weights, self._rank = sums[len(own) :], world.rank
         if control_result.changes_differ:
             control_result = replace(control_result, difference=self._compare_weights(world))
         self.weight = control_result.weight_of(self.control_message)
@@ -147,7 +146,7 @@ class BackwardPass:
         bucket_slice = self.memory.bucket_slice(key)
         parts = bucket_slice.parts
         if parts > 1:
-            weight = (self._part_weights if scaled else self._part_counts)[parts]
+            weight = self.memory.part_weight(self._loss_weights, self._rank, parts, mean=scaled)
         else:
             weight = self.weight if scaled else 1.0
         self.memory.pack(bucket_slice, self.gradients, weight)

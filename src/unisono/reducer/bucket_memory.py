@@ -71,19 +71,13 @@ class BucketMemory:
         """Return a place for the weight of each rank's loss; none where no parameter is split."""
         return [0.0] * ranks if self._parts.groups else []
 
-    def part_weights(self, weights: Sequence[float], rank: int) -> Mapping[int, float]:
-        """Return the factor of split gradients by their number of parts: the share of this rank's group in the weights
-        of all ranks' losses."""
-        total, counts = sum(weights), self._parts.groups
-        return {
-            count: sum(weights[one] for one in self._parts.group_of(count, rank)) / total if total else 0.0
-            for count in counts
-        }
-
-    def part_counts(self, weights: Sequence[float], rank: int) -> Mapping[int, float]:
-        """Return the number of this rank's group whose losses count, by the number of parts."""
-        counts = self._parts.groups
-        return {count: float(sum(weights[one] > 0 for one in self._parts.group_of(count, rank))) for count in counts}
+    def part_weight(self, weights: Sequence[float], rank: int, parts: int, mean: bool) -> float:
+        """Return the factor of gradients with so many parts, of the mean of this rank's group: the group's share of the
+        weights of all ranks' losses in a `mean`, the number of its losses that count in a sum."""
+        group, total = [weights[one] for one in self._parts.group_of(parts, rank)], sum(weights)
+        if mean:
+            return sum(group) / total if total else 0.0
+        return float(sum(one > 0 for one in group))
 
     def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
         """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""

@@ -120,8 +120,9 @@ class Reducer:
     def loss_weight(self) -> LossWeight:
         """Return the weight of this rank's loss among those of its group, of whose samples layers make gradients."""
         samples = self.control.samples
-        alike = samples is None or (self.rule.sums_gradients and samples)
-        return LossWeight(self.control.averages, 1.0 if alike or samples is None else samples)
+        if samples is None or (samples and self.rule.sums_gradients):
+            samples = 1.0
+        return LossWeight(self.control.averages, samples)
 
     # Called by the program
 

@@ -73,13 +73,13 @@ def test_dropouts_follow_from_seed_step_sample_and_layer(group: World, packs: Pa
     alone.free()
 
 
-def test_a_run_says_where_samples_change_hands(
+def test_a_run_says_where_samples_are_gathered_and_scattered(
     group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
     train(split(recipe_of(packs), group.size), group, home / "split", None)
     said = group.call_on_root(lambda: capsys.readouterr().out)
-    pair = f"samples of {group.size} ranks meet before classifier.1 and part behind classifier.3"
+    pair = f"samples of {group.size} ranks: gathered before classifier.1, scattered after classifier.3"
     assert (pair in said) == (group.size > 1)
 
 
