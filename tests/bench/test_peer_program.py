@@ -35,13 +35,15 @@ def test_payloads_and_results() -> None:
 
     assert {name: lengths(name, 48) for name in COLLECTIVES} == {
         "allreduce": (12, 12), "reduce_scatter": (12, 4), "all_gather": (4, 12), "broadcast": (12, 12),
-        "all_to_all": (12, 12),
+        "all_to_all": (12, 12), "reduce": (12, 0), "barrier": (12, 12),
     }  # fmt: skip
     assert lengths("allreduce", 4) == (1, 1)
     assert lengths("reduce_scatter", 4) == (3, 1), "no rank has less than a number"
     values = [make_case(NOTHING, "broadcast", 48, rank, 3).value for rank in range(3)]
     assert values == [1, 0, 0], "only the root's numbers arrive"
     assert make_case(NOTHING, "allreduce", 48, 1, 3).expected == 3
+    assert len(make_case(NOTHING, "reduce", 48, 0, 3).result) == 12, "on the root all is known"
+    assert [row["bytes"] for row in measure(Alone(), {"one": NOTHING}, ["barrier"], [4, 8])] == [0]
 
 
 def test_the_payload_is_written_before_every_call() -> None:

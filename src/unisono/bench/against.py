@@ -101,7 +101,10 @@ def _turn(name: str, ranks: int, settings: Mapping[str, Sequence[Any]]) -> dict[
 
 
 def merge(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the libraries, and a row for each collective and size: every contender's microseconds of all rounds."""
+    """Return the libraries, and a row for each collective and size: every contender's microseconds of all rounds.
+
+    The copy of as many bytes is in each row but the barrier's.
+    """
     found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
     for run_of_round in (one for of in runs.values() for one in of):
         for row in run_of_round["rows"]:
@@ -111,7 +114,7 @@ def merge(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
                 us[timing].append(row[timing])
     copies = {nbytes: us for (collective, nbytes), us in found.items() if collective == COPY}
     rows = [
-        {"collective": collective, "bytes": nbytes, "us": {**us, **copies[nbytes]}}
+        {"collective": collective, "bytes": nbytes, "us": {**us, **copies.get(nbytes, {})}}
         for (collective, nbytes), us in found.items()
         if collective != COPY
     ]

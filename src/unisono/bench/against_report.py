@@ -50,9 +50,13 @@ def table(found: Mapping[str, Any]) -> str:
     ]
     for row in found["rows"]:
         ratios = [_text(cell_of(row, *column)) for column in COLUMNS]
-        times = [" / ".join(f"{median(row['us'][name][timing]):.1f}" for timing in TIMINGS) for name in names]
+        times = [_times(row["us"].get(name)) for name in names]
         lines.append(f"| {' | '.join([row['collective'], str(row['bytes']), *ratios, *times])} |")
     return "\n".join(lines)
+
+
+def _times(us: Mapping[str, Sequence[float]] | None) -> str:
+    return " / ".join(f"{median(us[timing]):.1f}" for timing in TIMINGS) if us else ""
 
 
 def _text(cell: Cell) -> str:

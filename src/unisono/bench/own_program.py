@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.collectives import gloo_group
-from unisono.bench.peer_program import COPY, GLOO, ORDINARY, WINDOWS, Calls, TimedLibrary, measure, write_results
+from unisono.bench.peer_program import BARRIER, COPY, GLOO, ORDINARY, WINDOWS, Calls, TimedLibrary, measure, write_results
 from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.world import World
@@ -32,6 +32,8 @@ def own_contenders(world: World) -> dict[str, TimedLibrary]:
             "all_gather": lambda: world.all_gather(payload, result),
             "broadcast": lambda: world.broadcast(payload),
             "all_to_all": lambda: world.all_to_all(payload),
+            "reduce": lambda: world.reduce(payload),
+            BARRIER: world.barrier,
         }
 
     windows = partial(world.empty, dtype=torch.float32)
@@ -49,6 +51,8 @@ def gloo_calls(payload: torch.Tensor, result: torch.Tensor) -> Calls:
         "all_gather": lambda: dist.all_gather_single(result, payload),
         "broadcast": lambda: dist.broadcast(payload, 0),
         "all_to_all": lambda: dist.all_to_all_single(result, payload),
+        "reduce": lambda: dist.reduce(payload, 0),
+        BARRIER: dist.barrier,
     }
 
 

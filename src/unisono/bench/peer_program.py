@@ -38,7 +38,10 @@ COPY = "copy"
 SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
 """Payloads in bytes."""
 
-COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+BARRIER = "barrier"
+"""Collective without a payload: one row, of 0 bytes."""
+
+COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "reduce", BARRIER)
 
 MAX_UNWRITTEN_BYTES = 4 << 10
 
@@ -77,14 +80,15 @@ class Case(NamedTuple):
 def make_case(contender: TimedLibrary, collective: str, nbytes: int, rank: int, ranks: int) -> Case:
     """Return a collective of `nbytes`, the whole vector that is reduced, gathered or sent; chunks are rounded up."""
     chunk = -(-nbytes // 4 // ranks)
-    count = nbytes // 4 if collective in ("allreduce", "broadcast", COPY) else chunk * ranks
+    count = chunk * ranks if collective in ("reduce_scatter", "all_gather", "all_to_all") else nbytes // 4
     payload = contender.memory(chunk if collective == "all_gather" else count)
     others = {"reduce_scatter": chunk, "all_gather": count, "all_to_all": count, COPY: count}
     result = contender.memory(others[collective]) if collective in others else payload
     call = contender.calls(payload, result)[collective]
     value = 0.0 if collective == "broadcast" and rank else 1.0
-    expected = float(ranks) if collective in ("allreduce", "reduce_scatter") else 1.0
-    return Case(np.asarray(payload), value, call, np.asarray(result), expected, contender.barrier)
+    expected = float(ranks) if collective in ("allreduce", "reduce_scatter", "reduce") else 1.0
+    known = np.asarray(result)[: 0 if collective == "reduce" and rank else None]  # others than the root: undefined
+    return Case(np.asarray(payload), value, call, known, expected, contender.barrier)
 
 
 def measure(
@@ -93,7 +97,7 @@ def measure(
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
     found = []
     for collective in collectives:
-        for nbytes in sizes:
+        for nbytes in (0,) if collective == BARRIER else sizes:
             for name, contender in contenders.items():
                 case = make_case(contender, collective, nbytes, comm.rank, comm.size)
                 row = {"contender": name, "collective": collective, "bytes": nbytes}
@@ -160,6 +164,8 @@ def main() -> None:
             "all_gather": lambda: comm.Allgather(payload, result),
             "broadcast": lambda: comm.Bcast(payload),
             "all_to_all": lambda: comm.Alltoall(payload, result),
+            "reduce": lambda: comm.Reduce(payload if comm.rank else MPI.IN_PLACE, payload),
+            BARRIER: comm.Barrier,
         }
 
     contender = TimedLibrary(lambda count: np.zeros(count, np.float32), calls, comm.Barrier)

@@ -1,0 +1,119 @@
+"""Times all collectives of Unisono, MPI libraries and gloo on 8 hosts of the lab, without a table, by turns.
+
+    python benchmarks/collectives/lab_libraries.py [ROUNDS [SETTING...]]     root, iproute2; about 10 minutes a round
+
+A turn is one contender's program on the whole lab. Written: lab_libraries.json, lab_libraries.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from unisono.bench.against import PEERS, command_of, install, merge, plan_turns
+from unisono.bench.peer_program import BACK_TO_BACK, COLLECTIVES, COPY, OURS
+from unisono.errors import UsageError
+from unisono.network.bound import bound
+from unisono.network.links import Network
+from unisono.placement import Placement
+
+HERE = Path(__file__).parent
+RATE = 200
+"""Megabits per second of a host's link, each way."""
+
+SETTINGS = {"switch": (1, 8), "supernodes": (2, 4)}
+"""Supernodes, and hosts of each."""
+
+OVERSUBSCRIBED = 4
+SIZES = (4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+ENVIRONMENT = {"UNISONO_TABLE": "", "I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp"}
+"""No table of measured choices; Intel MPI by sockets, as the hosts share the memory of one machine."""
+
+TURN_SECONDS = 900.0
+
+
+def turn(name: str, setting: str, output: Path) -> dict[str, Any]:
+    """Run a contender on the lab. Return what it has written. Raises UsageError where it fails or hangs."""
+    (mpiexec, _, _, *program), environment = command_of(name, 1, {**os.environ, **ENVIRONMENT})
+    supernodes, hosts = SETTINGS[setting]
+    options = [f"--supernodes={supernodes}", f"--hosts={hosts}", f"--rate={RATE}mbit"]
+    options += [f"--oversubscribe={OVERSUBSCRIBED}", f"--mpiexec={mpiexec}"]
+    settings = json.dumps({"collectives": COLLECTIVES, "sizes": SIZES})
+    command = [sys.executable, "-m", "unisono", "lab", *options, "--", *program, str(output), settings]
+    try:
+        done = subprocess.run(command, env=environment, timeout=TURN_SECONDS, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"not done after {TURN_SECONDS:g} s") from error
+    if done.returncode:
+        raise UsageError(f"exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def measure(setting: str, rounds: int) -> dict[str, Any]:
+    """Return all rows of a setting; a peer that fails is named and left out of all rounds."""
+    runs: dict[str, list[Any]] = {name: [] for name in (OURS, *PEERS)}
+    failed: dict[str, str] = {}
+    for number, name in plan_turns(PEERS, rounds):
+        if name in failed:
+            continue
+        print(f"{setting}, round {number} of {rounds}: {name}", flush=True)
+        with TemporaryDirectory() as folder:
+            try:
+                runs[name].append(turn(name, setting, Path(folder) / "results.json"))
+            except UsageError as error:
+                failed[name] = str(error)
+                print(f"{name} is left out: {error}", flush=True)
+    kept = {name: of for name, of in runs.items() if name not in failed}
+    return {"setting": setting, "rounds": rounds, "failed": failed, **merge(kept)}
+
+
+def least(setting: str, collective: str, nbytes: int) -> float:
+    """Return the microseconds that the links need for the payload; headers are not counted."""
+    supernodes, hosts = SETTINGS[setting]
+    each = tuple((rank,) for rank in range(supernodes * hosts))
+    of = tuple(node // hosts for node in range(supernodes * hosts)) if supernodes > 1 else ()
+    beta = 8 / (RATE * 1e6)
+    network = Network(0, beta, uplink_beta=beta * OVERSUBSCRIBED / hosts if of else None)
+    return bound(collective, Placement(each, of), network, nbytes) * 1e6 if nbytes else 0.0
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a Markdown table: medians in milliseconds back to back, ours beside the best peer and the bound."""
+    names = [name for name in found["rows"][0]["us"] if name != COPY]
+    head = ["collective", "bytes", *names, "bound", "ours / best peer", "windows / best peer", "ours / bound"]
+    lines = [f"### {found['setting']}, {found['rounds']} rounds", "", f"| {' | '.join(head)} |"]
+    lines += ["| --- |" + " ---: |" * (len(head) - 1)]
+    for row in found["rows"]:
+        ms = {name: median(us[BACK_TO_BACK]) / 1e3 for name, us in row["us"].items()}
+        links = least(found["setting"], row["collective"], row["bytes"]) / 1e3
+        own, windows, *others = (ms[name] for name in names)
+        cells = [row["collective"], str(row["bytes"]), *(f"{ms[name]:.3f}" for name in names), f"{links:.3f}"]
+        cells += [f"{own / min(others):.2f}", f"{windows / min(others):.2f}", f"{own / links:.2f}" if links else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the settings; write their rows and the tables."""
+    rounds, wanted = int([*sys.argv, "3"][1]), sys.argv[2:] or list(SETTINGS)
+    for peer in PEERS:
+        install(peer, print)
+    path = HERE / "lab_libraries.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for setting in wanted:
+        found[setting] = measure(setting, rounds)
+        path.write_text(json.dumps(found) + "\n")
+    text = "\n\n".join(table(found[setting]) for setting in SETTINGS if setting in found)
+    (HERE / "lab_libraries.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
