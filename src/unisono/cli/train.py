@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -119,7 +119,8 @@ def train(
         arguments = _arguments(recipe, changes, {**paths, "machine": machine}, verbose)
         survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
-    _run_as_rank(settings, run, resume, timeline, replay, machine or None, ledger, verbose)
+    paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger}
+    _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
 
 
 def _count(ranks: int | None, started: int | None, settings: Recipe) -> int:
@@ -252,22 +253,15 @@ def _end_before_training(number: int, _frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
-def _run_as_rank(
-    recipe: Recipe,
-    run: Path | None,
-    resume: Path | None,
-    timeline: Path | None,
-    replay: Path | None,
-    machine: str | None,
-    ledger: Path | None,
-    verbose: bool,
-) -> None:
+def _run_as_rank(settings: Recipe, **options: Any) -> None:
+    """Run as one of the ranks; `options` are those of `TrainOptions`."""
     from unisono.initialize import init
+    from unisono.training.run import TrainOptions
     from unisono.training.run import train as train_on_rank
 
-    world = init(timeout=recipe.training.timeout or None)
+    world = init(timeout=settings.training.timeout or None)
     with world.agree_on_errors():
-        code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger, verbose)
+        code = train_on_rank(settings, world, TrainOptions(**options))
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if code:
         raise typer.Exit(code)

@@ -17,7 +17,7 @@ from unisono.data.text.options import TextOptions
 from unisono.training.checkpoint import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 BATCH = 5
@@ -52,8 +52,8 @@ def test_a_language_model_follows_the_same_path_on_any_number_of_ranks(group: Wo
     home = group.call_on_root(lambda: tmp_path)
     packs = group.call_on_root(lambda: packed(home))
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(recipe_of(packs), alone, home / "serial", None))
-    train(recipe_of(packs), group, home / "parallel", None)
+    group.call_on_root(lambda: train(recipe_of(packs), alone, TrainOptions(home / "serial")))
+    train(recipe_of(packs), group, TrainOptions(home / "parallel"))
 
     def check() -> None:
         lines, weights = outcome(home / "parallel")
