@@ -25,9 +25,8 @@ from slept import SleptNetwork
 
 import unisono
 from unisono.bench.contender import shape_of
-from unisono.foresight.form import from_data
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
-from unisono.foresight.measurement import Measurement, measure
+from unisono.foresight.measurement import Measurement, from_data, measure
 from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import RunFacts, SealedPrediction
 from unisono.plan.layer_costs import product_seconds

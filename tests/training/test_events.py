@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.training.events import Draw, Event, RunPoint, Save, Step, Stop, fixed_order, seed_of_step
+from unisono.training.events import Draw, Event, RunPoint, Save, Stop, TrainStep, fixed_order, seed_of_step
 from unisono.training.recipe import OptimizerRecipe, Recipe, TrainingRecipe
 
 SAMPLES, BATCH = 10, 4
@@ -32,21 +32,21 @@ def events(
         return "rank 1" if epochs == stops_after else ""
 
     for event in fixed_order(of, SAMPLES, 1, begin, requests, stopping):
-        step += isinstance(event, Step)
+        step += isinstance(event, TrainStep)
         epochs += isinstance(event, Save) and event.tests
         found.append(event)
     return found
 
 
 def names(found: list[Event]) -> str:
-    return " ".join(type(event).__name__ for event in found)
+    return " ".join(type(event).__name__.removeprefix("Train") for event in found)
 
 
 def test_epochs_are_drawn_made_and_saved() -> None:
     found = events(recipe())
     assert names(found) == "Draw Step Step Step Save Draw Step Step Step Save"
-    assert found[:2] == [Draw(0, 0), Step(0, 0, 0.5, seed_of_step(7, 0, 1))]
-    assert found[7] == Step(4, 1, 0.5, seed_of_step(7, 4, 1))
+    assert found[:2] == [Draw(0, 0), TrainStep(0, 0, 0.5, seed_of_step(7, 0, 1))]
+    assert found[7] == TrainStep(4, 1, 0.5, seed_of_step(7, 4, 1))
     assert [event for event in found if isinstance(event, Save)] == [
         Save(RunPoint(1, 0, 3), tests=True),
         Save(RunPoint(2, 0, 6), tests=True),

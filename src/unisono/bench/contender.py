@@ -34,7 +34,7 @@ from unisono.compute.prepare import prepare
 from unisono.models.names import CIFAR_LAYERS
 from unisono.models.registry import make_network
 from unisono.processor_model import processor
-from unisono.training.loss import classification_loss
+from unisono.training.accuracy import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
 CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)

@@ -126,8 +126,15 @@ def plan(
     from unisono.plan.layer_costs import at_rate_of
     from unisono.plan.machines import find_machine
     from unisono.plan.unequal import with_slow_links
-    from unisono.training.planned_change import changed
-    from unisono.training.planned_run import CLASSES, TRACED_SAMPLES, example_of, network_of, planned_run, with_rules
+    from unisono.training.planned_run import (
+        CLASSES,
+        TRACED_SAMPLES,
+        changed,
+        example_of,
+        network_of,
+        planned_run,
+        with_rules,
+    )
     from unisono.training.prediction import predict_rows, traced_network
 
     counts, shape = node_counts(nodes), sample_shape(inputs)
@@ -231,7 +238,7 @@ def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
     """Print the prediction of a run beside its measurement, part by part."""
     if other is not None:
         raise UsageError(f"--check {run} takes the plan of that run: omit {other}, all options but --json")
-    from unisono.foresight.ended_runs import ended_run
+    from unisono.foresight.ledger import ended_run
     from unisono.foresight.report import check_data, check_lines
 
     seal, measurement = ended_run(run)

@@ -1,7 +1,7 @@
 """Events of a run on a rank: what it does next, by a fixed order or by the replies of servers; one player for both.
 
-    fixed order   Draw Step Step Save Step ... Save │ Draw Step ...    rules that all ranks follow together
-    replies       Draw Step Step Keep Save Step Step ...               a worker that follows the orders of its servers
+    fixed order   Draw, TrainStep, TrainStep, Save, ..., Save │ Draw, ...   rules that all ranks follow together
+    replies       Draw, TrainStep, TrainStep, Snapshot, Save, ...           a worker that follows its servers' orders
 
 A maker yields an event and goes on when the player (`player.py`) has carried it out: so it knows what came with a step,
 requests of signals or replies, before it says what follows.
@@ -45,7 +45,7 @@ class Draw(NamedTuple):
     done: int
 
 
-class Step(NamedTuple):
+class TrainStep(NamedTuple):
     """Train on the next batch."""
 
     number: int
@@ -59,7 +59,7 @@ class Step(NamedTuple):
     """Header of the exchange with the servers in this step; None without one."""
 
 
-class Keep(NamedTuple):
+class Snapshot(NamedTuple):
     """Write this worker's state as it was when it sent `header`, for the checkpoint `cut` of all workers."""
 
     cut: int
@@ -86,7 +86,7 @@ class Stop(NamedTuple):
     why: str = ""
 
 
-Event = Draw | Step | Keep | Save | Stop
+Event = Draw | TrainStep | Snapshot | Save | Stop
 
 
 def fixed_order(
@@ -108,7 +108,7 @@ def fixed_order(
         yield Draw(point.epoch, point.done)
         while point.done < steps:
             rate = rate_of_step(recipe.optimizer, point.epoch, point.done, steps, training.epochs, training.batch)
-            yield Step(point.step, point.done, rate, seed_of_step(training.seed, point.step, rank))
+            yield TrainStep(point.step, point.done, rate, seed_of_step(training.seed, point.step, rank))
             point = replace(point, done=point.done + 1, step=point.step + 1)
             asked, every = requests(), training.checkpoint_every
             if "stop" in asked:

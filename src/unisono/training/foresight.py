@@ -22,9 +22,8 @@ import torch
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, ms, summarize
-from unisono.foresight.form import as_json
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
-from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
+from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, as_json, measure
 from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched

@@ -2,29 +2,52 @@
 
 recipe ─┐
 options ─┴─▶ PlannedRun ─▶ layers, settings ─▶ plan/run_plan.py         an option goes before the recipe
+
+recipe ┬ data.name ─▶ data set that comes with Unisono: already decoded
+       └ data.pack ─▶ index: samples, bytes, classes ─▶ headers of the first images: pixels
+                      not on this machine: nothing is known
+
+"What if" changes it, its machine, its wire or its rule; several with commas are made together:
+
+    bandwidth=2x             the machine      plan/what_if.py
+    wire=bfloat16            number format between nodes, of all rules
+    rule=local_sgd:16        the rule, in place of all, with the same exchange
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unisono.errors import UsageError
+from unisono.data.builtin import BUILTIN_DATASETS
+from unisono.data.kinds import IMAGE, find_kind
+from unisono.data.requirements import check_installed
+from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.storage import STREAMED
+from unisono.errors import RecipeError, UsageError
 from unisono.models.registry import make_network
 from unisono.models.user_network import check_name
+from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
+from unisono.plan.machines import MachineFacts
 from unisono.plan.rank_memory import numbers_kept
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.wall_time import Job
+from unisono.plan.what_if import changed_machine
 from unisono.rules import BSP, BaseRule, Exchange
 from unisono.training.named_rule import named_rule
-from unisono.training.packaged_recipes import find_recipe
-from unisono.training.planned_data import PlannedData, data_of
-from unisono.training.recipe import OWN, ParallelRecipe, Recipe, RuleRecipe
-from unisono.training.recipe_file import read_recipe
+from unisono.training.recipe import OWN, DataRecipe, ParallelRecipe, Recipe, RuleRecipe
+from unisono.training.recipe_file import find_recipe, read_recipe
+from unisono.wires import WIRES
+
+if TYPE_CHECKING:
+    from unisono.data.pack.index import Index
+
 
 TRACED_SAMPLES = 2
 """Samples of a trace: batch norm needs more than one."""
@@ -34,6 +57,65 @@ LAYER_NORMS = ("lars", "lamb")
 
 CLASSES = 1000
 """Classes of a network where neither an option nor the data give them: those of ImageNet."""
+
+
+MAX_HEADERS_READ = 64
+"""Number of images whose headers are read for the mean number of pixels."""
+
+
+class PlannedData(NamedTuple):
+    """Data of a run, as far as they are known before it starts."""
+
+    samples: SampleFacts = SampleFacts()
+    train: int | None = None
+    """Number of training samples; None: not known."""
+    test: int = 0
+    classes: int | None = None
+    shape: tuple[int, ...] | None = None
+    """Shape of a sample of text, (tokens,); None: given by the network or by an option."""
+
+
+def data_of(recipe: DataRecipe) -> PlannedData:
+    """Return the data of a recipe; of a pack that is not on this machine, its form in memory alone.
+
+    Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
+    """
+    facts = SampleFacts(
+        threads=recipe.threads or MAX_DECODING_THREADS,
+        from_disk=recipe.storage == STREAMED,
+        copies=0 if recipe.storage == "replicated" else recipe.groups,
+    )
+    if not recipe.pack:
+        if recipe.name not in BUILTIN_DATASETS:
+            raise RecipeError(f"data.name = {recipe.name!r}; there are {', '.join(BUILTIN_DATASETS)}")
+        data = BUILTIN_DATASETS[recipe.name]()
+        return PlannedData(facts, len(data.train), len(data.test), data.classes)
+    folder = Path(recipe.pack)
+    if not folder.is_dir():
+        return PlannedData(facts)
+    check_installed()
+    from unisono.data.pack.index import read_index  # noqa: PLC0415  Arrow takes a while, and only packs need it
+
+    train, test = (read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS))
+    facts = facts._replace(nbytes=train.nbytes / len(train), pixels=mean_pixels(train))
+    labels = find_kind(train.about.kind).labels_per_sample(train.about.shape)
+    return PlannedData(facts, len(train), len(test), len(train.about.classes), (labels,) if labels > 1 else None)
+
+
+def mean_pixels(index: Index) -> float:
+    """Return the pixels of an image in a pack, the mean of its first ones; 0 for raw samples and recordings."""
+    if index.about.kind != IMAGE:
+        return 0.0
+    from PIL import Image  # noqa: PLC0415  only packs of images need it
+
+    from unisono.data.pack.stripe import read_stretch  # noqa: PLC0415  Arrow takes a while
+
+    found = list[int]()
+    for stretch in read_stretch(index, 0, min(MAX_HEADERS_READ, len(index))):
+        for first, last in zip(stretch.offsets[:-1], stretch.offsets[1:], strict=True):
+            with Image.open(io.BytesIO(stretch.data[first:last].tobytes())) as image:
+                found.append(image.width * image.height)
+    return sum(found) / len(found)
 
 
 @dataclass(frozen=True)
@@ -160,3 +242,21 @@ def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, sa
         slow_nodes=run.slow_nodes,
         simulated=run.simulated,
     )
+
+
+def changed(run: PlannedRun, machine: MachineFacts, words: str) -> tuple[PlannedRun, MachineFacts]:
+    """Return the run and its machine after the changes.
+
+    Raises UsageError for words that are no change, an unknown wire or rule, and a value that the machine does not have.
+    """
+    for change in words.split(","):
+        name, _, value = change.partition("=")
+        if name == "wire":
+            if value not in WIRES:
+                raise UsageError(f"--what-if {words}: there is no wire {value!r}; there are {', '.join(WIRES)}")
+            run = with_rules(run, None, value)
+        elif name == "rule":
+            run = with_rules(run, value, None)
+        else:
+            machine = changed_machine(machine, change)
+    return run, machine

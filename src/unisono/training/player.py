@@ -23,10 +23,10 @@ from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.build import DTYPES
-from unisono.training.events import Draw, Event, Keep, Save, Step, Stop
+from unisono.training.events import Draw, Event, Save, Snapshot, Stop, TrainStep
+from unisono.training.measures import last_line, result_metrics, result_rows
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe
-from unisono.training.results import last_line, result_metrics, result_rows
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
@@ -86,7 +86,7 @@ class Run:
         self.display.log(last_line(results))
 
 
-class Player(ABC):
+class EventPlayer(ABC):
     """Player of the events of a run."""
 
     def __init__(self, run: Run) -> None:
@@ -101,10 +101,10 @@ class Player(ABC):
                 case Draw():
                     self._batches = iter(())  # the threads of an epoch end before those of the next one begin
                     self._batches = self.run.awaited(self.draw(event))
-                case Step():
+                case TrainStep():
                     self.step(event)
-                case Keep():
-                    self.keep(event)
+                case Snapshot():
+                    self.save_own(event)
                 case Save():
                     self.save(event)
                     if self.signals is not None:
@@ -117,7 +117,7 @@ class Player(ABC):
     def draw(self, event: Draw) -> Iterator[Batch]:
         """Return the batches of the steps that follow."""
 
-    def step(self, event: Step) -> tuple[float, int]:
+    def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on the next batch. Return the sum of the loss over its samples, and their number."""
         run, (inputs, labels) = self.run, next(self._batches)
         for group in run.trainer.optimizer.param_groups:
@@ -133,6 +133,6 @@ class Player(ABC):
     def save(self, event: Save) -> None:
         """Write a checkpoint, after the metrics of the epoch that it ends."""
 
-    def keep(self, event: Keep) -> None:
+    def save_own(self, event: Snapshot) -> None:
         """Write this worker's state. Only a worker that servers order to has such events."""
         raise NotImplementedError(event)

@@ -7,7 +7,7 @@ rows ─▶ wall time of a job                                  plan/wall_time.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -22,12 +22,16 @@ from unisono.plan.run_plan import inputs_of, plan_run
 from unisono.plan.run_row import RunPlan
 from unisono.plan.run_settings import RunSettings, check_settings
 from unisono.plan.simulated_cost import without_rows
+from unisono.plan.split import LayerFacts, SplitInputs
 from unisono.plan.split_plan import SplitModel, split_inputs
 from unisono.plan.trace import Trace, TracedLayer, trace_shapes
 from unisono.plan.wall_time import JobSeconds, job_seconds
 from unisono.rules import BSP
-from unisono.training.planned_layers import split_model_of
+from unisono.tensor_parallel.check import check_plan
+from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
+from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.planned_run import PlannedRun, settings_of
+from unisono.training.recipe import ParallelRecipe
 
 
 class TracedNetwork(NamedTuple):
@@ -95,3 +99,39 @@ def job_of(found: RunPrediction) -> JobSeconds:
         raise UsageError("--time is that of one rule on one number of nodes, with --epoch-samples: give one of each")
     (rule,), row = settings.rules.values(), found.rows[-1] if found.run.parallel.layers else whole[0]
     return job_seconds(row, found.machine, settings, found.layers, is_searched(rule), found.run.job)
+
+
+def split_model_of(run: PlannedRun, network: nn.Module, traced: Trace, samples: int) -> SplitModel:
+    """Return a network, traced for `samples` samples, as a plan splits it: by prediction, or as a recipe says.
+
+    Nothing is split where no rule, or the optimizer, takes split layers. Raises UsageError for a recipe whose layers
+    are split under rules that do not take them.
+    """
+    able = [rule for rule in run.rules.values() if whole_layers(rule, run.optimizer) is None]
+    given = run.parallel.layers or AUTO
+    if not able and not isinstance(given, str):
+        raise UsageError(f"[parallel] names layers, but no rule of {', '.join(run.rules)} takes split ones: plan bsp")
+
+    def facts(ranks: int) -> tuple[LayerFacts, ...]:
+        return facts_of(network, traced.layers, traced.once, samples, ranks)
+
+    if not able:
+        return SplitModel(facts, lambda _: {})
+    if isinstance(given, str):
+        return SplitModel(facts)
+    return SplitModel(facts, splits_of(run.parallel, network))
+
+
+def splits_of(parallel: ParallelRecipe, network: nn.Module) -> Callable[[SplitInputs], Mapping[str, str]]:
+    """Return the function that gives the splits of a recipe's table [parallel], whatever the machine.
+
+    It raises UsageError for splits that the network or the ranks do not allow.
+    """
+
+    def choose(inputs: SplitInputs) -> Mapping[str, str]:
+        assert not isinstance(parallel.layers, str), "the layers are named"
+        ranks = inputs.links.placement.ranks
+        plan = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks)
+        return plan.words
+
+    return choose

@@ -1,7 +1,11 @@
-"""Reading of recipes from TOML, also of those of older releases. Needs neither PyTorch nor MPI."""
+"""Reading of recipes from TOML: those of files, also of older releases, and by name those that come with the package.
+
+Needs neither PyTorch nor MPI.
+"""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +14,10 @@ from typing import Any
 
 from unisono.errors import RecipeError
 from unisono.training.keys import change, parse
-from unisono.training.packaged_recipes import FOLDER
 from unisono.training.recipe import Recipe
 from unisono.user_function import is_user_function
+
+FOLDER = Path(__file__).parents[1] / "recipes"
 
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("exchange", "embedding"): ("rule", "overlap"),
@@ -39,9 +44,12 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
+    wanted_now = [renamed_change(wanted) for wanted in changes]
+    content = _without(renamed(content), wanted_now)
+    _check_measured(content, path)
     recipe = parse_recipe(content, str(path))
-    for wanted in changes:
-        change(content, renamed_change(wanted))
+    for wanted, current in zip(changes, wanted_now, strict=True):
+        change(content, current)
         recipe = parse_recipe(content, f"--set {wanted}")
     for table in ("model", "rule"):
         if is_user_function((found := getattr(recipe, table)).name):
@@ -51,6 +59,25 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
             folder = (beside / found.folder).resolve()
             recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
     return recipe
+
+
+def _without(content: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return the tables without the values that changes replace: some of older releases cannot be read any more."""
+    found = dict(content)
+    for wanted in changes:
+        table, _, key = (part.strip() for part in wanted.partition("=")[0].partition("."))
+        if isinstance(old := found.get(table), dict):
+            found[table] = {name: value for name, value in old.items() if name != key}
+    return found
+
+
+def _check_measured(content: Mapping[str, Any], path: Path) -> None:
+    """Raise RecipeError, with the remedy, for a period that an older release measured."""
+    rule = content.get("rule")
+    if isinstance(rule, dict) and rule.get("every") == "auto":
+        raise RecipeError(
+            f'{path}: rule.every = "auto" was measured by an older release; give a number: --set rule.every=16'
+        )
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
@@ -78,3 +105,23 @@ def renamed_change(wanted: str) -> str:
     key, equals, value = wanted.partition("=")
     table, _, name = key.strip().partition(".")
     return f"{'.'.join(RENAMED.get((table, name), (table, name)))}{equals}{value}" if name else wanted
+
+
+def names() -> list[str]:
+    """Return the names of the package's recipes."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def find_recipe(path: Path) -> Path:
+    """Return the file of a recipe: `path` if it is one, else the package's recipe of that name.
+
+    Raises RecipeError, with the nearest name or all of them, for a bare name that is neither.
+    """
+    if path.is_file() or path.suffix or path.parent != Path():
+        return path
+    packaged = FOLDER / f"{path}.toml"
+    if not packaged.exists():
+        near = difflib.get_close_matches(str(path), names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it is neither a file nor one of {', '.join(names())}"
+        raise RecipeError(f"no recipe {path}: {hint}")
+    return packaged

@@ -23,6 +23,7 @@ from unisono.tensor_parallel.plan import AUTO
 from unisono.training import run_directory
 from unisono.training.build import (
     bind_cores,
+    choose_layers,
     describe_precision,
     load_plan,
     make_feed,
@@ -31,12 +32,11 @@ from unisono.training.build import (
     save_plan,
 )
 from unisono.training.checkpoint import check_state
-from unisono.training.choose_layers import choose_layers
-from unisono.training.finished import report_if_finished
 from unisono.training.named_rule import describe_unused
 from unisono.training.player import Run
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run, own_rule, plan_of
+from unisono.training.run_directory import report_if_finished
 from unisono.training.run_lock import RunLock
 from unisono.training.timeline import Timeline, check_writable
 from unisono.training.together import TogetherPlayer
@@ -145,7 +145,7 @@ def _make_parts(
 
 def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
     """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
-    before = run_directory.recipe_of(folder, [])
+    before = run_directory.past_recipe(folder)
     lock.take(folder)
     for own in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
         if is_user_function(own.name):

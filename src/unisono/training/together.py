@@ -22,17 +22,17 @@ from unisono.reducer import requested_by
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.checkpoint import Checkpoint, save
-from unisono.training.events import Draw, RunPoint, Save, Step, fixed_order
+from unisono.training.events import Draw, RunPoint, Save, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
 from unisono.training.learning_rate import rate_of_step
-from unisono.training.player import Player, Run
+from unisono.training.player import EventPlayer, Run
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.state import check_change, discard_newer, resume_run, states_of
 
 
-class TogetherPlayer(Player):
+class TogetherPlayer(EventPlayer):
     """Player on a rank that has the same events as all others, at the same time."""
 
     def __init__(self, run: Run, machine: str | None, ledger: Path | None) -> None:
@@ -100,7 +100,7 @@ class TogetherPlayer(Player):
         self._skipped = min(event.done * batch, self.run.feed.samples)
         return self.run.feed.epoch(event.epoch, batch, event.done)
 
-    def step(self, event: Step) -> tuple[float, int]:
+    def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on this rank's share of the next batch."""
         self._due = self._request_if_due()
         loss, labels = super().step(event)

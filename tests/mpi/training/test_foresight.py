@@ -13,8 +13,7 @@ from tests.mpi.training.test_run import recipe_of
 
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain
-from unisono.foresight.ended_runs import changed_seals, ended_run
-from unisono.foresight.ledger import LedgerEntry, read
+from unisono.foresight.ledger import LedgerEntry, changed_seals, ended_run, read
 from unisono.foresight.measurement import read_measurement
 from unisono.foresight.seal import read_seal, seals_of
 from unisono.training.checkpoint import load_newest

@@ -42,7 +42,7 @@ def read_run(folder: Path) -> SavedRun:
 
     Raises UsageError where it holds no run, CheckpointError where it has no complete checkpoint or one cannot be read.
     """
-    recipe = run_directory.recipe_of(folder, [])
+    recipe = run_directory.past_recipe(folder)
     checkpoints = folder / run_directory.CHECKPOINTS
     if not checkpoint_names(checkpoints):
         raise CheckpointError(

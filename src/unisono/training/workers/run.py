@@ -20,12 +20,10 @@ from typing import NoReturn
 import torch
 
 from unisono import witness
-from unisono.asynchronous.centre import Centre
-from unisono.asynchronous.coding import Coding, PlainCoding, ReferenceCoding
 from unisono.asynchronous.event_log import EventLog
-from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.exchange import Centre, Coding, PlainCoding, ReferenceCoding, WorkerExchange
+from unisono.asynchronous.link import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.messages import Request
-from unisono.asynchronous.port import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.server import Server
 from unisono.asynchronous.serving import Budget
 from unisono.binding import CoreShare

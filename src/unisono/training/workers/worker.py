@@ -26,16 +26,16 @@ from unisono.step import program
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy, accuracy_of
 from unisono.training.checkpoint import Checkpoint
-from unisono.training.events import Draw, Event, Keep, RunPoint, Save, Step, seed_of_step
+from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
 from unisono.training.learning_rate import rate_at
-from unisono.training.player import Player, Run
+from unisono.training.player import EventPlayer, Run
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED
 from unisono.training.state import load_optimizer
 from unisono.training.workers.state import WorkerCounters, buffers_of, save_centre, save_worker, take
 
 
-class WorkerPlayer(Player):
+class WorkerPlayer(EventPlayer):
     """Player of the rest of a worker's run."""
 
     def __init__(self, run: Run, rule: BaseAsynchronousRule, links: ServerLinks, exchange: WorkerExchange) -> None:
@@ -86,13 +86,13 @@ class WorkerPlayer(Player):
         yield Draw(0, now.step)
         while not orders & Order.STOP:
             header = self._header(Kind.EXCHANGE) if self.rule.exchanges(program.Step(now.step)) else None
-            yield Step(now.step, now.step, self._rate(), seed_of_step(seed, now.step, self.number), header)
+            yield TrainStep(now.step, now.step, self._rate(), seed_of_step(seed, now.step, self.number), header)
             if header is not None:
                 reply = self._replies[0]
                 known, orders = now.known, reply.orders
                 now.known, now.samples, now.loss = reply.samples, 0, 0.0
                 if orders & Order.SAVE:
-                    yield Keep(reply.cut, header, known)
+                    yield Snapshot(reply.cut, header, known)
                 if orders & Order.CENTRE:
                     yield Save(RunPoint(reply.epoch, step=reply.cut), tests=bool(reply.ended))
                 if header.request is Request.SAVE or orders & Order.STOP:
@@ -104,7 +104,7 @@ class WorkerPlayer(Player):
         """Return batches of this worker's own."""
         return self.run.feed.own_batches(self.batch, event.done)
 
-    def step(self, event: Step) -> tuple[float, int]:
+    def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on the next batch, and exchange with the servers where there is a header to announce it."""
         if event.exchange is not None:
             self._buffers, self._sent = buffers_of(self.run.trainer.model), event.exchange
@@ -116,7 +116,7 @@ class WorkerPlayer(Player):
             self._replies = self.exchange.replies()
         return self._made
 
-    def keep(self, event: Keep) -> None:
+    def save_own(self, event: Snapshot) -> None:
         """Write this worker's state as it was when it sent the header."""
         trainer, header = self.run.trainer, event.header
         trainer.wait()

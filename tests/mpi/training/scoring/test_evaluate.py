@@ -16,9 +16,8 @@ from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import TrainOptions, train
-from unisono.training.scoring.class_evaluation import ClassEvaluation
 from unisono.training.scoring.evaluate import evaluate
-from unisono.training.scoring.token_evaluation import TokenEvaluation
+from unisono.training.scoring.evaluation import ClassEvaluation, TokenEvaluation
 from unisono.world import World
 
 
