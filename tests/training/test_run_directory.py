@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from unisono.errors import CheckpointError, RecipeError, UsageError
-from unisono.training.checkpoint import Checkpoint, save
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import (
     CHECKPOINTS,

@@ -14,7 +14,8 @@ import torch
 
 from unisono.errors import CheckpointError, RecipeError
 from unisono.rules import BSP
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe

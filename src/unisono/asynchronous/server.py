@@ -19,10 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import torch
-
 from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.exchange import Centre
+from unisono.asynchronous.link import PeerLink
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
 from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
 from unisono.engine import OperationSpan
@@ -302,26 +301,13 @@ class Replay:
         )
 
 
-class WorkerLink(Protocol):
-    """Link of a server to a worker."""
-
-    def send(self, mine: torch.Tensor) -> None:
-        """Send a tensor."""
-
-    def receive(self, came: torch.Tensor) -> None:
-        """Receive a tensor."""
-
-    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
-        """Send one tensor and receive another, at the same time."""
-
-
 class Port(Protocol):
     """Arrivals of workers at a server, and links to them."""
 
     def poll(self) -> tuple[int, WorkerHeader] | None:
         """Return a worker that has announced itself, and its header; None where there is none."""
 
-    def link(self, worker: int) -> WorkerLink:
+    def link(self, worker: int) -> PeerLink:
         """Return the link to a worker."""
 
     def dead(self) -> frozenset[int]:

@@ -32,12 +32,11 @@ from unisono.rules import Exchange
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
-from unisono.training.named_rule import named_rule
+from unisono.training.named_rule import named_rule, survives_deaths
 from unisono.training.recipe import Recipe, differences
 from unisono.training.recipe_check import check_run
 from unisono.training.recipe_file import find_recipe, read_recipe
 from unisono.training.run_directory import report_if_finished
-from unisono.training.survival import survives_deaths
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE, Listener
 

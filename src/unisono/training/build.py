@@ -38,16 +38,15 @@ from unisono.models.registry import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.processor_model import processor
-from unisono.rules import BaseRule, Exchange
+from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
-from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, DataRecipe, Recipe
-from unisono.training.recipe_check import own_rule
-from unisono.training.timeline import Timeline
+from unisono.training.named_rule import exchange_of, named_rule, own_rule
+from unisono.training.recipe import DataRecipe, Recipe
+from unisono.training.timeline.collect import Timeline
 from unisono.training.trainer import Trainer
 from unisono.user_function import is_user_function
 from unisono.world import World
@@ -171,10 +170,7 @@ def make_trainer(
 def make_rule(recipe: Recipe) -> BaseRule:
     """Return the rule of a recipe. Raises RecipeError where the user's function returns no BaseRule."""
     options = recipe.rule
-    wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
-    megabytes = recipe.exchange.bucket_megabytes
-    largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
-    exchange = Exchange(recipe.exchange.algorithm, wire, largest)
+    exchange = exchange_of(recipe)
     if is_user_function(options.name):
         own = own_rule(options)
         rule = own.call(exchange, options.overlap)

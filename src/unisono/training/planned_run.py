@@ -40,8 +40,8 @@ from unisono.plan.run_settings import RunSettings
 from unisono.plan.wall_time import Job
 from unisono.plan.what_if import changed_machine
 from unisono.rules import BSP, BaseRule, Exchange
-from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, DataRecipe, ParallelRecipe, Recipe, RuleRecipe
+from unisono.training.named_rule import exchange_of, named_rule
+from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, RuleRecipe
 from unisono.training.recipe_file import find_recipe, read_recipe
 from unisono.wires import WIRES
 
@@ -158,17 +158,12 @@ def planned_run(recipe: Path | None, model: str | None, minibatch: int | None) -
 
 def run_of(recipe: Recipe) -> PlannedRun:
     """Return the run of a recipe."""
-    exchange = Exchange(
-        recipe.exchange.algorithm,
-        None if recipe.exchange.wire == OWN else recipe.exchange.wire,
-        int(recipe.exchange.bucket_megabytes * (1 << 20)) or None,
-    )
     data, training = data_of(recipe.data), recipe.training
     autotunes = recipe.compute.convolutions == "autotune"
     return PlannedRun(
         recipe.model.name,
         training.batch,
-        {recipe.rule.name: named_rule(recipe.rule, exchange)},
+        {recipe.rule.name: named_rule(recipe.rule, exchange_of(recipe))},
         recipe.model.folder,
         recipe.optimizer.name,
         recipe.optimizer.momentum,

@@ -31,14 +31,14 @@ from unisono.training.build import (
     make_trainer,
     save_plan,
 )
-from unisono.training.checkpoint import check_state
-from unisono.training.named_rule import describe_unused
+from unisono.training.checkpoint.state import check_state
+from unisono.training.named_rule import describe_unused, own_rule
 from unisono.training.player import Run
 from unisono.training.recipe import Recipe
-from unisono.training.recipe_check import check_run, own_rule, plan_of
+from unisono.training.recipe_check import check_run, plan_of
 from unisono.training.run_directory import report_if_finished
 from unisono.training.run_lock import RunLock
-from unisono.training.timeline import Timeline, check_writable
+from unisono.training.timeline.collect import Timeline, check_writable
 from unisono.training.together import TogetherPlayer
 from unisono.training.trainer import Trainer
 from unisono.training.workers.run import AsynchronousRun, make_worker_feed

@@ -29,7 +29,7 @@ import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import write_atomically
-from unisono.training.checkpoint import DamagedCheckpoint, checkpoint_names, read_manifest, step_of
+from unisono.training.checkpoint.layout import DamagedCheckpoint, checkpoint_names, read_manifest, step_of
 from unisono.training.recipe import Recipe, RuleRecipe, to_dict
 from unisono.training.recipe_file import read_recipe
 from unisono.training.run_lock import RunLock

@@ -20,7 +20,8 @@ from unisono.step.rule_memory import ANCHOR
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, DamagedCheckpoint, checkpoint_names, load_newest, rename_damaged
+from unisono.training.checkpoint.files import load_newest, rename_damaged
+from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpoint, checkpoint_names
 from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer

@@ -21,7 +21,8 @@ from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
-from unisono.training.checkpoint import Checkpoint, save
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import Draw, RunPoint, Save, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
 from unisono.training.learning_rate import rate_of_step

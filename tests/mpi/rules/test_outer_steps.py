@@ -23,7 +23,7 @@ from unisono.step.layout import Bucket, Layout
 from unisono.step.program import Operation, Step, Task
 from unisono.step.replica import Replica
 from unisono.step.rule_memory import ANCHOR, RESIDUAL, SUM_RESIDUAL
-from unisono.training.checkpoint import Checkpoint
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.state import load_states, states_of
 from unisono.training.trainer import Trainer
 from unisono.world import World

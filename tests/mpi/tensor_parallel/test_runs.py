@@ -12,7 +12,7 @@ from tests.mpi.training.test_run import assert_alike, recipe_of, stopped
 
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import ParallelRecipe, Recipe
 from unisono.training.run import TrainOptions, train
 from unisono.world import World

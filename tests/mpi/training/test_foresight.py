@@ -16,7 +16,7 @@ from unisono.foresight.compare import explain
 from unisono.foresight.ledger import LedgerEntry, changed_seals, ended_run, read
 from unisono.foresight.measurement import read_measurement
 from unisono.foresight.seal import read_seal, seals_of
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.run import TrainOptions, train
 from unisono.training.trainer import Trainer

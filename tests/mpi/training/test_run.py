@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import TrainOptions, train

@@ -14,7 +14,7 @@ from unisono.data.pack.options import PackOptions
 from unisono.data.pack.packing import pack
 from unisono.data.sources import find
 from unisono.data.text.options import TextOptions
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import TrainOptions, train

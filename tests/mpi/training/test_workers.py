@@ -22,7 +22,7 @@ from unisono.schedules.pieces import bounds
 from unisono.step.in_process import Batch
 from unisono.step.layout import Bucket, Layout
 from unisono.training import run_directory
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.player import Run
 from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
 from unisono.training.trainer import Trainer

@@ -13,7 +13,8 @@ from unisono.asynchronous.messages import Order, Reply, WorkerProgress
 from unisono.asynchronous.serving import resized, resumed_states
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.workers.state import (
     cuts_to_try,
     dead_before,

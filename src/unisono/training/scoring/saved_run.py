@@ -16,7 +16,8 @@ from unisono.models.user_network import user_network
 from unisono.processor_model import processor
 from unisono.training import run_directory
 from unisono.training.build import make_model
-from unisono.training.checkpoint import checkpoint_names, load_newest
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
 from unisono.user_function import is_user_function
 

@@ -38,19 +38,8 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import (
-    Checkpoint,
-    DamagedCheckpoint,
-    checkpoint_names,
-    load_first,
-    load_newest,
-    load_step,
-    read_progress,
-    remove,
-    save,
-    step_of,
-    tidy,
-)
+from unisono.training.checkpoint.files import load_first, load_newest, load_step, remove, save, tidy
+from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpoint, checkpoint_names, read_progress, step_of
 from unisono.training.player import Run
 from unisono.training.state import rename_unused
 

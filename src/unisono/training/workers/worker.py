@@ -25,7 +25,7 @@ from unisono.schedules.pieces import bounds
 from unisono.step import program
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy, accuracy_of
-from unisono.training.checkpoint import Checkpoint
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
 from unisono.training.learning_rate import rate_at
 from unisono.training.player import EventPlayer, Run
