@@ -1,20 +1,27 @@
 """Collectives of the MPI library, with a check across nodes that all ranks are in the same call.
 
-An allreduce (sum) of up to 64 KiB carries the check along, in one exchange:
+A payload of up to 64 KiB carries the check along, in one exchange; f is 60 bits of the call's number:
 
-    mine      |  f   f'  f"  | payload ...  | 0 0 ...         f, f', f": 60 bits of the call's, in small numbers
-    sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
+    allreduce (sum)              every rank   |  f   f'  f"  | payload ...  | 0 0 ...       in small numbers
+    broadcast, reduce: as it     the sum      | pf  pf' pf"  | sum ...      |               of p ranks in the same call
+    all_to_all, all_gather       for each     |  f  | chunk ... |                           all find f in every parcel
+    reduce_scatter: and sums     rank
 
-If one rank is in another call, no rank finds p times its own number. The parcel has one of a few lengths, so that most
-ranks in different calls exchange equally many bytes. Otherwise the library reports a truncated message, or the ranks
-wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
-20 here, and only other calls of one number can match it. An exchange of 16 bytes precedes all other calls.
+A broadcast is a sum in which all ranks but the root give zeros: its check has to come back to the root, too. A reduce
+is a sum that the root alone keeps; the library takes as long for it.
+
+If one rank is in another call, no rank finds p times its own number, or f in the parcel of that rank. The sum's parcel
+has one of a few lengths, so that most ranks in different calls exchange equally many bytes. Otherwise the library
+reports a truncated message, or the ranks wait and the watch finds them. A payload of one number has a check of 30 bits:
+together 16 bytes, which are faster than 20 here, and only other calls of one number can match it. An exchange of 16
+bytes precedes all other calls.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +34,8 @@ from unisono.collectives.payload import MPI_TYPES, memory_of
 from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
-from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.fused import Start
+from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES, perform
+from unisono.transports.fused import Start, bytes_at
 
 CHECKED_PAYLOAD_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
@@ -37,6 +44,13 @@ FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch
 """Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
 
 MAX_CHECKED_RANKS = 1 << 14
+
+CHECK_BYTES = 8
+"""Bytes of the call's number in a parcel for one rank, from a boundary of 8 bytes if chunks are padded to PARCEL_BYTES.
+"""
+
+PARCEL_BYTES = (16, 128, 1 << 10)
+"""Sizes of a short chunk's parcel without the check; longer ones are not padded."""
 
 FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
 """Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
@@ -97,8 +111,8 @@ def by_library(group: Group, plan: Plan) -> Start:
 
 
 def _allreduce(group: Group, plan: Plan) -> Start:
-    if plan.op == "sum" and _carries_check(group, plan):
-        return _short_allreduce(group, plan.length, plan.dtype, plan.call)
+    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan):
+        return _checked_sum(group, plan.nbytes, plan.dtype, plan.call)
 
     def start(_: int, target: int) -> None:
         flat = _tensor_at(target, plan.length, plan.dtype)
@@ -110,9 +124,28 @@ def _allreduce(group: Group, plan: Plan) -> Start:
     return start
 
 
+def _reduce(group: Group, plan: Plan) -> Start:
+    is_root = group.rank == plan.root
+    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan):
+        return _checked_sum(group, plan.nbytes, plan.dtype, plan.call, keeps=is_root)
+
+    def start(_: int, target: int) -> None:
+        flat = _tensor_at(target, plan.length, plan.dtype)
+        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+        whole = [memory_of(numbers), numbers.numel(), kind]
+        with group.enter_library_call(plan.call):
+            group.comm.Reduce(MPI.IN_PLACE if is_root else whole, whole if is_root else None, reduction, plan.root)
+        if is_root:
+            restore(numbers, flat)
+
+    return start
+
+
 def _reduce_scatter(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
+    if _carries_check(group, plan):
+        return _checked_reduce_scatter(group, plan)
 
     def start(source: int, target: int) -> None:
         flat = _tensor_at(source, plan.length, plan.dtype)
@@ -132,6 +165,8 @@ def _reduce_scatter(group: Group, plan: Plan) -> Start:
 def _all_gather(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
+    if _carries_check(group, plan):
+        return _checked_all_gather(group, plan)
 
     def start(_: int, target: int) -> None:
         memory = MPI.memory.fromaddress(target, plan.nbytes)
@@ -142,6 +177,10 @@ def _all_gather(group: Group, plan: Plan) -> Start:
 
 
 def _broadcast(group: Group, plan: Plan) -> Start:
+    if _carries_check(group, plan):
+        is_root, dtype = group.rank == plan.root, torch.int32 if plan.nbytes <= 4 else torch.int64
+        return _checked_sum(group, plan.nbytes, dtype, plan.call, gives=is_root, keeps=not is_root)
+
     def start(_: int, target: int) -> None:
         with group.enter_library_call(plan.call):
             group.comm.Bcast([MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE], plan.root)
@@ -151,6 +190,8 @@ def _broadcast(group: Group, plan: Plan) -> Start:
 
 def _all_to_all(group: Group, plan: Plan) -> Start:
     each = plan.nbytes // group.size
+    if _carries_check(group, plan):
+        return _checked_all_to_all(group, plan)
 
     def start(source: int, target: int) -> None:
         outgoing, incoming = (MPI.memory.fromaddress(address, plan.nbytes) for address in (source, target))
@@ -166,6 +207,7 @@ _CALLS: Mapping[str, Callable[[Group, Plan], Start]] = {
     "all_gather": _all_gather,
     "broadcast": _broadcast,
     "all_to_all": _all_to_all,
+    "reduce": _reduce,
 }
 """Functions that prepare the collectives of the library, by name."""
 
@@ -178,23 +220,28 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _carries_check(group: Group, plan: Plan) -> bool:
-    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
-    fit = plan.dtype in FINGERPRINT_FIELDS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+    """Return True if the payload is short enough, and goes across nodes."""
+    fit = 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
-def _short_allreduce(group: Group, length: int, dtype: torch.dtype, call: Call) -> Start:
-    """Prepare the sum of `length` elements in place, with the check in the same message."""
-    nbytes = length * dtype.itemsize
-    payload_bytes = nbytes if length == 1 else next(parcel for parcel in CHECKED_PAYLOAD_BYTES if parcel >= nbytes)
+def _checked_sum(
+    group: Group, nbytes: int, dtype: torch.dtype, call: Call, gives: bool = True, keeps: bool = True
+) -> Start:
+    """Prepare the sum of `nbytes` bytes of a dtype in place, with the check in the same message.
+
+    A rank that does not give adds zeros; one that does not keep the sum leaves its memory as it is.
+    """
+    length = -(-nbytes // dtype.itemsize)
+    whole_bytes = length * dtype.itemsize
+    payload_bytes = whole_bytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= whole_bytes)
     check = _check_of(call, dtype, length)
     whole = np.zeros(len(check) + payload_bytes // dtype.itemsize, check.dtype)
     memory = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
     header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
-    unlabelled = check.tobytes(), (check * group.size).tobytes()
+    unlabelled, zeros = (check.tobytes(), (check * group.size).tobytes()), bytes(nbytes)
     buffer = [whole, MPI_TYPES[dtype]]
-    calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
-    allreduce = _allreduce_in_steps(group) if interruptible else group.comm.Allreduce
+    exchange = _checked_call(group, call, group.comm.Allreduce, group.comm.Iallreduce)
     cache: dict[int, Any] = {}
 
     def start(_: int, address: int) -> None:
@@ -206,40 +253,129 @@ def _short_allreduce(group: Group, length: int, dtype: torch.dtype, call: Call) 
             payload = cache[address] = memoryview(view)
         mine, expected = unlabelled
         if group.label:
-            check = _check_of(call_of(words + group.label), dtype, length)
+            check = _check_of(call_of(call.words + group.label), dtype, length)
             mine, expected = check.tobytes(), (check * group.size).tobytes()
         header[:] = mine
-        body[:] = payload
+        body[:] = payload if gives else zeros
+        if not exchange(MPI.IN_PLACE, buffer) or header.tobytes() != expected:
+            _raise_mismatch(group, call)
+        if keeps:
+            payload[:] = body
+
+    return start
+
+
+def _checked_all_to_all(group: Group, plan: Plan) -> Start:
+    each = plan.nbytes // group.size
+    parcels = _Parcels(group, plan, each)
+
+    def start(source: int, target: int) -> None:
+        parcels.sent[:, CHECK_BYTES:] = bytes_at(source, plan.nbytes).reshape(-1, each)
+        parcels.exchange()
+        bytes_at(target, plan.nbytes).reshape(-1, each)[:] = parcels.received[:, CHECK_BYTES:]
+
+    return start
+
+
+def _checked_all_gather(group: Group, plan: Plan) -> Start:
+    itemsize = plan.dtype.itemsize
+    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
+    regions = [slice(start * itemsize, stop * itemsize) for start, stop in ends]
+    own = regions[group.rank]
+    parcels = _Parcels(group, plan, max(region.stop - region.start for region in regions))
+
+    def start(_: int, target: int) -> None:
+        whole = bytes_at(target, plan.nbytes)
+        parcels.sent[:, CHECK_BYTES : CHECK_BYTES + own.stop - own.start] = whole[own]
+        parcels.exchange()
+        for region, parcel in zip(regions, parcels.received, strict=True):
+            whole[region] = parcel[CHECK_BYTES : CHECK_BYTES + region.stop - region.start]
+
+    return start
+
+
+def _checked_reduce_scatter(group: Group, plan: Plan) -> Start:
+    itemsize, arithmetic = plan.dtype.itemsize, plan.arithmetic
+    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
+    regions = [slice(start * itemsize, stop * itemsize) for start, stop in ends]
+    nbytes = regions[group.rank].stop - regions[group.rank].start
+    parcels = _Parcels(group, plan, max(region.stop - region.start for region in regions))
+    sources = [arithmetic.view(parcel[CHECK_BYTES : CHECK_BYTES + nbytes]) for parcel in parcels.received]
+
+    def start(source: int, target: int) -> None:
+        whole = bytes_at(source, plan.nbytes)
+        for region, parcel in zip(regions, parcels.sent, strict=True):
+            parcel[CHECK_BYTES : CHECK_BYTES + region.stop - region.start] = whole[region]
+        parcels.exchange()
+        if nbytes:
+            perform(arithmetic.reduce(sources, arithmetic.view(bytes_at(target, nbytes))))
+
+    return start
+
+
+class _Parcels:
+    """Parcels of one call to all ranks, each with the check before its chunk of at most `nbytes` bytes."""
+
+    def __init__(self, group: Group, plan: Plan, nbytes: int) -> None:
+        self._group, self._call = group, plan.call
+        whole = CHECK_BYTES + next((size for size in PARCEL_BYTES if size >= nbytes), nbytes)
+        alike = plan.collective == "all_gather"
+        sent = np.zeros((1 if alike else group.size, whole), np.uint8)
+        received = np.zeros((group.size, whole), np.uint8)
+        self._checks, self._expected = received[:, :CHECK_BYTES], sent[:, :CHECK_BYTES]
+        self.sent, self.received = sent[:, : CHECK_BYTES + nbytes], received[:, : CHECK_BYTES + nbytes]
+        comm = group.comm
+        call = (comm.Allgather, comm.Iallgather) if alike else (comm.Alltoall, comm.Ialltoall)
+        self._exchange = partial(
+            _checked_call(group, plan.call, *call), [sent, whole, MPI.BYTE], [received, whole, MPI.BYTE]
+        )
+
+    def exchange(self) -> None:
+        """Exchange the parcels. Raises MismatchError on all ranks unless all of them are in the call."""
+        label = self._group.label
+        number = call_of(self._call.words + label).number if label else self._call.number
+        self._expected[:] = np.frombuffer(number.to_bytes(CHECK_BYTES, "little"), np.uint8)
+        self._checks[:] = 0  # what an earlier call has left there must not count
+        if not self._exchange() or (self._checks != self._expected[0]).any():
+            _raise_mismatch(self._group, self._call)
+
+
+def _checked_call(
+    group: Group, call: Call, blocking: Callable[..., None], nonblocking: Callable[..., MPI.Request]
+) -> Callable[[Any, Any], bool]:
+    """Return a function of two buffers that carries a collective out; its result is False for a truncated message.
+
+    Where the wait of the group can be interrupted, it is our own.
+    """
+    calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
+
+    def carry_out(mine: Any, buffer: Any) -> bool:
         outer = calls.begin(words + group.label, not interruptible)
         try:
-            allreduce(MPI.IN_PLACE, buffer)
+            if interruptible:
+                group.wait_for(nonblocking(mine, buffer), mine, buffer)
+            else:
+                blocking(mine, buffer)
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            header[:] = bytes(len(header))
+            return False
         finally:
             calls.end(outer)
-        if header.tobytes() != expected:
-            with group.enter_call(call):
-                group.raise_mismatch(call)
-        payload[:] = body
+        return True
 
-    return start
+    return carry_out
+
+
+def _raise_mismatch(group: Group, call: Call) -> None:
+    with group.enter_call(call):
+        group.raise_mismatch(call)
 
 
 def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:
     """Return the check for a payload of that length: 60 bits of the call's number, 30 for a single element."""
     fields = FINGERPRINT_FIELDS[dtype] if length == 1 else 2 * FINGERPRINT_FIELDS[dtype]
     return np.array(fingerprint(call, fields, FINGERPRINT_BITS[dtype]), NUMPY_DTYPES[dtype])
-
-
-def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
-    """Return a non-blocking allreduce with our own wait, which can be ended."""
-
-    def allreduce(mine: Any, buffer: Any) -> None:
-        group.wait_for(group.comm.Iallreduce(mine, buffer), buffer)
-
-    return allreduce
 
 
 def fingerprint(call: Call, fields: int, bits: int) -> list[int]:

@@ -101,6 +101,8 @@ class Family(NamedTuple):
     all_gather: Algorithm | None = None
     broadcast: Algorithm | None = None
     """Broadcast from rank 0; for another root `renumber` it by a rotation."""
+    reduce: Algorithm | None = None
+    """Reduction to rank 0, which alone ends with it; for another root `renumber` it by a rotation."""
     all_to_all: Algorithm | None = None
     """All-to-all of 2p chunks: chunk d < p goes to rank d, chunk p+s came from rank s, so the two ends of a transfer
     name different chunks. The own chunk is not transferred: the player of the schedule copies chunk r to chunk p+r."""
