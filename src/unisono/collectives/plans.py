@@ -75,7 +75,7 @@ class Plans:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
         self._families: dict[str, Family] = {}
-        self._rotated: dict[tuple[str, int], Algorithm] = {}
+        self._rotated: dict[tuple[str, str, int], Algorithm] = {}
 
     def find(self, algorithm: str) -> Family:
         """Return the schedule of that name for the placement of these ranks."""
@@ -89,7 +89,7 @@ class Plans:
         assert algorithm is not None, "the plan names what the schedule has"
         if not plan.root:
             return algorithm
-        key = plan.algorithm, plan.root
+        key = plan.collective, plan.algorithm, plan.root
         if key not in self._rotated:
             ranks = self._placement.ranks
             self._rotated[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])

@@ -20,7 +20,8 @@ from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
-from unisono.collectives.prepare import prepare
+from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.transports.arithmetic import arithmetic_of
 
 
@@ -29,6 +30,9 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
 
     `op` and errors are those of `allreduce`. Also raises UsageError for a root that is not a rank.
     """
+    parameters = "reduce", root, op
+    if start_ready(group, parameters, tensor):
+        return
     with Checks(group, "reduce"):
         nbytes_of(tensor)
         check_root(group, root, "reduce")
@@ -44,6 +48,7 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
         view, itemsize = arithmetic.view(memory_of(flat)), tensor.dtype.itemsize
         group.memory_for(call).staging.reduce(view, itemsize, arithmetic, call, root)()
     else:
-        group.start(prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root)), flat, flat)
+        start = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))
+        start_and_keep(group, parameters, bind(start, flat.data_ptr(), flat.data_ptr()), flat)
     if group.rank == root and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
