@@ -1,27 +1,24 @@
 """Collectives of the MPI library, with a check across nodes that all ranks are in the same call.
 
-A payload of up to 64 KiB carries the check along, in one exchange; f is 60 bits of the call's number:
+A sum of up to 64 KiB carries the check along, in one exchange; f, f', f" are 60 bits of the call's number:
 
-    allreduce (sum)              every rank   |  f   f'  f"  | payload ...  | 0 0 ...       in small numbers
-    broadcast, reduce: as it     the sum      | pf  pf' pf"  | sum ...      |               of p ranks in the same call
-    all_to_all, all_gather       for each     |  f  | chunk ... |                           all find f in every parcel
-    reduce_scatter: and sums     rank
+    mine      |  f   f'  f"  | payload ...  | 0 0 ...         in small numbers
+    sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
 
-A broadcast is a sum in which all ranks but the root give zeros: its check has to come back to the root, too. A reduce
-is a sum that the root alone keeps; the library takes as long for it.
+If one rank is in another call, no rank finds p times its own number. The parcel has one of a few lengths, so that most
+ranks in different calls exchange equally many bytes. Otherwise the library reports a truncated message, or the ranks
+wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
+20 here, and only other calls of one number can match it.
 
-If one rank is in another call, no rank finds p times its own number, or f in the parcel of that rank. The sum's parcel
-has one of a few lengths, so that most ranks in different calls exchange equally many bytes. Otherwise the library
-reports a truncated message, or the ranks wait and the watch finds them. A payload of one number has a check of 30 bits:
-together 16 bytes, which are faster than 20 here, and only other calls of one number can match it. An exchange of 16
-bytes precedes all other calls.
+The same sum makes other short collectives, as the check has to come back to every rank: a broadcast, in which all but
+the root give zeros; a reduce, which the root alone keeps; up to 1 KiB an all_gather, of chunks among zeros, and a
+reduce_scatter. An exchange of 16 bytes precedes all other calls.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +31,7 @@ from unisono.collectives.payload import MPI_TYPES, memory_of
 from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
-from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES, perform
+from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
 from unisono.transports.fused import Start, bytes_at
 
 CHECKED_PAYLOAD_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
@@ -45,12 +42,8 @@ FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch
 
 MAX_CHECKED_RANKS = 1 << 14
 
-CHECK_BYTES = 8
-"""Bytes of the call's number in a parcel for one rank, from a boundary of 8 bytes if chunks are padded to PARCEL_BYTES.
-"""
-
-PARCEL_BYTES = (16, 128, 1 << 10)
-"""Sizes of a short chunk's parcel without the check; longer ones are not padded."""
+MAX_PART_BYTES = 1 << 10
+"""Largest payload in bytes of which a sum is as fast as its scattering or gathering alone."""
 
 FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
 """Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
@@ -144,8 +137,8 @@ def _reduce(group: Group, plan: Plan) -> Start:
 def _reduce_scatter(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
-    if _carries_check(group, plan):
-        return _checked_reduce_scatter(group, plan)
+    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan, MAX_PART_BYTES):
+        return _checked_part(group, plan)
 
     def start(source: int, target: int) -> None:
         flat = _tensor_at(source, plan.length, plan.dtype)
@@ -165,8 +158,8 @@ def _reduce_scatter(group: Group, plan: Plan) -> Start:
 def _all_gather(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
-    if _carries_check(group, plan):
-        return _checked_all_gather(group, plan)
+    if _carries_check(group, plan, MAX_PART_BYTES):
+        return _checked_part(group, plan)
 
     def start(_: int, target: int) -> None:
         memory = MPI.memory.fromaddress(target, plan.nbytes)
@@ -178,8 +171,8 @@ def _all_gather(group: Group, plan: Plan) -> Start:
 
 def _broadcast(group: Group, plan: Plan) -> Start:
     if _carries_check(group, plan):
-        is_root, dtype = group.rank == plan.root, torch.int32 if plan.nbytes <= 4 else torch.int64
-        return _checked_sum(group, plan.nbytes, dtype, plan.call, gives=is_root, keeps=not is_root)
+        root = group.rank == plan.root
+        return _checked_sum(group, plan.nbytes, _moved_as(plan.nbytes), plan.call, gives=root, keeps=not root)
 
     def start(_: int, target: int) -> None:
         with group.enter_library_call(plan.call):
@@ -190,8 +183,6 @@ def _broadcast(group: Group, plan: Plan) -> Start:
 
 def _all_to_all(group: Group, plan: Plan) -> Start:
     each = plan.nbytes // group.size
-    if _carries_check(group, plan):
-        return _checked_all_to_all(group, plan)
 
     def start(source: int, target: int) -> None:
         outgoing, incoming = (MPI.memory.fromaddress(address, plan.nbytes) for address in (source, target))
@@ -219,9 +210,9 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
 
 
-def _carries_check(group: Group, plan: Plan) -> bool:
-    """Return True if the payload is short enough, and goes across nodes."""
-    fit = 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+def _carries_check(group: Group, plan: Plan, largest: int = CHECKED_PAYLOAD_BYTES[-1]) -> bool:
+    """Return True if the payload has at most `largest` bytes, and goes across nodes."""
+    fit = 0 < plan.nbytes <= largest
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
@@ -265,79 +256,31 @@ def _checked_sum(
     return start
 
 
-def _checked_all_to_all(group: Group, plan: Plan) -> Start:
-    each = plan.nbytes // group.size
-    parcels = _Parcels(group, plan, each)
+def _checked_part(group: Group, plan: Plan) -> Start:
+    """Prepare a short reduce_scatter, or an all_gather in which each rank adds zeros to the others' chunks."""
+    gathers = plan.collective == "all_gather"
+    dtype = _moved_as(plan.nbytes) if gathers else plan.dtype
+    whole = np.zeros(plan.nbytes, np.uint8)
+    start, stop = (plan.dtype.itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
+    total = _checked_sum(group, plan.nbytes, dtype, plan.call)
 
-    def start(source: int, target: int) -> None:
-        parcels.sent[:, CHECK_BYTES:] = bytes_at(source, plan.nbytes).reshape(-1, each)
-        parcels.exchange()
-        bytes_at(target, plan.nbytes).reshape(-1, each)[:] = parcels.received[:, CHECK_BYTES:]
+    def gather(_: int, target: int) -> None:
+        whole[:] = 0
+        whole[start:stop] = bytes_at(target + start, stop - start)
+        total(0, whole.ctypes.data)
+        bytes_at(target, plan.nbytes)[:] = whole
 
-    return start
+    def scatter(source: int, target: int) -> None:
+        whole[:] = bytes_at(source, plan.nbytes)
+        total(0, whole.ctypes.data)
+        bytes_at(target, stop - start)[:] = whole[start:stop]
 
-
-def _checked_all_gather(group: Group, plan: Plan) -> Start:
-    itemsize = plan.dtype.itemsize
-    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
-    regions = [slice(start * itemsize, stop * itemsize) for start, stop in ends]
-    own = regions[group.rank]
-    parcels = _Parcels(group, plan, max(region.stop - region.start for region in regions))
-
-    def start(_: int, target: int) -> None:
-        whole = bytes_at(target, plan.nbytes)
-        parcels.sent[:, CHECK_BYTES : CHECK_BYTES + own.stop - own.start] = whole[own]
-        parcels.exchange()
-        for region, parcel in zip(regions, parcels.received, strict=True):
-            whole[region] = parcel[CHECK_BYTES : CHECK_BYTES + region.stop - region.start]
-
-    return start
+    return gather if gathers else scatter
 
 
-def _checked_reduce_scatter(group: Group, plan: Plan) -> Start:
-    itemsize, arithmetic = plan.dtype.itemsize, plan.arithmetic
-    ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
-    regions = [slice(start * itemsize, stop * itemsize) for start, stop in ends]
-    nbytes = regions[group.rank].stop - regions[group.rank].start
-    parcels = _Parcels(group, plan, max(region.stop - region.start for region in regions))
-    sources = [arithmetic.view(parcel[CHECK_BYTES : CHECK_BYTES + nbytes]) for parcel in parcels.received]
-
-    def start(source: int, target: int) -> None:
-        whole = bytes_at(source, plan.nbytes)
-        for region, parcel in zip(regions, parcels.sent, strict=True):
-            parcel[CHECK_BYTES : CHECK_BYTES + region.stop - region.start] = whole[region]
-        parcels.exchange()
-        if nbytes:
-            perform(arithmetic.reduce(sources, arithmetic.view(bytes_at(target, nbytes))))
-
-    return start
-
-
-class _Parcels:
-    """Parcels of one call to all ranks, each with the check before its chunk of at most `nbytes` bytes."""
-
-    def __init__(self, group: Group, plan: Plan, nbytes: int) -> None:
-        self._group, self._call = group, plan.call
-        whole = CHECK_BYTES + next((size for size in PARCEL_BYTES if size >= nbytes), nbytes)
-        alike = plan.collective == "all_gather"
-        sent = np.zeros((1 if alike else group.size, whole), np.uint8)
-        received = np.zeros((group.size, whole), np.uint8)
-        self._checks, self._expected = received[:, :CHECK_BYTES], sent[:, :CHECK_BYTES]
-        self.sent, self.received = sent[:, : CHECK_BYTES + nbytes], received[:, : CHECK_BYTES + nbytes]
-        comm = group.comm
-        call = (comm.Allgather, comm.Iallgather) if alike else (comm.Alltoall, comm.Ialltoall)
-        self._exchange = partial(
-            _checked_call(group, plan.call, *call), [sent, whole, MPI.BYTE], [received, whole, MPI.BYTE]
-        )
-
-    def exchange(self) -> None:
-        """Exchange the parcels. Raises MismatchError on all ranks unless all of them are in the call."""
-        label = self._group.label
-        number = call_of(self._call.words + label).number if label else self._call.number
-        self._expected[:] = np.frombuffer(number.to_bytes(CHECK_BYTES, "little"), np.uint8)
-        self._checks[:] = 0  # what an earlier call has left there must not count
-        if not self._exchange() or (self._checks != self._expected[0]).any():
-            _raise_mismatch(self._group, self._call)
+def _moved_as(nbytes: int) -> torch.dtype:
+    """Return a dtype in which bytes are summed with zeros: one number of up to 4 bytes, else numbers of 8."""
+    return torch.int32 if nbytes <= 4 else torch.int64
 
 
 def _checked_call(
@@ -357,7 +300,7 @@ def _checked_call(
             else:
                 blocking(mine, buffer)
         except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
                 raise
             return False
         finally:
