@@ -28,7 +28,7 @@ from unisono.data.images.crops import part_of
 from unisono.data.images.decode import ImageDecoder
 from unisono.data.images.transform import ImageTransform
 from unisono.data.images.turbojpeg import JpegDecoder
-from unisono.data.loading import Mode, Prefetcher
+from unisono.data.loading import Prefetcher
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import read_stretch
 
@@ -120,7 +120,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
 
     def ours(turn: int) -> float:
         begun = time.perf_counter()
-        for _ in loader.batches(batches, Mode.TRAIN, 0, turn):
+        for _ in loader.batches(batches, 0, turn):
             pass
         return time.perf_counter() - begun
 

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import epoch_order
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.order import ShuffleOptions, epoch_order
 from unisono.data.storage.blocks import block_of, blocks_of
 from unisono.data.storage.groups import Groups, form_groups
 from unisono.data.storage.ownership import Owners, initial_owners, owners_in_epoch

@@ -7,8 +7,15 @@
     rank 0                 7 2       0 5      3
     rank 1                 9 4       1 8      6
 
-If samples move between all ranks only every few epochs, each part of a batch keeps its samples in between, and sees
-them in the order of the epoch's own permutation. The next epoch of the one above, with `"every:2,parts:2"`:
+The interval and the scope of the shuffle, by which samples move between ranks:
+
+    "epoch"             every epoch, a new permutation of the whole set
+    "every:4"           every 4 epochs; in between each rank sees its own samples in new orders
+    "every:4,parts:2"   every 4 epochs; in between samples stay in their half of each batch: that of half of the ranks
+    "once"              in the first epoch only
+
+Parts are those of the batch, not of the ranks. In between, each part keeps its samples, and sees them in the order
+of the epoch's own permutation. The next epoch of the one above, with "every:2,parts:2":
 
     own permutation        5 0 6 1 7 2 4 3 8 9
     of part 0, part 1      5 0 7 2 3            6 1 4 8 9
@@ -21,13 +28,55 @@ its samples if it has whole parts of a batch, as it has where the ranks divide t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.errors import RecipeError
 from unisono.schedules.pieces import bounds
+
+FORM = re.compile(r"(?P<interval>epoch|once|every:(?P<every>[1-9]\d{0,8}))(,parts:(?P<parts>[1-9]\d{0,8}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ShuffleOptions:
+    """Interval and scope of the shuffle."""
+
+    every: int = 1
+    """Epochs from one shuffle between all ranks to the next; 0: only the first epoch has one."""
+    parts: int = 0
+    """Equal parts of each batch in which samples stay in between; 0: as many as the batch has samples."""
+
+    def __str__(self) -> str:
+        interval = {0: "once", 1: "epoch"}.get(self.every, f"every:{self.every}")
+        return f"{interval},parts:{self.parts}" if self.parts else interval
+
+    def first_epoch(self, epoch: int) -> int:
+        """Return the epoch of the last shuffle between all ranks, up to `epoch`.
+
+        >>> [ShuffleOptions(every=3).first_epoch(epoch) for epoch in range(7)]
+        [0, 0, 0, 3, 3, 3, 6]
+        """
+        return epoch - epoch % self.every if self.every else 0
+
+
+def parse_shuffle(text: str) -> ShuffleOptions:
+    """Return the options that a recipe's `data.shuffle` names. Raises RecipeError for other words.
+
+    >>> parse_shuffle("every:4,parts:2")
+    ShuffleOptions(every=4, parts=2)
+    """
+    found = FORM.fullmatch(text)
+    every = 0 if found is None or found["interval"] == "once" else int(found["every"] or 1)
+    if found is None or (every == 1 and found["parts"]):
+        raise RecipeError(
+            f'data.shuffle = "{text}"; it is "epoch", "every:N" or "once", the last two perhaps with ",parts:P", as in '
+            '"every:4,parts:2"'
+        )
+    return ShuffleOptions(every, int(found["parts"] or 0))
 
 
 def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -17,10 +17,10 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan,
 from unisono.compute.precision import StepContext, autocast_to, choose_dtype
 from unisono.compute.prepare import prepare
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.feed import Feed, InMemoryFeed, InputFacts
+from unisono.data.feed import Feed, InputFacts, in_memory_feed
 from unisono.data.loading import cast_inputs
+from unisono.data.order import parse_shuffle
 from unisono.data.requirements import check_installed
-from unisono.data.shuffle_options import parse_shuffle
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
@@ -86,15 +86,15 @@ def make_feed(
     data = recipe.data
     shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed, observe, shuffle)
+        return in_memory_feed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed, observe, shuffle)
     check_installed()
-    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
-    from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
+    from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  what only packs need
+    from unisono.data.storage import StorageOptions  # noqa: PLC0415
 
     storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20, data.cache_megabytes << 20)
     threads = decoding_threads(data, share)
     options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle)
-    return PackedFeed(options, world, recipe.training.seed, observe)
+    return packed_feed(options, world, recipe.training.seed, observe)
 
 
 def transform_options(data: DataRecipe) -> TransformOptions:
@@ -127,7 +127,7 @@ def context_of(recipe: Recipe) -> StepContext:
 def make_trainer(
     recipe: Recipe,
     world: World,
-    feed: Feed,
+    feed: InputFacts,
     rule: BaseRule,
     layers: ParallelPlan | None,
     timeline: Timeline | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
+from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.splits import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models.user_network import check_name

@@ -140,13 +140,6 @@ def test_a_recording_is_written_into_its_place_in_a_batch(wav: Wav) -> None:
     assert AudioTransform.batch(batch) is batch
 
 
-def test_bfloat16_is_rounded_from_float32(wav: Wav) -> None:
-    file = wav(recording(3000))
-    out = torch.empty(HEARING.shape, dtype=torch.bfloat16)
-    AudioTransform(HEARING).into(out, memoryview(file), None)
-    assert torch.equal(out, listened(HEARING, file).bfloat16())
-
-
 @pytest.mark.parametrize("file", [b"", b"RIFF", b"these are words", bytes(3000)])
 def test_what_is_no_recording_is_refused(file: bytes) -> None:
     with pytest.raises(DecodeError):

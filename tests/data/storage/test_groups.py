@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.order import ShuffleOptions
 from unisono.data.storage.groups import form_groups, scope_note
 from unisono.placement import Placement, one_rank_per_node, place, regular
 

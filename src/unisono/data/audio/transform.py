@@ -32,7 +32,7 @@ class AudioTransform:
         self._spectra: dict[int, Spectrum] = {}
 
     def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
-        """Convert one recording into `out`, (windows, numbers), float32 or bfloat16.
+        """Convert one recording into `out`, (windows, numbers), float32.
 
         Without `random` it is converted as in validation. Raises DecodeError if the bytes are no recording.
         """

@@ -25,11 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.data.pack.index import Index
-from unisono.data.storage import AUTO, STREAMED
+from unisono.data.storage import AUTO, BUFFER_BYTES, STREAMED, StorageOptions
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.partitioned import partition_bytes
 from unisono.data.storage.read_plan import memory_limit
-from unisono.data.storage.storage import BUFFER_BYTES, StorageOptions
 from unisono.data.storage.streamed_order import blocks_of_pack
 from unisono.world import World
 

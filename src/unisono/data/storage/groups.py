@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.order import ShuffleOptions
 from unisono.placement import Placement
 
 

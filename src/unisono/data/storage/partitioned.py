@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import epoch_order, share, worker_order
+from unisono.data.order import share, worker_order
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.storage import Storage, StorageOptions
 from unisono.data.storage.blocks import block_of, blocks_of
 from unisono.data.storage.compaction import capacity
 from unisono.data.storage.free_memory import check_free_memory, has_free_memory
@@ -23,7 +23,6 @@ from unisono.data.storage.groups import form_groups
 from unisono.data.storage.ownership import Owners, check_groups, initial_owners, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, nbytes_of
 from unisono.data.storage.shuffle import shuffle
-from unisono.data.storage.storage import StorageOptions
 from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
@@ -70,7 +69,7 @@ def _capacity(plan: PartitionPlan) -> tuple[int, int]:
     return capacity(plan.samples, plan.blocks, -(-plan.samples // plan.segments))
 
 
-class PartitionedStorage:
+class PartitionedStorage(Storage):
     """Samples of a pack in the memory of the ranks of `world`, in `groups` that hold a copy each."""
 
     def __init__(self, index: Index, world: World, groups: int = 1, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -78,8 +77,8 @@ class PartitionedStorage:
 
         Raises PackError on every rank if a rank cannot read its partition or it does not fit into its node.
         """
-        self.members = check_groups(len(index), world.size, groups)
-        self._index, self._world = index, world
+        super().__init__(len(index), world)
+        self.members, self._index = check_groups(len(index), world.size, groups), index
         self.groups = form_groups(world.placement, groups)
         self._member_of_rank = np.array(self.groups.member_of_rank)
         self._group = world if groups == 1 else world.split(self.groups.group_of_rank[world.rank])
@@ -95,14 +94,8 @@ class PartitionedStorage:
         self._owners: Owners = initial_owners(len(index), self.members)
         self._index_rows(np.arange(first, last))
 
-    order_name = ""
-
-    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
-        """Return a full permutation, or one in which parts of a batch keep their samples."""
-        return epoch_order(len(self._index), batch, seed, epoch, shuffle)
-
     def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
-        """Shuffle, so that each rank holds what it will see of `order` in steps of `batch` samples. Collective."""
+        """Shuffle, so that each rank holds what it will see of `order`; the same samples for any `done`. Collective."""
         owners = owners_in_epoch(order, batch, self._member_of_rank)
         if np.array_equal(owners, self._owners):  # on all ranks alike, so none waits for another
             return
