@@ -19,7 +19,7 @@ from unisono.data.kinds.kind import TransformOptions
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
 from unisono.data.packed_feed import FeedOptions, packed_feed
-from unisono.models.registry import MODELS
+from unisono.models import MODELS
 
 BATCH, STEPS, ROUNDS = 128, 40, 3
 
@@ -37,7 +37,7 @@ def main(output: str, pack: str, folder: str) -> None:
     index = read_index(options.folder / "train")
     feed = packed_feed(options, world, 0)
     files = Files(Path(folder), keys_of(index), index.label.tolist(), image_options(index, transform))
-    model = MODELS["resnet20"](feed.classes, feed.channels)
+    model = MODELS.load("resnet20")(feed.classes, feed.channels)
     trainer = unisono.Trainer(model, world, unisono.BSP(unisono.Exchange()), torch.optim.SGD(model.parameters(), 0.1))
     steps = steps_of(len(index), BATCH)
 

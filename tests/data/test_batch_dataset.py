@@ -12,12 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from unisono.data import Loader
+from unisono.data.kinds.text import TextOptions
 from unisono.data.loader import BatchDataset
 from unisono.data.loading import Batch
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.data.text.options import TextOptions
 from unisono.errors import UsageError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]

@@ -14,7 +14,7 @@ from PIL import Image
 from unisono.data import loading
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.images.augmentation import ImageOptions
-from unisono.data.images.decode import ImageDecoder, RawDecoder
+from unisono.data.images.codec import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform
 from unisono.data.kinds import IMAGE, RAW
 from unisono.data.kinds.kind import SampleTransform

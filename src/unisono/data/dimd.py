@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from unisono.data.loading import Batch, Prefetcher
 from unisono.data.order import permutation, random_draw
-from unisono.data.requirements import check_installed
-from unisono.data.splits import TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
 from unisono.engine.closing import Closing
 from unisono.errors import PackError, UsageError

@@ -14,16 +14,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from unisono.data.builtin import Dataset, Samples
 from unisono.data.loading import Batch
-from unisono.data.order import ShuffleOptions, own_numbers, share, steps_of, test_ranges
+from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, steps_of, test_ranges
 from unisono.data.storage import Sampler
 from unisono.engine import Observe, observed
 from unisono.world import World
-
-Numbers = NDArray[np.int64]
 
 
 class InputFacts(Protocol):

@@ -34,7 +34,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from unisono.data.loading import Batch
 from unisono.data.order import parse_shuffle, steps_of
-from unisono.data.requirements import check_installed
+from unisono.data.pack.layout import check_installed
 from unisono.data.storage import StorageOptions
 from unisono.errors import UsageError
 from unisono.world import World

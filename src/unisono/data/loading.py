@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.kinds import find_kind
+from unisono.data.order import Numbers
 from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
@@ -40,7 +41,6 @@ PREFETCHED_BATCHES = 2
 DECODING = "decoding"
 """Name of the threads of a loader, and kind of the spans of their work."""
 
-Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs, in the layout of `SampleTransform.batch`, and labels, int64.
 

@@ -38,6 +38,9 @@ from numpy.typing import NDArray
 from unisono.errors import RecipeError
 from unisono.schedules.pieces import bounds
 
+Numbers = NDArray[np.int64]
+"""Numbers of samples."""
+
 FORM = re.compile(r"(?P<interval>epoch|once|every:(?P<every>[1-9]\d{0,8}))(,parts:(?P<parts>[1-9]\d{0,8}))?", re.ASCII)
 
 
@@ -79,7 +82,7 @@ def parse_shuffle(text: str) -> ShuffleOptions:
     return ShuffleOptions(every, int(found["parts"] or 0))
 
 
-def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def permutation(samples: int, seed: int, epoch: int) -> Numbers:
     """Return the order in which an epoch visits the samples: a permutation, int64, shape (samples,)."""
     return epoch_rng(seed, epoch).permutation(samples)
 
@@ -89,7 +92,7 @@ def epoch_rng(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=(seed, epoch)))
 
 
-def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
+def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> Numbers:
     """Return the order in which an epoch with this shuffle visits the samples: a permutation, int64, shape (samples,).
 
     `batch` is the number of samples of a step over all ranks.
@@ -105,7 +108,7 @@ def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: Shuffl
     return order
 
 
-def worker_order(numbers: NDArray[np.int64], seed: int, worker: int, epoch: int) -> NDArray[np.int64]:
+def worker_order(numbers: Numbers, seed: int, worker: int, epoch: int) -> Numbers:
     """Return the order in which one worker visits the samples `numbers` in an epoch of its own, int64.
 
     Workers that are out of step share no order: each draws its own.
@@ -119,8 +122,8 @@ def worker_rng(seed: int, worker: int, epoch: int) -> np.random.Generator:
 
 
 def own_numbers(
-    draw: Callable[[int, int], NDArray[np.int64]], samples: int, batch: int, step: int
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    draw: Callable[[int, int], Numbers], samples: int, batch: int, step: int
+) -> Iterator[tuple[int, Numbers]]:
     """Yield, for each step of a worker from `step` on, its epoch and the samples of its batch, without end.
 
     An epoch of a worker ends when it has seen all its `samples` once; its last batch may be short. `draw(epoch, done)`
@@ -135,7 +138,7 @@ def own_numbers(
         step = (epoch + 1) * steps
 
 
-def random_draw(numbers: NDArray[np.int64], seed: int, worker: int, draw: int, samples: int) -> NDArray[np.int64]:
+def random_draw(numbers: Numbers, seed: int, worker: int, draw: int, samples: int) -> Numbers:
     """Return a worker's draw of so many of the samples `numbers`: none twice, independent of its other draws; int64."""
     chance = np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | draw)))
     return chance.choice(numbers, samples, replace=False)
@@ -146,7 +149,7 @@ def steps_of(samples: int, batch: int) -> int:
     return -(-samples // batch)
 
 
-def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int) -> NDArray[np.int64]:
+def share(order: Numbers, batch: int, step: int, rank: int, ranks: int) -> Numbers:
     """Return the samples of one rank in one step of an epoch with this order: its part of the global batch."""
     whole = order[step * batch : (step + 1) * batch]
     start, stop = bounds(len(whole), ranks, rank)
@@ -170,5 +173,5 @@ def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
     return seen
 
 
-def _ranks_of_step(length: int, ranks: int) -> NDArray[np.int64]:
+def _ranks_of_step(length: int, ranks: int) -> Numbers:
     return ((np.arange(length) + 1) * ranks - 1) // max(1, length)

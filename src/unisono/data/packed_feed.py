@@ -12,10 +12,10 @@ from unisono.data.kinds.kind import SampleTransform, TransformOptions
 from unisono.data.loading import DECODING, Prefetcher
 from unisono.data.order import ShuffleOptions, permutation
 from unisono.data.pack.index import Index, read_index
-from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
 from unisono.data.storage.choose import StorageChoice, resolve_storage
-from unisono.data.storage.groups import form_groups, scope_note
+from unisono.data.storage.ownership import form_groups, scope_note
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World

@@ -14,17 +14,16 @@ from torch import Tensor
 
 from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
-from unisono.compute.precision import StepContext, autocast_to, choose_dtype
-from unisono.compute.prepare import prepare
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InputFacts, in_memory_feed
 from unisono.data.loading import cast_inputs
 from unisono.data.order import parse_shuffle
-from unisono.data.requirements import check_installed
+from unisono.data.pack.layout import check_installed
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.processor_model import processor

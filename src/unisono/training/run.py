@@ -12,7 +12,7 @@ from pathlib import Path
 from unisono.data.feed import Feed, FeedFacts
 from unisono.errors import UsageError
 from unisono.foresight.ledger import check_appendable
-from unisono.models.user_network import user_network
+from unisono.models import user_network
 from unisono.plan.split import describe_borders
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.tensor_parallel.model import split_of

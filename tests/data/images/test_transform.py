@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from unisono.data.images import transform, turbojpeg
 from unisono.data.images.augmentation import AUGMENTS, ImageOptions, choose_augmentation
-from unisono.data.images.decode import ImageDecoder, RawDecoder
+from unisono.data.images.codec import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform, shifted
 from unisono.errors import DecodeError
 

@@ -18,8 +18,7 @@ from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbe
 from unisono.data.kinds import AUDIO, IMAGE, KINDS, RAW, TEXT, all_augments, current_name, find_kind, kind_of_content
 from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
 from unisono.data.pack.index import About, Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source, kind_of
 from unisono.errors import DecodeError, PackError
 

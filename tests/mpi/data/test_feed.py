@@ -18,8 +18,7 @@ from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import epoch_rng, permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.packed_feed import FeedOptions, packed_feed
 from unisono.data.sources.source import Source
 from unisono.data.storage import STORAGES, StorageOptions

@@ -13,8 +13,7 @@ import pytest
 
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.stripe import read_stretch
-from unisono.data.pack.stripe_file import OpenStripes
+from unisono.data.pack.stripe_file import OpenStripes, read_stretch
 from unisono.data.storage import STORAGES, Storage, StorageOptions, free_memory, read_storage
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage

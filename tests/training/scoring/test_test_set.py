@@ -13,13 +13,12 @@ from unisono.binding import CoreShare
 from unisono.data.builtin import load_digits
 from unisono.data.kinds import AUDIO, RAW, TEXT
 from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.loading import Batch
 from unisono.data.pack.index import About, Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.packed_feed import FeedOptions, packed_feed
 from unisono.data.sources.source import Source
-from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import PackError, UsageError
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe

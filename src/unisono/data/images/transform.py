@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 import torch
 
+from unisono.data.counter_rng import CounterRNG
 from unisono.data.images.augmentation import ImageOptions, choose_augmentation
-from unisono.data.images.crops import Random
-from unisono.data.images.decode import Decoder, Pixels
+from unisono.data.images.codec import Decoder, Pixels
 
 WHITE = 255.0
 
@@ -35,7 +35,7 @@ class ImageTransform:
         self._scale = (1 / (WHITE * std)).reshape(1, row)
         self._shift = (-torch.tensor(options.mean).repeat(options.size) / std).reshape(1, row)
 
-    def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
+    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
         """Convert one image into `out`, (size, size, channels), float32.
 
         Without `random` it is converted as in validation. Raises DecodeError if the bytes are no image.

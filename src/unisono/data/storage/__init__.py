@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import ShuffleOptions, epoch_order, worker_order
+from unisono.data.order import Numbers, ShuffleOptions, epoch_order, worker_order
 from unisono.errors import PackError
 from unisono.registry import Registry
 
@@ -74,24 +74,24 @@ class Sampler:
         """Numbers of the samples that this rank can read, ascending."""
         return np.arange(self._count)
 
-    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:
         """Return the order of an epoch in steps of `batch` samples: each once, the same on any number of ranks."""
         return epoch_order(self._count, batch, seed, epoch, shuffle)
 
-    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:
+    def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:
         """Give each rank what it will see of `order` in steps of `batch` samples (`order.share`). Collective.
 
         The first `done` steps are left out: a run is resumed.
         """
 
-    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    def own(self, order: Numbers) -> Numbers:
         """Return the numbers of the samples that are this rank's own, ascending; no epoch follows. Collective.
 
         All ranks together own every sample of `order`, a permutation of all.
         """
         return np.arange(len(order))
 
-    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:  # noqa: ARG002  in memory
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
         """Return the order of this rank's own samples in an epoch of its own, which it begins at step `done`."""
         return worker_order(np.arange(self._count), seed, self._world.rank, epoch)
 
@@ -100,7 +100,7 @@ class Storage(Sampler, ABC):
     """Samples of a pack for the ranks of a world."""
 
     @abstractmethod
-    def samples(self, numbers: NDArray[np.int64]) -> Sequence[NDArray[np.uint8]]:
+    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
         """Return the bytes of the samples with these numbers, as views valid until the next epoch.
 
         Raises PackError for samples that this rank does not hold.

@@ -23,17 +23,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import Numbers
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import read_stretch
+from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.schedules.pieces import bounds
 from unisono.transports.window import Window
 from unisono.world import World
 
-Numbers = NDArray[np.int64]
 
-
-class NodeMemory:
+class SharedStretches:
     """Stretches of a pack in the shared memory of each node of `world`."""
 
     def __init__(self, index: Index, firsts: Numbers, stops: Numbers, world: World) -> None:
@@ -83,8 +82,8 @@ class NodeMemory:
         """Return the bytes of samples that are held, as views of the shared memory."""
         stretches = np.searchsorted(self._firsts, numbers, side="right") - 1
         begins = self._begins[stretches] + self._ends[numbers] - self._ends[self._firsts[stretches]]
-        places = zip(self._readers[stretches].tolist(), begins.tolist(), self._length[numbers].tolist(), strict=True)
-        return [self._parts[reader][begin : begin + length] for reader, begin, length in places]
+        ranges = zip(self._readers[stretches].tolist(), begins.tolist(), self._length[numbers].tolist(), strict=True)
+        return [self._parts[reader][begin : begin + length] for reader, begin, length in ranges]
 
     def close(self) -> None:
         """Free the memory. Collective."""

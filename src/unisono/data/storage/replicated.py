@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import Numbers
 from unisono.data.pack.index import Index
 from unisono.data.storage import Storage, StorageOptions
-from unisono.data.storage.node_memory import NodeMemory
+from unisono.data.storage.node_memory import SharedStretches
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
@@ -25,9 +26,9 @@ class ReplicatedStorage(Storage):
         super().__init__(len(index), world)
         ranks = world.node_world().size
         firsts, stops = np.array([bounds(len(index), ranks, member) for member in range(ranks)]).T
-        self._memory = NodeMemory(index, firsts, stops, world)
+        self._memory = SharedStretches(index, firsts, stops, world)
 
-    def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
         """Return the bytes of any samples, as views of the shared memory."""
         return self._memory.samples(numbers)
 

@@ -21,9 +21,7 @@ from unisono.data.feed import InputFacts
 from unisono.data.kinds import find_kind
 from unisono.data.loading import Batch, Prefetcher
 from unisono.data.order import test_ranges
-from unisono.data.pack.layout import INDEX
-from unisono.data.requirements import check_installed
-from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.errors import PackError, UsageError
 from unisono.training.build import decoding_threads, transform_options
 from unisono.training.recipe import Recipe
