@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch, Prefetcher
 from unisono.data.order import permutation, random_draw
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
@@ -50,8 +51,7 @@ def partitioned_load(
     Raises PackError on every rank if the pack cannot be read or does not fit, or the groups cannot be formed.
     """
     check_installed()
-    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`, as the next
-    from unisono.data.pack.index import read_index  # noqa: PLC0415
+    from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.packed_feed import check_alike, transform_of  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
 

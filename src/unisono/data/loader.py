@@ -32,6 +32,7 @@ from typing import Any, Self
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import parse_shuffle, steps_of
 from unisono.data.pack.layout import check_installed
@@ -74,8 +75,7 @@ class Loader:
         if some ranks would have no samples or a number is out of range, RecipeError for another `shuffle`.
         """
         check_installed()
-        from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`
-        from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415
+        from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  of the extra `data`
 
         if batch < world.size:
             raise UsageError(

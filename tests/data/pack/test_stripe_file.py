@@ -264,4 +264,4 @@ def test_threads_get_memory_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert 1 <= len(memory._spare[256]) <= 4
+    assert 1 <= len(memory._spare[256]) <= 2 * len(threads), "a thread has views of the block before and one more"
