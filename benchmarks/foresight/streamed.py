@@ -26,8 +26,7 @@ from settings import BATCHES, MORE_LINK_SECONDS, NETWORKS, Cluster, Run
 import unisono
 from unisono.data import Loader
 from unisono.data.kinds import RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
 from unisono.launch import find_mpiexec
 from unisono.plan.loading import SampleFacts

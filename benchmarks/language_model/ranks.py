@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono
 from unisono.data import Loader
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.training.loss import classification_loss
 from unisono.world import World
 

@@ -18,11 +18,11 @@ from unisono.bench.layer_report import as_data, plot
 from unisono.bench.layers import layers_of, measure_layers
 from unisono.bench.networks import as_markdown, measure_networks
 from unisono.bench.peak import measure_peak
+from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.formats import AUTO
-from unisono.compute.precision import choose_dtype
+from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.processor_model import processor
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from torch import nn
 
 import unisono
 from unisono.engine import OperationSpan
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.reducer.weight_first import KINDS
 from unisono.step.program import Task
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.compute.algorithms.registry import DEFAULT
+from unisono.compute.algorithms import DEFAULT
 from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
 from unisono.errors import RecipeError, UsageError
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.processor_model import processor
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.training.build import check_fit, load_plan, make_rule, save_plan

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from unisono.compute import convolution_plan
-from unisono.compute.algorithms.registry import DEFAULT
+from unisono.compute.algorithms import DEFAULT
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import prepare
 from unisono.training.warmup import warm_up

@@ -26,13 +26,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unisono.compute.allocator import release_free_memory
+from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.formats import AUTO
-from unisono.compute.precision import StepContext, autocast_to, choose_dtype
-from unisono.compute.prepare import prepare
-from unisono.models.names import CIFAR_LAYERS
-from unisono.models.registry import make_network
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
+from unisono.models import CIFAR_LAYERS, make_network
 from unisono.processor_model import processor
 from unisono.training.loss import classification_loss
 

@@ -13,7 +13,7 @@ import typer
 
 from unisono.errors import UsageError
 from unisono.launch import keep_memory
-from unisono.models.user_network import check_name
+from unisono.models import check_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,9 +54,9 @@ def layers(
     from unisono.bench.layers import layers_of, measure_layers
     from unisono.bench.peak import measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
-    from unisono.compute.precision import check_precision, choose_dtype
+    from unisono.compute.prepare import check_precision, choose_dtype
     from unisono.compute.response_norm import use_response_norms
-    from unisono.models.registry import make_network
+    from unisono.models import make_network
     from unisono.processor_model import processor
 
     check_precision(precision)

@@ -5,7 +5,7 @@ feed ─ network from the seed ─ forward passes on a rank's share of a batch �
 
 from __future__ import annotations
 
-from unisono.data.feed import Feed
+from unisono.data.feed import InputFacts
 from unisono.data.loading import cast_inputs
 from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
@@ -15,7 +15,7 @@ from unisono.training.recipe import Recipe
 from unisono.world import World
 
 
-def choose_layers(recipe: Recipe, world: World, feed: Feed, rule: BaseRule) -> PlanChoice:
+def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule) -> PlanChoice:
     """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
 
     `feed` gives the shapes of the network's inputs; nothing is read from it.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
-from unisono.data.requirements import check_installed
-from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
@@ -72,7 +71,7 @@ def mean_pixels(index: Index) -> float:
         return 0.0
     from PIL import Image  # noqa: PLC0415  only packs of images need it
 
-    from unisono.data.pack.stripe import read_stretch  # noqa: PLC0415  Arrow takes a while
+    from unisono.data.pack.stripe_file import read_stretch  # noqa: PLC0415  Arrow takes a while
 
     found = list[int]()
     for stretch in read_stretch(index, 0, min(MAX_HEADERS_READ, len(index))):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UsageError
-from unisono.models.registry import make_network
-from unisono.models.user_network import check_name
+from unisono.models import check_name, make_network
 from unisono.plan.rank_memory import numbers_kept
 from unisono.plan.run_settings import RunSettings
 from unisono.plan.wall_time import Job

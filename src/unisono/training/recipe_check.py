@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
-from unisono.data.splits import TRAIN_SAMPLES, train_samples
+from unisono.data.order import ShuffleOptions, parse_shuffle
+from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
-from unisono.models.user_network import check_name
+from unisono.models import check_name
 from unisono.rules import RULES, Exchange
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules import check

@@ -9,10 +9,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, FeedFacts
 from unisono.errors import UsageError
 from unisono.foresight.ledger import check_appendable
-from unisono.models.user_network import user_network
+from unisono.models import user_network
 from unisono.plan.split import describe_borders
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.tensor_parallel.model import split_of
@@ -101,10 +101,11 @@ def _train(
     layers = plan_of(recipe, world.size)
     timeline = None if trace is None else Timeline(world)
     observe = None if timeline is None else timeline.add
-    if workers is None:
-        feed = make_feed(recipe, world, share, observe=observe)
-    else:
-        feed = make_worker_feed(recipe, workers, world, share, observe)
+    feed = (
+        make_feed(recipe, world, share, observe=observe)
+        if workers is None
+        else make_worker_feed(recipe, workers, world, share, observe)
+    )
     if recipe.parallel.layers == AUTO:
         layers, chosen = choose_layers(recipe, world, feed, rule)
         lines += chosen
@@ -132,6 +133,7 @@ def _train(
         run = AsynchronousRun(recipe, workers, world, feed, trainer, home, begun, notes, timeline, replay)
         code = run.run(before)
     else:
+        assert isinstance(feed, Feed), "all ranks have batches"
         code = _train_together(recipe, world, feed, trainer, home, begun, point, notes, machine, ledger, verbose)
     if timeline is not None and trace is not None:
         timeline.write(trace)
@@ -139,7 +141,7 @@ def _train(
 
 
 def _resume(
-    home: Path, recipe: Recipe, before: Recipe, world: World, feed: Feed, trainer: Trainer
+    home: Path, recipe: Recipe, before: Recipe, world: World, feed: FeedFacts, trainer: Trainer
 ) -> tuple[ResumePoint, list[str]]:
     """Load the newest checkpoint. Return the point to resume from, and lines to log."""
     point, damaged, notes = resume_run(home, trainer, world)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from unisono.compute.precision import StepContext
+from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach
 from unisono.errors import UsageError

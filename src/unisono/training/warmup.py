@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from unisono.compute.allocator import release_free_memory
 from unisono.compute.convolution_plan import ConvolutionPlan, merge
+from unisono.compute.prepare import release_free_memory
 from unisono.world import World
 
 

@@ -14,7 +14,7 @@ from tests.mpi.reducer.test_rules import network, optimizer_of
 from torch import nn
 
 import unisono
-from unisono.data import digits
+from unisono.data.builtin import load_digits
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
@@ -298,7 +298,7 @@ def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
 
 def accuracy(world: World, rule: BaseRule) -> float:
     """Test accuracy after 15 epochs of the digits."""
-    data = digits.load()
+    data = load_digits()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = Trainer(model, world, rule, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3))

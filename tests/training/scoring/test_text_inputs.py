@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from unisono.data.kinds import TEXT
+from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.pack.index import About, Index
-from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.scoring.network_prediction import PredictOptions
 from unisono.training.scoring.text_inputs import TextInputs, tokenizer_of

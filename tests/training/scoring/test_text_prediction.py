@@ -7,7 +7,7 @@ from math import log
 import pytest
 import torch
 
-from unisono.data.text.tokenizers import ByteTokenizer
+from unisono.data.kinds.text import ByteTokenizer
 from unisono.training.accuracy import Accuracy
 from unisono.training.scoring.network_prediction import PredictOptions, Probability
 from unisono.training.scoring.text_prediction import TextPrediction, predict_text, quoted, token_text

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unisono.compute.precision import StepContext
+from unisono.compute.prepare import StepContext
 from unisono.errors import UsageError
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from unisono.data.kinds import find_kind
+from unisono.data.kinds.text import BYTES, Tokenizer, make_tokenizer
 from unisono.data.pack.index import Index
-from unisono.data.text.options import BYTES
-from unisono.data.text.tokenizers import Tokenizer, make_tokenizer
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.scoring.network_prediction import PredictOptions
 from unisono.training.scoring.text_prediction import TextPrediction, predict_text

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unisono.data.text.tokenizers import Tokenizer
+from unisono.data.kinds.text import Tokenizer
 from unisono.training.accuracy import Accuracy, accuracy_of
 from unisono.training.scoring.evaluate import sum_scores
 from unisono.training.scoring.evaluation import finite

@@ -22,8 +22,7 @@ from unisono.asynchronous.messages import Request
 from unisono.asynchronous.port import process_failed, survives_deaths
 from unisono.asynchronous.server import Server
 from unisono.binding import CoreShare
-from unisono.data.blank_feed import facts_of
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, FeedFacts
 from unisono.engine import Observe
 from unisono.errors import StallError
 from unisono.mpi import MPI
@@ -44,7 +43,7 @@ from unisono.world import World
 
 def make_worker_feed(
     recipe: Recipe, rule: BaseAsynchronousRule, world: World, share: CoreShare, observe: Observe | None = None
-) -> Feed:
+) -> FeedFacts:
     """Return the feed of a worker, or the facts of one for a rank that only serves. Called by all ranks together.
 
     `observe` is called with the spans of the feed's work.
@@ -52,7 +51,7 @@ def make_worker_feed(
     trains = world.rank < rule.seats(world.size).workers
     group = world.split(0 if trains else 1)
     feed = make_feed(recipe, group, share, out_of_step=True, observe=observe) if trains else None
-    facts = world.call_on_root(lambda: None if feed is None else facts_of(feed))
+    facts = world.call_on_root(lambda: None if feed is None else feed.facts)
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed
 
@@ -64,7 +63,7 @@ class AsynchronousRun:
     recipe: Recipe
     rule: BaseAsynchronousRule
     world: World
-    feed: Feed
+    feed: FeedFacts
     trainer: Trainer
     home: Path
     began: float
@@ -155,10 +154,12 @@ class AsynchronousRun:
     def _train(self, server: Server | None, beginning: Beginning, snapshot: WorkerSnapshot | None) -> int:
         reducer, links = self.trainer.reducer, self.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
+        feed = self.feed
+        assert isinstance(feed, Feed), "a rank that trains has batches"
         coding = make_coding(self.rule, True, reducer.weights.flats() if self.rule.exchange.wire else {})
         exchange = reducer.exchange = WorkerExchange(self._seats.workers, coding)
         worker = Worker(
-            *(self.recipe, self.rule, self.world.rank, links, exchange, self.feed, self.trainer, self.home),
+            *(self.recipe, self.rule, self.world.rank, links, exchange, feed, self.trainer, self.home),
             self._display,
         )
         if snapshot is None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
+from unisono.compute.algorithms import ALGORITHMS, DEFAULT
 from unisono.compute.geometry import Geometry
 
 

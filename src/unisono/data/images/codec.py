@@ -4,6 +4,9 @@
 
 Grey images get three equal channels if RGB is wanted. `decode_image` also rotates an image by its EXIF orientation;
 images in packs were rotated when they were packed.
+
+An image file is packed unchanged, byte for byte, unless its short side is above `short_side`, or it is rotated by EXIF,
+CMYK or transparent: then it is encoded again as a JPEG.
 """
 
 from __future__ import annotations
@@ -13,14 +16,13 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from unisono.data.images import turbojpeg
-from unisono.data.images.crops import Box, ImageHeader, part_of
+from unisono.data.images.augmentation import Box, ImageHeader, part_of
 from unisono.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
@@ -43,21 +45,8 @@ DAMAGE_ERRORS = (
 """Errors that Pillow raises for files that are no images, or damaged."""
 
 
-class Decoder(Protocol):
-    """Decoder of crops of images, for one thread."""
-
-    def header(self, file: memoryview) -> ImageHeader:
-        """Return the header of an image, whose bytes stay as they are until `decode`. Raises DecodeError."""
-        ...
-
-    def decode(self, box: Box, size: int) -> Pixels:
-        """Return the crop `box` of the image whose header was read last, to become size x size; it may be smaller than
-        `box`, but not than that. Raises DecodeError if the image is damaged."""
-        ...
-
-
 class ImageDecoder:
-    """Decoder of image files."""
+    """Decoder of crops of image files, for one thread."""
 
     def __init__(self, channels: int) -> None:
         """Create the decoder. `channels` is 3, or 1 for grey images."""
@@ -66,7 +55,7 @@ class ImageDecoder:
         self._file, self._header = b"", ImageHeader(0, 0)
 
     def header(self, file: memoryview | bytes) -> ImageHeader:
-        """Return the header: of a JPEG by libjpeg-turbo, else by Pillow."""
+        """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
         self._file = bytes(file)
         found = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
         if found is None:
@@ -76,7 +65,11 @@ class ImageDecoder:
         return found
 
     def decode(self, box: Box, size: int) -> Pixels:
-        """Return the crop: the part of a JPEG that has it, decoded at 1/2, 1/4 or 1/8 if that is large enough."""
+        """Return the crop `box` of the image whose header was read last, to become size x size.
+
+        The part of a JPEG that has it is decoded at 1/2, 1/4 or 1/8 if that is large enough. Raises DecodeError if the
+        image is damaged.
+        """
         width, height, block = self._header
         if self._jpeg is not None and block is not None:
             part, within = part_of(box, width, height, block, size)
@@ -104,6 +97,10 @@ class RawDecoder:
     def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
         """Return the crop, a view of the image's bytes."""
         return cropped(self._pixels, box)
+
+
+Decoder = ImageDecoder | RawDecoder
+"""Decoder of crops of images."""
 
 
 def cropped(pixels: Pixels, box: Box) -> Pixels:
@@ -156,3 +153,33 @@ def _damage_named() -> Iterator[None]:
         raise DecodeError("it is no image in a format that Pillow knows") from error
     except DAMAGE_ERRORS as error:
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+UNCHANGED_FORMATS = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
+"""Formats, with their Pillow modes, that are packed unchanged."""
+
+
+def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
+    """Return the bytes to pack. Raises DecodeError if the image is broken or truncated.
+
+    `short_side` is in pixels, 0 for all sizes; `quality` is that of JPEGs, 1 to 100.
+    """
+    image = decode_image(sample, rotate=False, min_side=2 * short_side)
+    upright_image = upright(image)
+    small = not short_side or min(image.size) <= short_side
+    kept = image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
+    if upright_image is image and small and kept:
+        return sample
+    grey = image.mode in GREY_MODES
+    pixels = pixels_of(upright_image, "L" if grey else "RGB")
+    made = Image.fromarray(pixels[..., 0] if grey else pixels)
+    if not small:
+        scale = short_side / min(made.size)
+        size = (max(1, round(made.width * scale)), max(1, round(made.height * scale)))
+        made = made.resize(size, Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    try:
+        made.save(out, "JPEG", quality=quality)
+    except OSError as error:
+        raise DecodeError(f"{made.width} x {made.height} pixels are too many for a JPEG") from error
+    return out.getvalue()

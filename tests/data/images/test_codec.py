@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unisono.data.images import decode, turbojpeg
-from unisono.data.images.crops import Box, ImageHeader, middle
-from unisono.data.images.decode import ImageDecoder, RawDecoder, decode_image, pixels_of
+from unisono.data.images import codec, turbojpeg
+from unisono.data.images.augmentation import Box, ImageHeader, middle
+from unisono.data.images.codec import ImageDecoder, RawDecoder, decode_image, pixels_of
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]
@@ -252,7 +252,7 @@ def test_an_image_of_another_size_than_its_header_is_refused(
 ) -> None:
     decoder = ImageDecoder(3)
     decoder.header(encode(photo(40, 30), "PNG"))
-    monkeypatch.setattr(decode, "decode_image", lambda file, rotate: photo(20, 30))
+    monkeypatch.setattr(codec, "decode_image", lambda file, rotate: photo(20, 30))
     with pytest.raises(DecodeError, match="header says 40 x 30 pixels, but it has 20 x 30"):
         decoder.decode(Box(0, 0, 40, 30), 8)
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from unisono.models.names import NETWORKS
-from unisono.models.registry import MODELS, make_network
+from unisono.models import MODELS, make_network
 from unisono.models.small_convnet import SmallConvnet
 
 
@@ -60,15 +59,14 @@ def channels_of(name: str) -> int:
 
 
 def test_every_network_has_a_name() -> None:
-    assert tuple(MODELS) == NETWORKS
-    assert set(FACTS) == set(NETWORKS)
+    assert set(FACTS) == set(MODELS)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 def test_numbers_of_parameters_and_multiply_adds(name: str) -> None:
     facts, counter = FACTS[name], FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad():
-        model = MODELS[name](facts.classes, channels_of(name)).eval()
+        model = MODELS.load(name)(facts.classes, channels_of(name)).eval()
         with counter:
             scores = model(blank(name, (1, *facts.sample)))
     assert scores.shape == (*((1, *facts.sample) if name in TEXT else (1,)), facts.classes)
@@ -76,7 +74,7 @@ def test_numbers_of_parameters_and_multiply_adds(name: str) -> None:
     assert counter.get_total_flops() == 2 * facts.multiply_adds
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("samples", [2, 1])
 def test_any_number_of_channels_and_a_gradient_for_every_weight(name: str, samples: int) -> None:
     sample = FACTS[name].sample
@@ -84,7 +82,7 @@ def test_any_number_of_channels_and_a_gradient_for_every_weight(name: str, sampl
     windows = (samples, channels) if name in TEXT else (samples, 3, channels)
     shape = (samples, channels, *sample[1:]) if len(sample) == 3 else windows
     with torch.device("meta"):
-        model = MODELS[name](7, channels)
+        model = MODELS.load(name)(7, channels)
         scores = model(blank(name, shape))
     several = scores if isinstance(scores, tuple) else (scores,)
     expected = (*shape, 7) if name in TEXT else (samples, 7)

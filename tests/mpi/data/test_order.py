@@ -10,9 +10,8 @@ import pytest
 import torch
 from benchmarks.shuffle.traffic import epochs_traffic
 
-from unisono.data.order import epoch_order, share, steps_of
+from unisono.data.order import epoch_order, parse_shuffle, share, steps_of
 from unisono.data.pack.index import read_index
-from unisono.data.shuffle_options import parse_shuffle
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.placement import place

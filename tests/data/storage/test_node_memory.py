@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.storage.block_cache import choose_cached
+from unisono.data.storage.node_memory import choose_cached
 
 SIZES = st.lists(st.integers(0, 1000), max_size=40).map(lambda sizes: np.array(sizes, np.int64))
 
