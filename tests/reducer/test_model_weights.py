@@ -11,6 +11,7 @@ import torch
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.model_weights import ModelWeights
+from unisono.step.rule import State, Traits
 
 
 class Allocator:
@@ -38,7 +39,7 @@ class Weights:
         self.memory.lay_out((1, 0), 16)
         self._anchor = anchor
         choice: Any = SimpleNamespace(
-            rule=SimpleNamespace(differs=differs, evaluates_anchor=anchor is not None),
+            traits=Traits(State.WHOLE if not differs else State.OWN if anchor is None else State.ANCHORED),
             rule_memory=SimpleNamespace(write_anchor=self._write_anchor),
         )
         pending: Any = SimpleNamespace(wait=lambda: self.waits.append(None))

@@ -74,7 +74,7 @@ class Passes:
         begun = BackwardPass(self.memory, Buffers(torch.nn.Identity()), self.layout, message or ControlMessage(1.0))
         tasks = self.rule(Step(0), 0, self.layout)
         program = tuple(PreparedTask(task, task.operation.act or (lambda *_: None), (), (), None, "") for task in tasks)
-        self.runner.begin(begun, program, self.rule.differs)
+        self.runner.begin(begun, program, self.rule.traits.state.differs)
         return begun
 
     def ready(self, *numbers: int, last: bool = True) -> list[str]:

@@ -18,6 +18,7 @@ from unisono.reducer.buffers import Buffers
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.pending_work import PendingWork
 from unisono.reducer.rule_choice import RuleChoice
+from unisono.step.rule import State
 from unisono.world import World
 
 
@@ -68,14 +69,14 @@ class ModelWeights:
         """Give the model, for an evaluation, the weights that all ranks have in common within the block, where theirs
         differ: the rule's anchor, or else their mean. Buffers are the mean of all ranks'."""
         self._pending.wait()
-        if not self._choice.rule.differs:
+        if not self._choice.traits.state.differs:
             yield
             return
         model, parameters = self._model(), self._memory.parameters
         buffers = () if model is None else model.buffers()
         averaged = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
         own = [one.clone() for one in averaged]
-        has_anchor = self._choice.rule.evaluates_anchor and self._choice.rule_memory.write_anchor()
+        has_anchor = self._choice.traits.state is State.ANCHORED and self._choice.rule_memory.write_anchor()
         for one in averaged[len(parameters) if has_anchor else 0 :]:
             one.copy_(self._collectives.allreduce(one.div(self._collectives.size)))
         try:

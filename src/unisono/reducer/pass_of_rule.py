@@ -14,6 +14,7 @@ from unisono.reducer.exchanging_pass import ExchangingPass
 from unisono.reducer.sharded_pass import ShardedPass
 from unisono.rules import BaseRule
 from unisono.step.layout import Layout, Updates
+from unisono.step.rule import State
 from unisono.step.rule_memory import RuleMemory
 
 
@@ -41,7 +42,7 @@ def pass_of(
 
     `kept` is what the rule keeps between steps; `exchange` a worker's end of an asynchronous rule's exchanges.
     """
-    if rule.sharded:
+    if rule.traits.state is State.SHARDED:
         begun = ShardedPass(*parts, rank)
         if isinstance(step, ShardedStep):
             begun.step_with(step)

@@ -37,6 +37,7 @@ class Programs:
         self._link, self._partitions = link, partitions
         self._memory, self._pool, self._rule, self._collectives = memory, pool, rule, collectives
         self._user, self._observe, self._has_buffers = user, observe, buffers
+        self._period = rule.traits.period
         self._player: Player | None = None
         self._communicators = 0
         self.number = 0
@@ -91,7 +92,7 @@ class Programs:
 
     def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
-        number = (self.number - self.first) % self._rule.period
+        number = (self.number - self.first) % self._period
         self.number += 1
         made = self._made.get((updates, deferred, clip, number))
         if made is None:

@@ -52,9 +52,10 @@ from unisono.reducer.step_times import StepTimes
 from unisono.reducer.structure import Structure
 from unisono.reducer.user_optimizer import UserOptimizer
 from unisono.rules import BaseRule
-from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
 from unisono.step.layout import Updates
+from unisono.step.rule import State
 from unisono.weak import weakly
 from unisono.world import World
 
@@ -71,6 +72,8 @@ class Reducer:
     def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule, parts: ParameterParts = UNSPLIT) -> None:
         """Attach to `model`, of whose parameters `parts` are split. Called by all ranks of `world` together."""
         self._model, self.structure = weakref.ref(model), Structure(model)
+        self.traits = traits = rule.traits
+        """Properties of the rule."""
         self.parameters = self.structure.parameters
         self.times = StepTimes(len(self.parameters))
         self.observe: Callable[[OperationSpan], None] = lambda _: None
@@ -88,10 +91,10 @@ class Reducer:
         partitions = list(parts.holders.values())
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
         self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
-        summands = float(world.size) if rule.sums_gradients else 1.0
+        summands = float(world.size) if traits.sums else 1.0
         self.accumulation = Accumulation(self.memory, summands)
         has_buffers = bool(self.buffers.slots) and world.size > 1
-        self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
+        self.links = ServerLinks(rule, world, self._collectives) if has_servers(rule) else None
         """Links to the servers of an asynchronous rule."""
         self.programs = programs = Programs(
             self.memory, pool, rule, self._collectives, name, observe, has_buffers, self.links, partitions
@@ -107,7 +110,7 @@ class Reducer:
         )
         self.weights = ModelWeights(model, self.memory, self.buffers, self._collectives, self.choice, self.pending)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
-        self._accumulators = accumulators_of(self.parameters) if rule.sums_gradients else []
+        self._accumulators = accumulators_of(self.parameters) if traits.sums else []
         for number, accumulator in enumerate(self._accumulators):
             self._hooks.append(accumulator.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
@@ -120,7 +123,7 @@ class Reducer:
     def loss_weight(self) -> LossWeight:
         """Return the weight of this rank's loss among those of its group, of whose samples layers make gradients."""
         samples = self.control.samples
-        if samples is None or (samples and self.rule.sums_gradients):
+        if samples is None or (samples and self.traits.sums):
             samples = 1.0
         return LossWeight(self.control.averages, samples)
 
@@ -253,19 +256,19 @@ class Reducer:
     def end_step(self) -> None:
         """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward
         pass."""
-        if self.rule.differs and not self._runner.awaits_step:
+        if self.traits.state.differs and not self._runner.awaits_step:
             self.synchronize()
         try:
             self.optimizer.finish_step()
         except UnisonoError as error:
-            if self.rule.differs:
+            if self.traits.state.differs:
                 error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
             raise
 
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self.structure.check_pass(self._model())
-        if not self.rule.differs:
+        if not self.traits.state.differs:
             self.optimizer.finish_step()  # if the program has left it out, as the other ranks gather weights
         elif self._runner.awaits_step:  # another pass of the same step, with the same setting
             self.programs.take_back()
@@ -274,20 +277,20 @@ class Reducer:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
         self.accumulation.begin_pass()
-        compares = not (absent or self._applied_by.deferred or self.rule.differs or self.rule.sharded)
+        compares = self.traits.state is State.WHOLE and not (absent or self._applied_by.deferred)
         message = self.control.next_message(absent, self.accumulation.changes() if compares else None)
         layout, program = self.programs.next(self._applied_by.updates, self._applied_by.deferred, self.clip)
-        if self.rule.sharded and self.optimizer.sharded is None:
+        if self.traits.state is State.SHARDED and self.optimizer.sharded is None:
             raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.optimizer.shard(optimizer)")
         parts, step = (self.memory, self.buffers, layout, message), self._applied_by.step
         begun = pass_of(self.rule, parts, step, self._collectives.rank, self.choice.rule_memory.kept, self.exchange)
         self.control.begin(begun)
-        self._runner.begin(begun, program, self.rule.differs)
+        self._runner.begin(begun, program, self.traits.state.differs)
         return begun
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed."""
-        awaits_step = self.rule.differs and begun is not None and begun.layout.updates is Updates.OUTSIDE
+        awaits_step = self.traits.state.differs and begun is not None and begun.layout.updates is Updates.OUTSIDE
         if self._runner.discard(begun):
             self.control.discard()
             if awaits_step:  # a period counts steps, and none was made

@@ -37,6 +37,7 @@ class RuleChoice:
         for an unknown overlap."""
         self.rule = rule
         """Rule that steps follow."""
+        self.traits = rule.traits
         self._memory, self._collectives, self._programs = memory, collectives, programs
         self._wait_for_all = wait_for_all
         self._tuning = Tuning(memory, collectives, times, rule)
@@ -72,7 +73,7 @@ class RuleChoice:
         """
         if changed := self._tuning.next_step(deferred):
             self._lay_out()
-        self.rule_memory.lay_out(self.rule.keeps_anchor)
+        self.rule_memory.lay_out(self.traits.state.has_anchor)
         return changed
 
     def record_order(self, order: Sequence[int]) -> None:
@@ -95,7 +96,7 @@ class RuleChoice:
         """Return the rule's memory of this rank and the place in its period, for a checkpoint; wait for exchanges."""
         self._wait_for_all()
         kept = self.rule_memory.segments()
-        return {"cycle": list(self.rule.cycle), "first": self._programs.first, "kept": kept}
+        return {"cycle": list(self.traits.cycle), "first": self._programs.first, "kept": kept}
 
     def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
         """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
@@ -104,18 +105,18 @@ class RuleChoice:
         """
         self._programs.number = step
         if rule_state is None:
-            self._programs.first = step if self.rule.keeps_anchor else 0
+            self._programs.first = step if self.traits.state.has_anchor else 0
             return
-        same = list(self.rule.cycle) == rule_state["cycle"]
+        same = list(self.traits.cycle) == rule_state["cycle"]
         self._programs.first = rule_state["first"] if same else step
-        if self.rule.keeps_anchor:
+        if self.traits.state.has_anchor:
             self.rule_memory.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
 
     def log_with(self, log: Log, details: Log | None = None) -> None:
         """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with
         `details`, which is `log` unless given."""
         self._tuning.log = details or log
-        buckets, wanted = len(self._memory.layout.buckets), self.rule.least_buckets
+        buckets, wanted = len(self._memory.layout.buckets), self.traits.buckets
         if buckets < wanted and self._collectives.rank == 0:
             log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 

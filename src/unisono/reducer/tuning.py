@@ -45,10 +45,10 @@ from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.model_collectives import ModelCollectives
 from unisono.reducer.step_times import StepTimes
 from unisono.rules import BaseRule
-from unisono.rules.base import AUTO
 from unisono.step.costs import Computing, Cost, fit
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
+from unisono.step.rule import AUTO, State
 from unisono.world import World
 
 STEPS_PER_TRIAL = 4
@@ -143,7 +143,8 @@ class Tuning:
                 took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
                 sizes.append(mean(one.nbytes for one in buckets))
                 seconds.append(mean(took))  # the mean over buckets
-            updated = sum(one.nbytes for one in buckets) // (self._world.size if self._rule.sharded else 1)
+            holders = self._world.size if self._rule.traits.state is State.SHARDED else 1
+            updated = sum(one.nbytes for one in buckets) // holders
             computing = self._times.computing(self._world, updated)
             yield from self._try(computing, fit(sizes, seconds), counters)
         else:

@@ -23,7 +23,7 @@ from unisono.step.layout import Layout, Updates
 from unisono.step.matching import Member
 from unisono.step.program import Step, StepProgram, Task
 from unisono.step.random_order import play_in_random_order
-from unisono.step.rule import Rule
+from unisono.step.rule import BaseRule
 from unisono.step.rule_memory import ANCHOR, RuleMemory
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -259,7 +259,7 @@ def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor
 
 
 def play_in_process(
-    rule: Rule,
+    rule: BaseRule,
     replicas: Sequence[InProcessReplica],
     events: Sequence[Step],
     seed: int = 0,
@@ -268,8 +268,7 @@ def play_in_process(
     """Train replicas, one for each rank, by a rule. The order is a random one that the programs allow, chosen by
     `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
     layout = replicas[0].layout
-    programs = [tuple(task for event in events for task in rule(event, rank, layout)) for rank in range(len(replicas))]
-    return play_programs(programs, replicas, rule.threads(), seed, costs)
+    return play_programs(rule.programs(layout, events), replicas, rule.threads(), seed, costs)
 
 
 def play_programs(

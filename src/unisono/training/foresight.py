@@ -172,9 +172,9 @@ class RunForesight:
         skip, rule = self._searched + WARMUP_STEPS, self.trainer.reducer.rule
         found = None
         if self._kept:
-            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
+            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.traits.period)
         if found is None:
-            self.detail(f"no measurement: {reason_without_measurement(rule.period, skip)}")
+            self.detail(f"no measurement: {reason_without_measurement(rule.traits.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from unisono.step.rule import State
 from unisono.step.rule_memory import ANCHOR
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
@@ -31,11 +32,11 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     if sharded is not None:  # rank 0 alone needs memory for the whole state
         return trainer.model.state_dict(), sharded.state_dict(root=0)
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
-    if not trainer.reducer.rule.differs:
+    if not trainer.reducer.traits.state.differs:
         return mine
     rule_state = trainer.reducer.choice.rule_state()
     everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state})
-    if trainer.reducer.rule.evaluates_anchor:
+    if trainer.reducer.traits.state is State.ANCHORED:
         with trainer.reducer.weights.averaged():
             return {name: _copy(one) for name, one in mine[0].items()}, {RANKS: everyone}
     weights = [one["weights"] for one in everyone]
@@ -48,7 +49,7 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     Raises the errors of `load_state_dict` where it does not fit.
     """
     ranks = checkpoint.optimizer.get(RANKS)
-    if ranks is not None and len(ranks) == world.size and trainer.reducer.rule.differs:
+    if ranks is not None and len(ranks) == world.size and trainer.reducer.traits.state.differs:
         trainer.model.load_state_dict(ranks[world.rank]["weights"])
         load_optimizer(trainer.optimizer, ranks[world.rank]["optimizer"])
         trainer.reducer.choice.resume(checkpoint.step, ranks[world.rank].get("rule"))

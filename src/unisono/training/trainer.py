@@ -18,6 +18,7 @@ from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
 from unisono.reducer.wait_on_access import wait_on_access
 from unisono.rules import BaseRule
 from unisono.step.layout import Updates
+from unisono.step.rule import State
 from unisono.tensor_parallel.model import exchanges_activations
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, count
@@ -57,9 +58,10 @@ class Trainer:
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
         self.reducer.structure.check(model)
-        check_split_optimizer(model, optimizer, self.reducer.rule.sharded)
+        sharded = self.reducer.traits.state is State.SHARDED
+        check_split_optimizer(model, optimizer, sharded)
         self.reducer.clip = clip
-        if self.reducer.rule.sharded:
+        if sharded:
             self.reducer.optimizer.shard(optimizer, own_loop=False)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.pending.wait))
         self._exchanges = exchanges_activations(model)  # a rank without samples calls the model, too

@@ -141,7 +141,7 @@ def test_ranks_train_what_one_process_plays(group: World, rule: BaseRule) -> Non
     assert len(memory.layout.buckets) > 4
     replicas = played(group, rule, memory)
     close(weights(trainer.model), weights(replicas[group.rank].model))
-    if rule.keeps_anchor:
+    if rule.traits.state.has_anchor:
         mine = anchors(trainer)
         assert all(torch.equal(mine, its) for its in group.all_gather_object(mine))
 
@@ -199,7 +199,7 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
                 second.step(inputs.double(), labels)
         second.wait()
         close(weights(second.model), weights(whole.model), 0.0)
-        if rule.keeps_anchor:
+        if rule.traits.state.has_anchor:
             assert torch.equal(anchors(second), anchors(whole))
 
 
