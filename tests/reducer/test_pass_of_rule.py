@@ -18,7 +18,7 @@ from unisono.reducer.pass_of_rule import AppliedBy, pass_of
 from unisono.reducer.sharded_pass import ShardedPass
 from unisono.rules import BSP, EASGD, BaseRule, Sharded
 from unisono.step.layout import Bucket, Layout, Updates
-from unisono.step.rule_memory import RuleMemory
+from unisono.step.replica import RuleMemory
 
 
 class Allocator:

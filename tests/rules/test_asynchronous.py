@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from unisono.rules import BSP, EASGD
 from unisono.rules.asynchronous import random_arrivals
 from unisono.step.layout import even_layout
+from unisono.step.matching import play_in_random_order
 from unisono.step.program import Step
-from unisono.step.random_order import play_in_random_order
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 1 << 20))

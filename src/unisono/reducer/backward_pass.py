@@ -17,7 +17,7 @@ from unisono.reducer.model_comparison import digest
 from unisono.step.layout import Layout
 from unisono.step.operations import PACK, PACK_SUM, UPDATE_LOCAL
 from unisono.step.program import Task
-from unisono.step.rule_memory import RuleMemory
+from unisono.step.replica import RuleMemory
 from unisono.world import World
 
 

@@ -14,8 +14,8 @@ from unisono.reducer.exchanging_pass import ExchangingPass
 from unisono.reducer.sharded_pass import ShardedPass
 from unisono.rules import BaseRule
 from unisono.step.layout import Layout, Updates
+from unisono.step.replica import RuleMemory
 from unisono.step.rule import State
-from unisono.step.rule_memory import RuleMemory
 
 
 class AppliedBy(NamedTuple):

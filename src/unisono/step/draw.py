@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from unisono.step.clock import Clock, TaskSpan
+from unisono.step.clock import Clock, TaskSpan, tracks
 from unisono.step.costs import Computing, Cost, Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.program import Step, Task
 from unisono.step.rule import BaseRule
-from unisono.step.tracks import tracks
 
 COLUMNS = 4
 """Characters per unit of time."""

@@ -23,9 +23,8 @@ from itertools import pairwise
 
 from unisono.errors import StepError
 from unisono.step.layout import Layout
-from unisono.step.matching import Member
+from unisono.step.matching import Member, play_in_random_order
 from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value, thread
-from unisono.step.random_order import play_in_random_order
 from unisono.step.rule import BaseRule, GradientSource, Guarantee
 from unisono.step.symbolic_state import SymbolicState, Versions
 

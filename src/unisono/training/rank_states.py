@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from unisono.step.replica import ANCHOR
 from unisono.step.rule import State
-from unisono.step.rule_memory import ANCHOR
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training.checkpoint import Checkpoint
