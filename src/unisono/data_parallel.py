@@ -16,10 +16,9 @@ import torch
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
-from unisono.reducer.model_comparison import compare_models
-from unisono.reducer.structure import trainable
+from unisono.reducer.structure import compare_models, trainable
 from unisono.rules import BSP, BaseRule
-from unisono.step.rule import Members, State
+from unisono.step.rule import Members, RankState
 from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
 from unisono.tensor_parallel.model import (
     agree_on_state,
@@ -72,7 +71,7 @@ def parallel(
     copied.
     """
     chosen = rule or BSP()
-    state, sharded = chosen.traits.state, chosen.traits.state is State.SHARDED
+    state, sharded = chosen.traits.state, chosen.traits.state is RankState.SHARDED
     if (state.differs or sharded) and optimizer is None:
         does = "updates shards of the weights in" if sharded else "averages weights after"
         raise UsageError(

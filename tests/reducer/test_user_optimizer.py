@@ -14,8 +14,8 @@ from unisono.optimizers.segments import Segment
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage
+from unisono.reducer.family_passes import ShardedPass
 from unisono.reducer.scattered_gradient import ScatteredGradient
-from unisono.reducer.sharded_pass import ShardedPass
 from unisono.reducer.user_optimizer import UserOptimizer
 from unisono.step.layout import Bucket, Layout
 
@@ -32,7 +32,10 @@ class Runner:
 
     def __init__(self) -> None:
         self.last: ShardedPass | None = None
-        self.awaits_step, self.steps = False, 0
+        self.awaits_step, self.steps, self.waits = False, 0, list[None]()
+
+    def wait(self) -> None:
+        self.waits.append(None)
 
     def end_step(self) -> None:
         self.awaits_step = False
@@ -48,11 +51,13 @@ class Rank:
         self.parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
         self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
         self.lay_out((1, 0))
-        self.runner, self.waits = Runner(), list[None]()
-        self.programs = SimpleNamespace(layout=lambda: self.layout, layer_norms=True)
+        self.runner = Runner()
         collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
-        rooms: tuple[Any, ...] = (self.memory, collectives, self.programs, self.runner)
-        self.optimizer = UserOptimizer(*rooms, lambda: self.waits.append(None), ("a", "b"))
+        self.programs = SimpleNamespace(
+            memory=self.memory, collectives=collectives, layout=lambda: self.layout, layer_norms=True
+        )
+        rooms: tuple[Any, ...] = (self.programs, self.runner)
+        self.optimizer = UserOptimizer(*rooms, ("a", "b"))
 
     def lay_out(self, order: tuple[int, ...], largest: int = 16) -> None:
         buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out(order, largest).buckets]
@@ -89,7 +94,7 @@ def test_another_optimizer_takes_the_place_of_the_first() -> None:
     first, second = rank.sgd(), rank.sgd()
     rank.optimizer.shard(first, own_loop=False)
     rank.optimizer.shard(second, own_loop=False)
-    assert rank.waits == [None]
+    assert rank.runner.waits == [None]
     assert rank.optimizer.sharded is not None
     assert rank.optimizer.sharded.optimizer is second
     with pytest.raises(UsageError, match="shards of its state alone"):
@@ -121,7 +126,7 @@ def test_the_program_continues_with_a_step_of_the_users_loop() -> None:
     assert rank.parameters[1].grad is None
     optimizer.step()
     assert isinstance(rank.parameters[0].grad, ScatteredGradient)
-    assert (rank.runner.steps, rank.waits) == (1, [None])
+    assert (rank.runner.steps, rank.runner.waits) == (1, [None])
     for key in rank.layout.keys:
         begun.update_shard(key)
         begun.unpack_shards(key)

@@ -13,7 +13,7 @@ from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
 from unisono.step.layout import ActivationExchange, Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
-from unisono.step.rule import AUTO, Members, State
+from unisono.step.rule import AUTO, Members, RankState
 
 BUCKET_SIZES = tuple(1 << power for power in range(19, 28))
 """Bucket sizes to choose from, in bytes at most: 512 KiB to 128 MiB."""
@@ -205,7 +205,7 @@ def predicted(
     computing, buckets = inputs.computing, inputs.buckets(size, end_ratio)
     own_order = inputs.deferred and overlap == "chain"
     order, halves = tuple[int, ...](), tuple[int, ...]()
-    if own_order and inputs.rule.traits.state is State.SHARDED:
+    if own_order and inputs.rule.traits.state is RankState.SHARDED:
         by_number = sequence_of_halves(computing, buckets, inputs.cost, 1 / inputs.ranks)
         order = tuple(dict.fromkeys(by_number))
         keys = {number: key for key, number in enumerate(order, 1)}

@@ -26,7 +26,7 @@ import torch
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
-from unisono.step.rule import State
+from unisono.step.rule import RankState
 
 
 class RankMemory(NamedTuple):
@@ -53,7 +53,7 @@ def rank_memory(
     numbers that the optimizer keeps for each weight, `held` the bytes of its encoded samples."""
     weights = float(sum(layer.parameter_bytes for layer in layers))
     activations = sum(layer.activation_bytes for layer in layers) * samples / traced
-    state = weights * kept / (ranks if rule.traits.state is State.SHARDED else 1)
+    state = weights * kept / (ranks if rule.traits.state is RankState.SHARDED else 1)
     return RankMemory(weights, weights, state, weights if rule.traits.state.has_anchor else 0.0, activations, held)
 
 

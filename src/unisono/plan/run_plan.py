@@ -50,7 +50,7 @@ from unisono.plan.trace import TracedLayer
 from unisono.plan.unequal import Unequal, cost_of, slowed
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost
-from unisono.step.rule import State
+from unisono.step.rule import RankState
 
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
@@ -118,7 +118,7 @@ def exchanges_of(machine: MachineFacts, settings: RunSettings) -> ExchangeOf:
     def cost(nodes: int, wire: str | None, sharded: bool, algorithm: str) -> ExchangeCost:
         return exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded, algorithm)
 
-    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.traits.state is State.SHARDED, rule.algorithm)
+    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.traits.state is RankState.SHARDED, rule.algorithm)
 
 
 def _slower(
@@ -133,7 +133,7 @@ def _slower(
     rule, unequal = run.rule, Unequal(machine.slow_links, settings.slow_nodes).among(nodes)
     without_links = without_nodes = run.step
     if unequal.links and nodes > 1:
-        kind = rule.exchange.wire, rule.traits.state is State.SHARDED, rule.algorithm
+        kind = rule.exchange.wire, rule.traits.state is RankState.SHARDED, rule.algorithm
         even = even_cost(cost, machine, nodes, settings.ranks_per_node, *kind)
         without_links = predict_run(layers, replace(machine, slow_links={}), settings, rule, nodes, even).step
     if unequal.nodes:
@@ -162,10 +162,10 @@ def inputs_of(
     samples = samples_of_rank(settings, nodes)
     computing = computing_of(layers, machine, settings.traced, samples, settings.ranks_per_node)
     played = min(ranks, MAX_PLAYED_RANKS)
-    update = update_seconds(machine, settings) * (played / ranks if rule.traits.state is State.SHARDED else 1)
+    update = update_seconds(machine, settings) * (played / ranks if rule.traits.state is RankState.SHARDED else 1)
     computing = slowed(replace(computing, update=update), slowest_node(settings, nodes))
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
-    if rule.traits.state is State.SHARDED:  # the sum of flags besides the two that were priced
+    if rule.traits.state is RankState.SHARDED:  # the sum of flags besides the two that were priced
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     buckets, clip = partial(buckets_of, sizes), settings.clip
     return PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Protocol
@@ -13,7 +13,7 @@ from unisono.errors import UsageError
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage, ControlResult, decode, difference_of, encode
-from unisono.reducer.model_comparison import digest
+from unisono.reducer.structure import digest
 from unisono.step.layout import Layout
 from unisono.step.operations import PACK, PACK_SUM, UPDATE_LOCAL
 from unisono.step.program import Task
@@ -114,7 +114,8 @@ class BackwardPass:
 
     def agree(self, world: World) -> None:
         """Sum the control messages of all ranks. The pass is discarded where that shows an error."""
-        own, weights = encode(self.control_message, world.rank, world.size), self.memory.weights_of_ranks(world.size)
+        own = encode(self.control_message, world.rank, world.size)
+        weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
             weights[world.rank] = 1.0 if self.control_message.samples is None else self.control_message.samples
         total = torch.tensor([*own, *weights], dtype=torch.float64)
@@ -131,7 +132,7 @@ class BackwardPass:
 
     def _compare_weights(self, world: World) -> str:
         """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
-        whole = [one for number, one in enumerate(self.memory.parameters) if self.memory.parts_of(number) == 1]
+        whole = [one for number, one in enumerate(self.memory.parameters) if self.memory.parts.of(number) == 1]
         table = torch.zeros(world.size, 3, dtype=torch.float64)
         changes = self.control_message.changes
         if changes is not None:
@@ -146,7 +147,7 @@ class BackwardPass:
         bucket_slice = self.memory.bucket_slice(key)
         parts = bucket_slice.parts
         if parts > 1:
-            weight = self.memory.part_weight(self._loss_weights, self._rank, parts, mean=scaled)
+            weight = self.memory.parts.weight(self._loss_weights, self._rank, parts, mean=scaled)
         else:
             weight = self.weight if scaled else 1.0
         self.memory.pack(bucket_slice, self.gradients, weight)
@@ -190,7 +191,7 @@ class BackwardPass:
         for number, parameter in enumerate(self.memory.parameters):
             if parameter.grad is not None:
                 square = torch.linalg.vector_norm(parameter.grad).double().square()
-                total += square * self.memory.parts_of(number) / world.size
+                total += square * self.memory.parts.of(number) / world.size
         self._norm = world.allreduce(total).sqrt()
 
     def clip(self) -> None:
@@ -249,19 +250,3 @@ class BackwardPass:
         norm = torch.nn.utils.get_total_norm(gradients) if self._norm is None else self._norm
         for gradient in gradients:
             gradient.mul_(torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0))
-
-
-class BackwardEndCallback:
-    """Callback for autograd at the end of a backward pass. Autograd drops it when the pass fails; `failed` is then
-    called, before the program sees the failure."""
-
-    def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
-        self._ended, self._failed, self._called = ended, failed, False
-
-    def __call__(self) -> None:
-        self._ended()
-        self._called = True
-
-    def __del__(self) -> None:
-        if not self._called:
-            self._failed()

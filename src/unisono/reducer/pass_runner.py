@@ -6,39 +6,41 @@ advance           │ advance      │     │ advance             there too, or
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import torch
 
-from unisono.engine.spans import Observe
+from unisono.engine.spans import OperationSpan
+from unisono.errors import OperationError, UsageError
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass
+from unisono.reducer.buffers import Buffers
+from unisono.reducer.control import StepControl
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import ScatteredGradient
-from unisono.reducer.step_times import StepTimes
 from unisono.reducer.weight_first import forget_unread, have_been_read
 from unisono.step import operations as op
+from unisono.step.build import BUFFERS
+from unisono.step.elastic import header
 from unisono.step.layout import Updates
 from unisono.step.play import Cursor, Prepared
-from unisono.step.program import Task
+from unisono.step.program import Task, weights
 from unisono.step.shards import STEP
 
 
 class PassRunner:
-    """Runner of one backward pass after another."""
+    """Runner of one backward pass after another, and waits for the work that they have begun: exchanges, updates and
+    buffers. The time of each wait is counted."""
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        programs: Programs,
-        times: StepTimes,
-        observe: Observe,
-        accumulation: Accumulation,
-    ) -> None:
-        self._parameters, self._programs, self._times, self._observe = parameters, programs, times, observe
-        self._accumulation = accumulation
+    def __init__(self, programs: Programs, buffers: Buffers, accumulation: Accumulation, control: StepControl) -> None:
+        self._programs, self._buffers, self._accumulation, self._control = programs, buffers, accumulation, control
+        self._times, self._observe = programs.times, programs.observe
+        self._parameters = programs.memory.parameters
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self.current: BackwardPass | None = None
         """Pass that has begun, until its last event has advanced the program."""
         self.last: BackwardPass | None = None
@@ -128,6 +130,54 @@ class PassRunner:
             begun.discard()
         return newest
 
+    def wait(self) -> None:
+        """Wait until everything that was begun is finished, except exchanges that run beside later steps. Raises
+        OperationError when any of it has failed, and the error of the control message."""
+        began = time.perf_counter()
+        self._programs.player.wait()
+        self._times.add_waiting(began)
+        self.wait_for_buffers()
+        self._control.check()
+
+    def wait_for_all(self) -> None:
+        """Wait until everything is finished, also exchanges that run beside later steps."""
+        self.wait()
+        self._programs.player.wait_over_steps()
+
+    def wait_for(self, parameter: torch.Tensor) -> None:
+        """Wait until a parameter is up to date, before its module's forward pass reads it."""
+        number = self._numbers.get(id(parameter))
+        if number is None or self.current is not None:
+            return
+        began = time.perf_counter()
+        if self._programs.player.wait_for(weights(number)):
+            self._times.add_waiting(began)
+            thread, now = threading.current_thread().name, time.perf_counter()
+            self._observe(OperationSpan("wait for weights", "waiting", thread, began, now))
+        self._times.record_read(number)
+
+    def wait_for_replies(self) -> None:
+        """Wait until all servers have replied to this step's exchange; their centre may still be on its way."""
+        self._programs.player.wait(*map(header, range(self._programs.communicators)))
+
+    def wait_for_buffers(self, _: object = None) -> None:
+        """Wait until rank 0's buffers have arrived, and copy them to this rank's, before it reads or updates one."""
+        last = self.last
+        if last is None or not last.buffers_pending or self.current is not None:
+            return
+        last.buffers_pending, began = False, time.perf_counter()
+        self._programs.player.wait(BUFFERS)
+        self._times.add_waiting(began)
+        if not last.discarded and self._programs.collectives.rank:
+            self._buffers.unpack()
+
+    def finish(self) -> None:
+        """Wait for everything before the program ends or memory is freed; print an error of it to stderr."""
+        try:
+            self.wait_for_all()
+        except (OperationError, UsageError) as error:
+            print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)
+
     def _add_postponed(self) -> None:
         """Add the gradients that waited for the program's own hooks, which have run by now."""
         for number in self._postponed:
@@ -140,7 +190,7 @@ class PassRunner:
         if there:
             self._times.record_ready(number)
         gradient = parameter.grad
-        part = begun.memory.parts_of(number) > 1  # its gradient is of the group's samples, whatever this rank's
+        part = begun.memory.parts.of(number) > 1  # its gradient is of the group's samples, whatever this rank's
         share = self._accumulation.take_share(number, self._contributes or part)
         if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
             gradient = gradient.take_added()

@@ -19,7 +19,7 @@ from typing import TypeGuard
 from unisono.errors import UsageError
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival, RankGroup, Step, StepProgram
-from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, Members, SeatCounts, State, Traits
+from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, Members, RankState, SeatCounts, Traits
 
 SERVERS = ("rank", "thread")
 """Places of a server: a rank that does nothing else, or a thread beside a worker."""
@@ -54,7 +54,7 @@ class BaseAsynchronousRule(BaseRule):
     @property
     def traits(self) -> Traits:
         """Properties: the weights of workers differ, and each server has a bucket or more."""
-        return Traits(State.OWN, (self.period,), Members.SERVERS, buckets=self.servers)
+        return Traits(RankState.OWN, (self.period,), Members.SERVERS, buckets=self.servers)
 
     @abstractmethod
     def serve(self, event: Arrival, server: int, layout: Layout, /) -> StepProgram:

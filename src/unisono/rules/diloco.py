@@ -35,7 +35,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import AGREE
 from unisono.step.outer import begin_exchange, outer_step, take_outer_step
 from unisono.step.program import Operation, Step, Task
-from unisono.step.rule import GradientSource, Guarantee, State, Traits
+from unisono.step.rule import GradientSource, Guarantee, RankState, Traits
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class DiLoCo(LocalSGD):
     @property
     def traits(self) -> Traits:
         """Properties: the anchor is what the outer optimizer trains, and each fragment has a bucket or more."""
-        return Traits(State.ANCHORED, (self.every, self.fragments, self.delay), buckets=self.fragments)
+        return Traits(RankState.ANCHORED, (self.every, self.fragments, self.delay), buckets=self.fragments)
 
     def _exchange(self, event: Step, layout: Layout) -> list[Task]:
         """Return the tasks of the fragments that are packed in this step, and of those that end in it."""

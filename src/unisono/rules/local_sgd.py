@@ -22,7 +22,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, PACK_WEIGHTS, UNPACK_WEIGHTS
 from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
 from unisono.step.program import UPDATE, Operation, Step, StepProgram, Task, bucket, weights
-from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, State, Traits
+from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, RankState, Traits
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LocalSGD(BaseRule):
     @property
     def traits(self) -> Traits:
         """Properties: with a wire, which would round weights, changes since the last average are exchanged."""
-        return Traits(State.OWN if self.exchange.wire is None else State.SINCE_ANCHOR, (self.every,))
+        return Traits(RankState.OWN if self.exchange.wire is None else RankState.SINCE_ANCHOR, (self.every,))
 
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""

@@ -24,7 +24,7 @@ from unisono.step import build
 from unisono.step.layout import Layout, Updates
 from unisono.step.operations import AGREE, PACK
 from unisono.step.program import MAIN, UPDATE, Step, StepProgram, Task, Value, bucket, gradient, state, thread, weights
-from unisono.step.rule import BaseRule, State, Traits
+from unisono.step.rule import BaseRule, RankState, Traits
 from unisono.step.shards import (
     AGREE_ON_STEP,
     STEP,
@@ -58,7 +58,7 @@ class Sharded(BaseRule):
     @property
     def traits(self) -> Traits:
         """Properties: each bucket is summed and gathered by the ranks that hold it."""
-        return Traits(State.SHARDED, groups=True)
+        return Traits(RankState.SHARDED, groups=True)
 
     def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""

@@ -50,7 +50,7 @@ class Guarantee(NamedTuple):
     """True where every bucket has had one outer step since the last step with this property, or since the first."""
 
 
-class State(Enum):
+class RankState(Enum):
     """Weights and optimizer's state that a rank has between two steps."""
 
     WHOLE = "whole"
@@ -67,12 +67,12 @@ class State(Enum):
     @property
     def differs(self) -> bool:
         """True where ranks' weights differ."""
-        return self not in (State.WHOLE, State.SHARDED)
+        return self not in (RankState.WHOLE, RankState.SHARDED)
 
     @property
     def has_anchor(self) -> bool:
         """True where each rank keeps an anchor."""
-        return self in (State.SINCE_ANCHOR, State.ANCHORED)
+        return self in (RankState.SINCE_ANCHOR, RankState.ANCHORED)
 
 
 class Members(Enum):
@@ -88,7 +88,7 @@ class Members(Enum):
 class Traits:
     """Properties of a rule that its readers decide by, besides its programs."""
 
-    state: State = State.WHOLE
+    state: RankState = RankState.WHOLE
     cycle: tuple[int, ...] = (1,)
     """Steps after which the programs repeat, then other numbers that they depend on. A run that resumes with another
     cycle begins a new period."""

@@ -165,7 +165,7 @@ def _train_together(
     with ProgressDisplay(world.rank == 0, recipe.training.epochs, verbose=verbose, log_file=log_file) as display:
         for note in notes:
             display.log(note)
-        trainer.reducer.choice.log_with(display.log, display.detail)
+        trainer.reducer.programs.log_with(display.log, display.detail)
         foresight = RunForesight(recipe, world, feed, trainer, home, display.log, display.detail, ledger)
         foresight.begin(machine, point.step)
         run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds, foresight)
