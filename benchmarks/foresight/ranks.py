@@ -137,7 +137,7 @@ def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contende
     rule = trainer.reducer.rule
     inputs, labels = torch.ones(1, 1), torch.zeros(1)
     searched = rule.traits.period == 1 and rule.overlap == "auto"
-    while searched and trainer.reducer.programs.state() is None:
+    while searched and trainer.reducer.programs.tuning.state() is None:
         trainer.step(inputs, labels)
     trainer.wait()
     trainer.recorder.take_steps()

@@ -73,7 +73,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
     )
     steps["without exchange"] = plain(alexnet(dtype))
     for name, step in steps.items():
-        while name in trainers and trainers[name].reducer.programs.state() is None:
+        while name in trainers and trainers[name].reducer.programs.tuning.state() is None:
             step()
         for _ in range(2):
             step()
@@ -91,7 +91,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
             took[name].append(max(world.all_gather_object(time.perf_counter() - start)) / count)
     if world.rank == 0:
         medians = {name: statistics.median(each) for name, each in took.items()}
-        settings = {name: list(trainer.reducer.programs.setting[:2]) for name, trainer in trainers.items()}
+        settings = {name: list(trainer.reducer.programs.tuning.setting[:2]) for name, trainer in trainers.items()}
         found = {"ranks": world.size, "dtype": dtype_name, "settings": settings, "step_s": medians, "seconds": took}
         Path(output).write_text(json.dumps(found, indent=1) + "\n")
         print("  ".join(f"{name} {seconds:.3f} s" for name, seconds in medians.items()))

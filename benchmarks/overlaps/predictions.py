@@ -31,7 +31,7 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
     said: list[str] = []
     trainer.reducer.programs.log_with(said.append)
     search(trainer)
-    chosen = trainer.reducer.programs.chosen
+    chosen = trainer.reducer.programs.tuning.chosen
     assert chosen is not None, "the search has ended"
     step, took = trainer_step(trainer), list[float]()
     step()
@@ -44,7 +44,7 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
         "network": name,
         "ratio": ratio,
         "ranks": world.size,
-        "setting": list(trainer.reducer.programs.setting[:2]),
+        "setting": list(trainer.reducer.programs.tuning.setting[:2]),
     }
     found |= {"predicted_s": chosen.prediction.step, "seconds": took, "step_s": statistics.median(took), "said": said}
     group.free()

@@ -58,29 +58,32 @@ class Laid(BucketMemory):
 
 def test_a_rule_alone_has_its_first_setting() -> None:
     one = One(BSP(**CHAIN))
-    assert (one.programs.setting.overlap, one.programs.setting.bucket_bytes) == ("chain", 64)
-    assert (one.programs.chosen, one.programs.choice) == (None, None)
+    assert (one.programs.tuning.setting.overlap, one.programs.tuning.setting.bucket_bytes) == ("chain", 64)
+    assert (one.programs.tuning.chosen, one.programs.tuning.choice) == (None, None)
     assert not one.programs.next_step(deferred=False)
     assert one.memory.count == 1
     setting = ["chain", 64, (), 2, (), 1]
-    assert one.programs.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting}
+    assert one.programs.tuning.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting}
 
 
 def test_buckets_follow_the_order_of_the_first_step() -> None:
     one = One(BSP(overlap="chain", exchange=Exchange(bucket_bytes=64)), ranks=2)
-    assert one.programs.state() is None
+    assert one.programs.tuning.state() is None
     one.programs.next_step(deferred=False)
-    one.programs.record_order([1, 0, 2])
+    one.programs.tuning.record_order([1, 0, 2])
     assert one.programs.next_step(deferred=False)
     assert one.memory.count == 2
     assert one.memory.layout.buckets[0].parameters == (1,)
-    state = one.programs.state()
+    state = one.programs.tuning.state()
     assert state is not None
     assert state["order"] == [1, 0, 2]
 
 
 def test_a_run_resumes_with_the_setting_that_it_had() -> None:
-    state = {**(One(Sharded(**CHAIN)).programs.state() or {}), "rule": "Sharded"}  # older runs have the rule's name
+    state = {
+        **(One(Sharded(**CHAIN)).programs.tuning.state() or {}),
+        "rule": "Sharded",
+    }  # older runs have the rule's name
     again = One(Sharded(**CHAIN))
     assert again.programs.restore(state)
     assert not again.programs.restore(None)

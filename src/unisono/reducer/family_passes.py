@@ -34,7 +34,7 @@ class ShardedPass(BackwardPass):
     ) -> None:
         super().__init__(memory, buffers, layout, control_message)
         segments = {key: memory.segments(key, layout.group_of(key, rank), rank) for key in layout.keys}
-        self._work = ShardWork(layout, segments, self.sums, memory.segment_weights)
+        self.shards = ShardWork(layout, segments, self.sums, memory.segment_weights)
         self._rank, self._message = rank, StepMessage()
         self.step_result: StepResult | None = None
         """Steps of all ranks of a loop of their own; None until they are known."""
@@ -42,23 +42,19 @@ class ShardedPass(BackwardPass):
     def step_with(self, step: ShardedStep, message: StepMessage | None = None) -> None:
         """Update the shards by this step, in a loop of the program's own if all ranks agree on this message. Without
         one, their weights stay as they are."""
-        self._work.step, self._message = step, message or self._message
+        self.shards.step, self._message = step, message or self._message
 
     def has_gradient(self, number: int) -> bool:
         """Return True where any rank had a gradient of a parameter. Its bucket has been summed."""
         keys = self.layout.keys_of[number]
-        return bool(keys) and self._work.present(keys[0])[number]
+        return bool(keys) and self.shards.present(keys[0])[number]
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients into a bucket, and record which there are."""
-        self._work.set_presence(
+        self.shards.set_presence(
             key, [self.gradients[number] is not None for number in self.layout.bucket(key).parameters]
         )
         super().pack(key, scaled)
-
-    def presence(self, key: int) -> torch.Tensor:
-        """Return a flag for each parameter in a bucket."""
-        return self._work.presence(key)
 
     def agree_on_step(self, world: Any) -> None:
         """Sum the messages of all ranks. Nothing is updated where not all have made the step."""
@@ -67,22 +63,14 @@ class ShardedPass(BackwardPass):
         world.allreduce(total)
         self.step_result = decode(total.tolist(), parameters, ranks)
         if not self.step_result.is_made():
-            self._work.step = None
-        self._work.remove(self.step_result.removed)
-
-    def clip_shards(self, limit: float, world: Any) -> None:
-        """Scale this rank's gradients so that the norm of all ranks' shards together is at most `limit`."""
-        self._work.clip(limit, world)
-
-    def sum_norms(self, world: Any) -> None:
-        """Sum the squares of the norms of whole layers over the ranks."""
-        self._work.sum_norms(world)
+            self.shards.step = None
+        self.shards.remove(self.step_result.removed)
 
     def update_shard(self, key: int) -> None:
         """Replace the gradients in this rank's shard of a bucket by updated weights."""
         if self.discarded:
-            self._work.step = None
-        self._work.update(key)
+            self.shards.step = None
+        self.shards.update(key)
 
     def unpack_shards(self, key: int) -> None:
         """Copy a bucket of gathered weights to its parameters.
@@ -94,7 +82,7 @@ class ShardedPass(BackwardPass):
             if self.discarded:
                 return
         bucket_slice = self.memory.bucket_slice(key)
-        if self._work.step is not None:
+        if self.shards.step is not None:
             self.memory.unpack_weights(bucket_slice)
             return
         parameters = [self.memory.parameters[number] for number in bucket_slice.parameters]

@@ -14,8 +14,6 @@ from typing import Any
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.engine.spans import Observe
 from unisono.placement import Partition
-from unisono.plan.choose import Candidate, Setting
-from unisono.plan.trials import TrialChoice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.tuning import Log, StepTimes, Tuning
@@ -60,8 +58,9 @@ class Programs:
         self.layer_norms = False
         """True where the optimizer's step needs norms of whole layers."""
         self._rule, self._has_buffers, self._link, self._partitions = rule, buffers, link, partitions
-        self._tuning = Tuning(memory, collectives, times, rule)
-        weakref.finalize(self, self._tuning.close).atexit = False
+        self.tuning = Tuning(memory, collectives, times, rule)
+        """Search for the setting that gradients are exchanged with."""
+        weakref.finalize(self, self.tuning.close).atexit = False
         self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
         """Prepared programs. Equal steps of a period share one."""
         self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
@@ -69,53 +68,30 @@ class Programs:
 
     # Setting
 
-    @property
-    def setting(self) -> Setting:
-        """Setting that gradients are exchanged with at present."""
-        return self._tuning.setting
-
-    @property
-    def choice(self) -> TrialChoice | None:
-        """Chosen setting with what its prediction is worth; None where nothing was predicted."""
-        return self._tuning.choice
-
-    @property
-    def chosen(self) -> Candidate | None:
-        """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
-        return None if self._tuning.choice is None else self._tuning.choice.candidate
-
     def next_step(self, deferred: bool) -> bool:
         """Adopt what has been found for the coming step. Return True where the buckets have changed.
 
         `deferred`: True where parameters are waited for when they are needed.
         """
-        if changed := self._tuning.next_step(deferred):
+        if changed := self.tuning.next_step(deferred):
             self._adopt()
         self.rule_memory.lay_out(self.traits.state.has_anchor)
         return changed
 
-    def record_order(self, order: Sequence[int]) -> None:
-        """Record the order in which the gradients of a step became ready."""
-        self._tuning.record_order(order)
-
     def log_with(self, log: Log, details: Log | None = None) -> None:
         """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with
         `details`, which is `log` unless given."""
-        self._tuning.log = details or log
+        self.tuning.log = details or log
         buckets, wanted = len(self.memory.layout.buckets), self.traits.buckets
         if buckets < wanted and self.collectives.rank == 0:
             log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
     # A run that resumes
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the setting, for a run that resumes; None while it is being found."""
-        return self._tuning.state()
-
     def restore(self, state: dict[str, Any] | None) -> bool:
         """Adopt the setting of the run that is resumed, if it had as many ranks and the same options. Return True where
         the buckets have changed."""
-        if state is None or not self._tuning.restore(state):
+        if state is None or not self.tuning.restore(state):
             return False
         self._adopt()
         return True
@@ -163,7 +139,7 @@ class Programs:
             self._filled,
             buffers=self._has_buffers,
             layer_norms=self.layer_norms,
-            halves=self.setting.halves,
+            halves=self.tuning.setting.halves,
         )
 
     def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
@@ -179,11 +155,11 @@ class Programs:
     def _adopt(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them. No program may be running."""
         self.rule_memory.gather()
-        memory, setting = self.memory, self._tuning.setting
+        memory, setting = self.memory, self.tuning.setting
         for parameter, view in zip(memory.parameters, memory.views, strict=False):
             if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
                 parameter.grad = parameter.grad.clone()  # what accumulates there
-        layout = memory.lay_out(self._tuning.order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
+        layout = memory.lay_out(self.tuning.order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
         sequence = setting.sequence or range(len(layout.buckets))
         keys = {number: key for key, number in enumerate(sequence, 1)}
         self._buckets: tuple[Bucket, ...] = tuple(memory.bucket_of(layout.buckets[number]) for number in sequence)

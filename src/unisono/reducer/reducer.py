@@ -173,7 +173,7 @@ class Reducer:
             detach(model)
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Adopt the setting of the run that is resumed (`programs.state`), if it had as many ranks and the same
+        """Adopt the setting of the run that is resumed (`tuning.state`), if it had as many ranks and the same
         options."""
         if self.programs.restore(state):
             self.optimizer.follow_layout()
@@ -223,7 +223,7 @@ class Reducer:
     def finalize(self) -> None:
         """End the backward pass: parameters without a gradient get none."""
         begun = self.runner.end_backward()
-        self.programs.record_order(begun.order)
+        self.programs.tuning.record_order(begun.order)
         self.times.begin()
         self.control.end_pass()
         if not self._applied_by.deferred:

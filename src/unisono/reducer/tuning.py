@@ -160,6 +160,11 @@ class Tuning:
         self._search = iter(()) if self._finished else self._search_steps()
         self._deferred = False
 
+    @property
+    def chosen(self) -> Candidate | None:
+        """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
+        return None if self.choice is None else self.choice.candidate
+
     def next_step(self, deferred: bool) -> bool:
         """Begin a step, while nothing is running. Return True where there is another setting from here on.
 

@@ -278,43 +278,32 @@ class InProcessShardedReplica(InProcessReplica):
             key: self._segments(key, rank) for key in self.layout.keys
         }
         """Segments of this rank, by key."""
-        self._work = self._begin()
+        self.shards = self._begin()
+        """Work on them in this step."""
 
     def outside(self, task: Task) -> None:
         """Run a task of the outside program."""
         if task.operation is op.BACKWARD and task.key == 0:  # all weights were read: the last step is over
-            self._work = self._begin()
+            self.shards = self._begin()
             if self.layout.updates is not Updates.OUTSIDE:
-                self._work.step = ShardedStep(self.optimizer, self.parameters)
+                self.shards.step = ShardedStep(self.optimizer, self.parameters)
         elif task.operation is STEP:
-            self._work.step = ShardedStep(self.optimizer, self.parameters)
+            self.shards.step = ShardedStep(self.optimizer, self.parameters)
         super().outside(task)
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients into a bucket, and record which there are."""
-        self._work.set_presence(key, [self._own[number] is not None for number in self.layout.bucket(key).parameters])
+        self.shards.set_presence(key, [self._own[number] is not None for number in self.layout.bucket(key).parameters])
         super().pack(key, scaled)
-
-    def presence(self, key: int) -> torch.Tensor:
-        """Return a flag for each parameter in a bucket."""
-        return self._work.presence(key)
 
     def agree_on_step(self, world: InProcessWorld) -> None:
         """Make the step where the programs of all ranks make it."""
-        if not all(world.all_gather_object(self._work.step is not None)):
-            self._work.step = None
-
-    def clip_shards(self, limit: float, world: InProcessWorld) -> None:
-        """Scale this rank's gradients so that the norm of all ranks' shards together is at most `limit`."""
-        self._work.clip(limit, world)
-
-    def sum_norms(self, world: InProcessWorld) -> None:
-        """Sum the squares of the norms of whole layers over the ranks."""
-        self._work.sum_norms(world)
+        if not all(world.all_gather_object(self.shards.step is not None)):
+            self.shards.step = None
 
     def update_shard(self, key: int) -> None:
         """Replace the gradients in this rank's shard of a bucket by updated weights."""
-        self._work.update(key)
+        self.shards.update(key)
 
     def unpack_shards(self, key: int) -> None:
         """Copy a bucket of gathered weights to its parameters."""

@@ -100,7 +100,7 @@ def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operatio
     def act(replica: Any, task: Task, world: Any) -> None:
         flat = replica.sums(task.key)
         own_shard(flat, world).copy_(world.reduce_scatter(flat, algorithm, wire))
-        world.allreduce(replica.presence(task.key))
+        world.allreduce(replica.shards.presence(task.key))
 
     return Operation("reduce_scatter", act, _symbolic_reduce_scatter, half_exchange, Role.COLLECTIVE)
 
@@ -121,13 +121,18 @@ def clip_shards(limit: float) -> Operation:
     """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum."""
 
     def act(replica: Any, _: Task, world: Any) -> None:
-        replica.clip_shards(limit, world)
+        replica.shards.clip(limit, world)
 
     return Operation("clip", act, _symbolic_norms, small_exchange, Role.COLLECTIVE)
 
 
 SUM_NORMS = Operation(
-    "norms", lambda replica, _, world: replica.sum_norms(world), _symbolic_norms, small_exchange, Role.COLLECTIVE, "l"
+    "norms",
+    lambda replica, _, world: replica.shards.sum_norms(world),
+    _symbolic_norms,
+    small_exchange,
+    Role.COLLECTIVE,
+    "l",
 )
 """Sum of the squares of whole layers' norms over the ranks, for LARS and LAMB."""
 

@@ -102,11 +102,11 @@ class RunForesight:
 
     def _seal_search(self, done: int) -> None:
         reducer = self.trainer.reducer
-        if not self._pending or reducer.programs.state() is None:
+        if not self._pending or reducer.programs.tuning.state() is None:
             return
         self._pending = False
         self._searched, self._counters = max(0, self._made - 1), read_counters()
-        choice = reducer.programs.choice
+        choice = reducer.programs.tuning.choice
         if choice is not None:
             how = f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.home / LOG})"
             self.log(f"the first {self._searched} steps tuned {how}{choice.doubt and f'; {choice.doubt}'}")

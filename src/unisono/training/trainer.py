@@ -85,8 +85,8 @@ class Trainer:
         if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
-        if self._timeline is not None and reducer.programs.chosen is not None:
-            self._timeline.begin_step(began, reducer.programs.chosen)
+        if self._timeline is not None and reducer.programs.tuning.chosen is not None:
+            self._timeline.begin_step(began, reducer.programs.tuning.chosen)
         waited, total = reducer.times.waiting, 0.0
         if not self._awaits:
             reducer.runner.wait()
