@@ -31,6 +31,7 @@ from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, 
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.family_passes import ShardedPass
+from unisono.reducer.optimizer_step import begin_step
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import GradientUse, StepMessage, clear, scatter, use_of
@@ -89,18 +90,9 @@ class ShardedOptimizer:
     def begin(self) -> ShardedStep:
         """Return the step that begins. Raises UsageError for a trainable parameter that is not the model's, and for a
         hook that was added after the model was made parallel."""
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
         if len(self.optimizer._optimizer_step_pre_hooks) > len(self._handles[:1]):
             raise UsageError(hooks_refused(self.optimizer))
-        known = set(map(id, self._parameters))
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in known:
-                    raise UsageError(
-                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
-                        "was frozen when the model was made parallel: its gradients would differ from rank to rank. "
-                        "Put all that the optimizer trains into one torch.nn.ModuleDict, and make that parallel"
-                    )
+        begin_step(self.optimizer, set(map(id, self._parameters)))
         return ShardedStep(self.optimizer, self._parameters)
 
     def lay_out(self, segments: Sequence[Segment]) -> None:
