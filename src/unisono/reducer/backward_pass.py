@@ -110,10 +110,9 @@ class BackwardPass:
         with self.lock:
             self.discarded = True
 
-    # Operations of tasks
+    # Operations of tasks (`step/replica.py`)
 
     def agree(self, world: World) -> None:
-        """Sum the control messages of all ranks. The pass is discarded where that shows an error."""
         own = encode(self.control_message, world.rank, world.size)
         weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
@@ -157,16 +156,13 @@ class BackwardPass:
                 self.gradients[number] = None
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return the elements of a bucket that are sent, as a flat tensor."""
         return self.memory.elements(self.memory.bucket_slice(key))
 
     def sums(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds gradients, without the flags behind it."""
         bucket_slice = self.memory.bucket_slice(key)
         return self.bucket(key)[: bucket_slice.flags - bucket_slice.start]
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         bucket_slice = self.memory.bucket_slice(key)
         return self.bucket(key)[bucket_slice.flags - bucket_slice.start :]
 
@@ -186,7 +182,6 @@ class BackwardPass:
                     self.memory.parameters[number].grad = view
 
     def sum_squares(self, world: World) -> None:
-        """Sum the squares of all gradients over the ranks, each part of a split one once."""
         total = torch.zeros((), dtype=torch.float64)
         for number, parameter in enumerate(self.memory.parameters):
             if parameter.grad is not None:
@@ -195,20 +190,16 @@ class BackwardPass:
         self._norm = world.allreduce(total).sqrt()
 
     def clip(self) -> None:
-        """Scale all gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
 
     def clip_local(self) -> None:
-        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one for one in self.gradients.values() if one is not None])
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters."""
         assert self._optimizer is not None, "a program with updates has an optimizer"
         self._optimizer.update(parameters)
 
     def update_local(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         with self.lock:
             if not self.discarded:
                 for number in parameters:
@@ -217,36 +208,30 @@ class BackwardPass:
         self.update(parameters)
 
     def pack_weights(self, key: int) -> None:
-        """Write weights, divided by the number of ranks, into a bucket."""
         self.memory.pack_weights(self.memory.bucket_slice(key), self.layout.ranks)
 
     def unpack_weights(self, key: int) -> None:
-        """Copy the contents of a bucket to the weights of its parameters."""
         self.memory.unpack_weights(self.memory.bucket_slice(key))
 
     def read_weights(self, key: int) -> torch.Tensor:
-        """Return a copy of the weights of a bucket, flat, with as many elements as the bucket."""
         return self.memory.read_weights(self.memory.bucket_slice(key))
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a tensor like that of `read_weights` to the weights of a bucket."""
         self.memory.write_weights(self.memory.bucket_slice(key), flat)
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a tensor like that of `read_weights` into a bucket."""
         self.bucket(key).copy_(flat)
 
     def pack_buffers(self) -> None:
-        """Copy the model's present buffers to the memory they are sent from. All ranks will take rank 0's."""
         self.buffers_pending = True
         self._buffers.pack()
 
     def buffers(self) -> torch.Tensor:
-        """Return the memory that the model's buffers are sent in."""
         return self._buffers.flat
 
     def _clip(self, gradients: list[torch.Tensor]) -> None:
         assert self.layout.clip is not None, "a program without clip has no clip task"
         norm = torch.nn.utils.get_total_norm(gradients) if self._norm is None else self._norm
+        factor = torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0)
         for gradient in gradients:
-            gradient.mul_(torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0))
+            gradient.mul_(factor)

@@ -90,14 +90,14 @@ class InProcessReplica:
         elif task.operation is op.WAIT and self.layout.updates is Updates.OUTSIDE:
             self.update(task.parameters)
 
+    # Operations of tasks (`replica.py`)
+
     def agree(self, world: InProcessWorld) -> None:
-        """Sum the samples of all ranks, which gives this rank's weight."""
         total = sum(world.all_gather_object(self._samples))
         self._weight = self._samples / total if total else 0.0
         self._samples, self._rank, self._norm = 0, world.rank, None
 
     def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients, times this rank's share of the samples if `scaled`, into a bucket, and flags behind them."""
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, there = [], []
         for number, first, last in self._ranges(key):
@@ -111,19 +111,15 @@ class InProcessReplica:
         self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return the elements of a bucket that are sent."""
         return self._sent[key]
 
     def sums(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds gradients."""
         return self._sent[key][: -len(self._ranges(key))]
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         return self._sent[key][-len(self._ranges(key)) :]
 
     def set_grads(self, key: int) -> None:
-        """Make the sums averaged gradients. A parameter without a gradient on any rank gets None."""
         ranges = self._ranges(key)
         at = 0
         for place, (number, first, last) in enumerate(ranges):
@@ -137,7 +133,6 @@ class InProcessReplica:
             at += last - first
 
     def sum_squares(self, world: InProcessWorld) -> None:
-        """Sum the squares of all averaged gradients over the ranks, each part of a split one once."""
         found = [
             float(torch.linalg.vector_norm(one)) ** 2
             * self._parts((self.layout.keys_of[number] or (0,))[0])
@@ -148,23 +143,18 @@ class InProcessReplica:
         self._norm = sum(world.all_gather_object(sum(found))) ** 0.5
 
     def clip(self) -> None:
-        """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._averaged)
 
     def clip_local(self) -> None:
-        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._own)
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters, with averaged gradients."""
         self._step({number: self._averaged.pop(number) for number in parameters})
 
     def update_local(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         self._step({number: self._own.pop(number) for number in parameters})
 
     def pack_weights(self, key: int) -> None:
-        """Write weights, divided by the number of ranks, into a bucket."""
         self._sent[key] = self.read_weights(key) / self.layout.ranks
 
     def copy_weights(self, key: int) -> None:
@@ -172,15 +162,12 @@ class InProcessReplica:
         self._sent[key] = self.read_weights(key)
 
     def unpack_weights(self, key: int) -> None:
-        """Copy the sums in a bucket to the weights of its parameters."""
         self.write_weights(key, self._sent[key])
 
     def read_weights(self, key: int) -> torch.Tensor:
-        """Return a copy of the weights of a bucket, flat."""
         return torch.cat([self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)])
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a flat tensor to the weights of a bucket."""
         at = 0
         with torch.no_grad():
             for number, first, last in self._ranges(key):
@@ -188,15 +175,12 @@ class InProcessReplica:
                 at += last - first
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a flat tensor into a bucket."""
         self._sent[key] = flat.clone()
 
     def pack_buffers(self) -> None:
-        """Copy the floating-point buffers to the memory they are sent from."""
         self._flat = torch.cat([one.reshape(-1).double() for one in self._buffers()])
 
     def buffers(self) -> torch.Tensor:
-        """Return the floating-point buffers that are sent, as one flat float64 tensor."""
         assert self._flat is not None, "buffers are packed before they are sent"
         return self._flat
 
@@ -292,7 +276,6 @@ class InProcessShardedReplica(InProcessReplica):
         super().outside(task)
 
     def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients into a bucket, and record which there are."""
         self.shards.set_presence(key, [self._own[number] is not None for number in self.layout.bucket(key).parameters])
         super().pack(key, scaled)
 
