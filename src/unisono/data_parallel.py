@@ -86,7 +86,7 @@ def parallel(
         check_parameters(model, optimizer, chosen)
     former = reducer_of(model)
     if former is not None and former.structure.differs(model):
-        former.optimizer.give_back()  # while its world can gather the state
+        former.give_back()  # while its world can gather the state
     if sharded and optimizer is not None:
         check_optimizer(optimizer)
     if chosen.traits.members is Members.SERVERS:
@@ -101,7 +101,7 @@ def parallel(
     if optimizer is not None:
         check_split_optimizer(model, optimizer, sharded)
     if sharded and optimizer is not None:
-        reducer.optimizer.shard(optimizer, own_loop=True)
+        reducer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
         reducer.follow(optimizer)
     return model

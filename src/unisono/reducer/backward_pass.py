@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage, ControlResult, decode, difference_of, encode
@@ -109,6 +109,10 @@ class BackwardPass:
         """Discard the pass: running tasks set no gradient from here on."""
         with self.lock:
             self.discarded = True
+
+    def step_error(self, _: Sequence[str]) -> UnisonoError | None:
+        """Return the error that the ranks have agreed on in the optimizer's step, with these names of parameters."""
+        return None
 
     # Operations of tasks (`step/replica.py`)
 

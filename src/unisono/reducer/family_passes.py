@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import MpiLink
 from unisono.engine.communicator_pool import ModelCollectives
+from unisono.errors import UnisonoError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.backward_pass import BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
@@ -36,8 +38,7 @@ class ShardedPass(BackwardPass):
         segments = {key: memory.segments(key, layout.group_of(key, rank), rank) for key in layout.keys}
         self.shards = ShardWork(layout, segments, self.sums, memory.segment_weights)
         self._rank, self._message = rank, StepMessage()
-        self.step_result: StepResult | None = None
-        """Steps of all ranks of a loop of their own; None until they are known."""
+        self._result: StepResult | None = None  # of all ranks of a loop of their own; None until it is known
 
     def step_with(self, step: ShardedStep, message: StepMessage | None = None) -> None:
         """Update the shards by this step, in a loop of the program's own if all ranks agree on this message. Without
@@ -48,6 +49,10 @@ class ShardedPass(BackwardPass):
         """Return True where any rank had a gradient of a parameter. Its bucket has been summed."""
         keys = self.layout.keys_of[number]
         return bool(keys) and self.shards.present(keys[0])[number]
+
+    def step_error(self, names: Sequence[str]) -> UnisonoError | None:
+        """Return the error of a step that only some ranks have made, or of other gradients than those summed."""
+        return None if self._result is None else self._result.error(names)
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients into a bucket, and record which there are."""
@@ -61,10 +66,10 @@ class ShardedPass(BackwardPass):
         parameters, ranks = self.layout.parameters, self.layout.ranks
         total = torch.tensor(encode(self._message, parameters, self._rank, ranks), dtype=torch.float64)
         world.allreduce(total)
-        self.step_result = decode(total.tolist(), parameters, ranks)
-        if not self.step_result.is_made():
+        self._result = decode(total.tolist(), parameters, ranks)
+        if not self._result.is_made():
             self.shards.step = None
-        self.shards.remove(self.step_result.removed)
+        self.shards.remove(self._result.removed)
 
     def update_shard(self, key: int) -> None:
         """Replace the gradients in this rank's shard of a bucket by updated weights."""

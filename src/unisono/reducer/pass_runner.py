@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import torch
@@ -36,11 +36,18 @@ class PassRunner:
     """Runner of one backward pass after another, and waits for the work that they have begun: exchanges, updates and
     buffers. The time of each wait is counted."""
 
-    def __init__(self, programs: Programs, buffers: Buffers, accumulation: Accumulation, control: StepControl) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        buffers: Buffers,
+        accumulation: Accumulation,
+        control: StepControl,
+        names: Sequence[str] = (),
+    ) -> None:
         self._programs, self._buffers, self._accumulation, self._control = programs, buffers, accumulation, control
-        self._times, self._observe = programs.times, programs.observe
-        self._parameters = programs.memory.parameters
-        self._numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        self._times, self._observe, self._names = programs.times, programs.observe, names
+        self.parameters = programs.memory.parameters
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.current: BackwardPass | None = None
         """Pass that has begun, until its last event has advanced the program."""
         self.last: BackwardPass | None = None
@@ -73,11 +80,11 @@ class PassRunner:
         begun = self.current
         assert begun is not None, "a pass has begun"
         self._add_postponed()
-        for number in range(len(self._parameters)):
+        for number in range(len(self.parameters)):
             if number not in begun.gradients:
                 self._add(number, there=False)
         begun.ended = True
-        forget_unread(self._parameters)
+        forget_unread(self.parameters)
         self._on_progress()
         if self._arrivals is None:
             self.current = None
@@ -113,10 +120,21 @@ class PassRunner:
         task = None if self._cursor is None else self._cursor.outside
         return task is not None and task.operation in (op.STEP_LOCAL, STEP)
 
-    def end_step(self) -> None:
-        """Run the tasks that follow the step of the user's optimizer."""
-        assert self._cursor is not None, "a pass has begun"
+    def finish_step(self) -> None:
+        """Run the tasks that follow the step of the user's optimizer, which has been made or left out, if the program
+        waits for it.
+
+        They average the weights, if the rule does so after this step, or update and gather shards. Raises the error
+        that the ranks agree on: MismatchError for a step in shards that only some have made.
+        """
+        last = self.last
+        if not self.awaits_step:
+            return
+        assert self._cursor is not None and last is not None, "a pass has begun"
         self._cursor.end(lambda _: None)
+        self.wait()
+        if (error := last.step_error(self._names)) is not None:
+            raise error
 
     def discard(self, begun: BackwardPass | None) -> bool:
         """Discard a pass that has failed: nothing of it that is still running may set a gradient. Without a pass, none
@@ -125,7 +143,7 @@ class PassRunner:
         if newest:
             self.current = self.last = self._cursor = None
             self._postponed.clear()
-            forget_unread(self._parameters)
+            forget_unread(self.parameters)
         if begun is not None:
             begun.discard()
         return newest
@@ -185,7 +203,7 @@ class PassRunner:
         self._postponed.clear()
 
     def _add(self, number: int, there: bool = True) -> None:
-        begun, parameter = self.current, self._parameters[number]
+        begun, parameter = self.current, self.parameters[number]
         assert begun is not None, "a pass has begun"
         if there:
             self._times.record_ready(number)
@@ -221,7 +239,7 @@ class PassRunner:
         if task.operation is op.BACKWARD:
             return begun.is_full(task.key)  # key 0: a pass begins with its first gradient
         if task.operation is op.GRAD_INPUT:
-            return have_been_read(self._parameters[number] for number in task.parameters)
+            return have_been_read(self.parameters[number] for number in task.parameters)
         if task.operation is op.END:
             return begun.ended
         return task.operation in (op.BEGIN, op.FORWARD)

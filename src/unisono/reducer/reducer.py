@@ -11,7 +11,7 @@ Its parts, each of which has its own state:
     programs     step programs, by the setting that all ranks have chosen       `programs.py`, `tuning.py`
     runner       the backward pass that runs; waits for what was begun          `pass_runner.py`
     control      samples and requests of this rank, and what all ranks said     `control.py`
-    optimizer    the user's optimizer: in shards, or called by the program      `user_optimizer.py`
+    sharded      the user's optimizer, where its state is in shards             `sharded_optimizer.py`
 
 Beside them are gradients between averages (`accumulation.py`), and weights outside of steps (`model_weights.py`).
 """
@@ -41,9 +41,10 @@ from unisono.reducer.hooks import BackwardEndCallback, accumulators_of, attach, 
 from unisono.reducer.model_weights import ModelWeights
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.programs import Programs
+from unisono.reducer.scattered_gradient import clear
+from unisono.reducer.sharded_optimizer import ShardedOptimizer
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import StepTimes
-from unisono.reducer.user_optimizer import UserOptimizer
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
@@ -90,8 +91,9 @@ class Reducer:
             rule, self.memory, collectives, self.times, observe, has_buffers, self.links, partitions
         )
         self.control = StepControl(world.rank, size, lambda: programs.player.wait(CONTROL))
-        self.runner = PassRunner(programs, self.buffers, self.accumulation, self.control)
-        self.optimizer = UserOptimizer(programs, self.runner, self.structure.names)
+        self.runner = PassRunner(programs, self.buffers, self.accumulation, self.control, self.structure.names)
+        self.sharded: ShardedOptimizer | None = None
+        """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
         self.weights = ModelWeights(model, programs, self.buffers, self.runner.wait)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
         self._accumulators = accumulators_of(self.parameters) if self.traits.sums else []
@@ -165,7 +167,9 @@ class Reducer:
         self.finish()
         for handle in self._hooks:
             handle.remove()
-        self.optimizer.release()
+        if self.sharded is not None:
+            self.sharded.release()
+            clear(self.parameters)
         self._hooks.clear()
         self._accumulators.clear()
         model = self._model()
@@ -175,8 +179,29 @@ class Reducer:
     def restore(self, state: dict[str, Any] | None) -> None:
         """Adopt the setting of the run that is resumed (`tuning.state`), if it had as many ranks and the same
         options."""
-        if self.programs.restore(state):
-            self.optimizer.follow_layout()
+        if self.programs.restore(state) and self.sharded is not None:
+            self.sharded.lay_out()
+
+    def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
+        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together.
+
+        With `own_loop` its step is made when the program calls it. Raises UsageError for an optimizer that cannot be
+        stepped in shards.
+        """
+        if self.sharded is not None:
+            if self.sharded.optimizer is optimizer:
+                return
+            self.runner.wait()
+            self.sharded.release()
+        self.sharded = ShardedOptimizer(optimizer, self.programs, self.runner, self.structure.names, own_loop)
+
+    def give_back(self) -> None:
+        """Leave the optimizer, if it is in shards, with its whole state. Called by all ranks together."""
+        if self.sharded is not None:
+            self.runner.finish_step()
+            self.sharded.give_back()
+            self.sharded = None
+            clear(self.parameters)
 
     def rule_state(self) -> dict[str, Any]:
         """Return the rule's memory of this rank and the place in its period, for a checkpoint; wait for exchanges."""
@@ -188,10 +213,10 @@ class Reducer:
     def prepare_for_backward(self) -> None:
         """Adopt a new setting, if there is one. A backward pass is about to begin, or has just begun."""
         self.runner.wait()
-        if self.programs.next_step(self._applied_by.deferred):
-            self.optimizer.follow_layout()
-            if self._applied_by.deferred and self.optimizer.sharded is not None:
-                self._applied_by = AppliedBy(self.optimizer.sharded.begin(), Updates.PARTS)
+        if self.programs.next_step(self._applied_by.deferred) and self.sharded is not None:
+            self.sharded.lay_out()
+            if self._applied_by.deferred:
+                self._applied_by = AppliedBy(self.sharded.begin(), Updates.PARTS)
         self._prepared = True
 
     def before_adding(self, number: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -228,7 +253,8 @@ class Reducer:
         self.control.end_pass()
         if not self._applied_by.deferred:
             self.runner.wait()
-            self.optimizer.hide_gradients(begun)
+            if self.sharded is not None:
+                self.sharded.hide_gradients(begun)
             self.accumulation.check_pass()
             self.accumulation.end_average()
 
@@ -243,7 +269,7 @@ class Reducer:
         if self.traits.state.differs and not self.runner.awaits_step:
             self.synchronize()
         try:
-            self.optimizer.finish_step()
+            self.runner.finish_step()
         except UnisonoError as error:
             if self.traits.state.differs:
                 error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
@@ -253,7 +279,7 @@ class Reducer:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self.structure.check_pass(self._model())
         if not self.traits.state.differs:
-            self.optimizer.finish_step()  # if the program has left it out, as the other ranks gather weights
+            self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
         elif self.runner.awaits_step:  # another pass of the same step, with the same setting
             self.programs.take_back()
             self._prepared = True
@@ -264,8 +290,8 @@ class Reducer:
         compares = self.traits.state is RankState.WHOLE and not (absent or self._applied_by.deferred)
         message = self.control.next_message(absent, self.accumulation.changes() if compares else None)
         layout, program = self.programs.next(self._applied_by.updates, self._applied_by.deferred, self.clip)
-        if self.traits.state is RankState.SHARDED and self.optimizer.sharded is None:
-            raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.optimizer.shard(optimizer)")
+        if self.traits.state is RankState.SHARDED and self.sharded is None:
+            raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
         begun = pass_of(
             *(self.traits.state, (self.memory, self.buffers, layout, message), self._applied_by.step),
             *(self.programs.collectives.rank, self.programs.rule_memory.kept, self.exchange),

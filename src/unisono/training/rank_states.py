@@ -26,7 +26,7 @@ RANKS = "ranks"
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
-    sharded = trainer.reducer.optimizer.sharded
+    sharded = trainer.reducer.sharded
     if split_of(trainer.model) is not None:
         return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
     if sharded is not None:  # rank 0 alone needs memory for the whole state

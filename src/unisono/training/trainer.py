@@ -62,7 +62,7 @@ class Trainer:
         check_split_optimizer(model, optimizer, sharded)
         self.reducer.clip = clip
         if sharded:
-            self.reducer.optimizer.shard(optimizer, own_loop=False)
+            self.reducer.shard(optimizer, own_loop=False)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.runner.wait))
         self._exchanges = exchanges_activations(model)  # a rank without samples calls the model, too
         self._awaits = wait_on_access(model, self.reducer.runner.wait_for, self.reducer.runner.wait_for_buffers)
@@ -111,8 +111,8 @@ class Trainer:
 
     def _begin_update(self) -> tuple[SplitStep | ShardedStep, Updates]:
         """Return the optimizer's step that begins, and how it is made."""
-        if self.reducer.optimizer.sharded is not None:
-            return self.reducer.optimizer.sharded.begin(), Updates.PARTS
+        if self.reducer.sharded is not None:
+            return self.reducer.sharded.begin(), Updates.PARTS
         step = self._optimizing.begin()
         return step, step.updates
 
