@@ -136,18 +136,18 @@ def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contende
     trainer, _ = slept_run(group, probed, cluster, replace(one.run, rule=one.rule, wire=one.wire))
     rule = trainer.reducer.rule
     inputs, labels = torch.ones(1, 1), torch.zeros(1)
-    searched = rule.period == 1 and rule.overlap == "auto"
-    while searched and trainer.reducer.choice.state() is None:
+    searched = rule.traits.period == 1 and rule.overlap == "auto"
+    while searched and trainer.reducer.programs.tuning.state() is None:
         trainer.step(inputs, labels)
     trainer.wait()
     trainer.recorder.take_steps()
     steps = int(min(MAX_STEPS, max(MIN_STEPS, MEASURED_SECONDS / step)))
-    for _ in range(WARM_UP + steps + -steps % rule.period):
+    for _ in range(WARM_UP + steps + -steps % rule.traits.period):
         trainer.step(inputs, labels)
     trainer.wait()
     everyone = np.stack(world.all_gather_object(trainer.recorder.take_steps()))
     group.free()
-    found = measure(everyone, KINDS, WARM_UP, rule.period)
+    found = measure(everyone, KINDS, WARM_UP, rule.traits.period)
     assert found is not None, "there are steps behind the first"
     return found
 

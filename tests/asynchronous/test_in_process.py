@@ -14,7 +14,7 @@ from unisono.asynchronous.coding import Coding, PlainCoding, ReferenceCoding
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
 from unisono.rules import EASGD
-from unisono.step.arrivals import random_arrivals
+from unisono.rules.asynchronous import random_arrivals
 from unisono.step.in_process import Batch
 from unisono.step.layout import Bucket, Layout
 

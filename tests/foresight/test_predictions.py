@@ -33,7 +33,7 @@ def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
     assert (found.low, found.high, found.communicating) == (plan.low, plan.high, plan.communicating)
     program = found.program
     assert (program.overlap, program.bucket_bytes, program.schedule) == (plan.overlap, plan.bucket_bytes, plan.schedule)
-    assert (program.period, program.wire) == (rule.period, rule.exchange.wire or "")
+    assert (program.period, program.wire) == (rule.traits.period, rule.exchange.wire or "")
     assert program.nbytes == pytest.approx(sum(layer.parameter_bytes for layer in network()), rel=1e-3), "padding"
     assert (found.costs.per_byte > 0) == (nodes > 1)
     if rule == BSP():

@@ -29,7 +29,7 @@ def test_a_resumed_worker_does_too() -> None:
     model = torch.nn.Linear(1, 1)
     before = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     now = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-    reducer = SimpleNamespace(choice=SimpleNamespace(resume=lambda _: None))
+    reducer = SimpleNamespace(programs=SimpleNamespace(resume=lambda _: None))
     trainer = SimpleNamespace(model=model, optimizer=now, reducer=reducer)
     nothing = (None,) * 6
     worker = Worker(*nothing, trainer, *nothing[:2])  # type: ignore[arg-type]

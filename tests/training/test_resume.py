@@ -68,8 +68,8 @@ class Alone:
 def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    choice = SimpleNamespace(resume=lambda step: None)
-    reducer = SimpleNamespace(restore=lambda state: None, choice=choice, rule=BSP())
+    programs = SimpleNamespace(resume=lambda step: None)
+    reducer = SimpleNamespace(restore=lambda state: None, programs=programs, traits=BSP().traits)
     return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, world=SimpleNamespace(rank=0))
 
 

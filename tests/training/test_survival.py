@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from unisono.rules import RULES, find_rule
+from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import RuleRecipe
 from unisono.training.survival import survives_deaths
 
 
 def test_rules_of_the_table() -> None:
     assert {name for name in RULES if survives_deaths(RuleRecipe(name))} == {"easgd"}
-    assert {name for name in RULES if find_rule(name)().asynchronous} == {"easgd"}
+    assert {name for name in RULES if has_servers(find_rule(name)())} == {"easgd"}
 
 
 def test_rules_of_ones_own_are_asked_in_another_process(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from unisono.launch import (
     survival_options,
 )
 from unisono.rules import Exchange
+from unisono.rules.asynchronous import has_servers
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
@@ -148,7 +149,7 @@ def _recipe(
         if path is not None or changes or resume is not None:
             raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
         found = run_directory.recipe_of(replay, [])
-        if not is_user_function(found.rule.name) and not named_rule(found.rule, Exchange()).asynchronous:
+        if not is_user_function(found.rule.name) and not has_servers(named_rule(found.rule, Exchange())):
             raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
         return found, []
     if resume is None:

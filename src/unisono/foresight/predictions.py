@@ -93,8 +93,8 @@ def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> Sealed
 def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
     """Return the program of a predicted step, and the seconds of a step in which it updates weights."""
     setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
-    buckets = costs.layout.buckets
-    tasks = tuple(task for number in range(rule.period) for task in rule(Step(number), 0, costs.layout))
+    buckets, period = costs.layout.buckets, rule.traits.period
+    tasks = tuple(task for number in range(period) for task in rule(Step(number), 0, costs.layout))
     updates = (one for one in tasks if one.lane == UPDATE and one.parameters and one.operation.role is Role.LOCAL)
     facts = ProgramFacts(
         setting.overlap,
@@ -102,10 +102,10 @@ def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
         len(buckets),
         sum(one.nbytes for one in buckets),
         wire=rule.exchange.wire or "",
-        period=rule.period,
+        period=period,
         digest=digest_of(tasks),
     )
-    return facts, sum(one.operation.price(one, costs).seconds for one in updates) / rule.period
+    return facts, sum(one.operation.price(one, costs).seconds for one in updates) / period
 
 
 def digest_of(tasks: StepProgram) -> str:

@@ -32,9 +32,9 @@ from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.collective_rows import nearest_rows, rows_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.measured_rows import FLOAT32_WIRE, CollectiveRow
-from unisono.rules.base import AUTO
 from unisono.schedules import find, names
 from unisono.step.costs import Cost, fit
+from unisono.step.rule import AUTO
 from unisono.wires import encoded_share
 
 BYTES_OF_A_SUM = 3

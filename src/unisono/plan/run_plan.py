@@ -50,6 +50,7 @@ from unisono.plan.trace import TracedLayer
 from unisono.plan.unequal import Unequal, cost_of, slowed
 from unisono.rules import BaseRule
 from unisono.step.costs import Cost
+from unisono.step.rule import RankState
 
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
@@ -103,7 +104,7 @@ def plan_run(
             slower = _slower(layers, machine, settings, nodes, cost.cost, run)
             step = _planned_step(layers, machine, settings, words, nodes, cost, run)._replace(slower=slower)
             rows.append(row_of(machine, settings, nodes, step, alone))
-            if split is not None and rule.takes_split_layers and nodes * settings.ranks_per_node > 1:
+            if split is not None and rule.traits.groups and nodes * settings.ranks_per_node > 1:
                 faster = _split_step(layers, machine, settings, words, nodes, cost, run, split)
                 split_rows += [row_of(machine, settings, nodes, faster, alone)] if faster is not None else []
         found += rows + split_rows
@@ -117,7 +118,7 @@ def exchanges_of(machine: MachineFacts, settings: RunSettings) -> ExchangeOf:
     def cost(nodes: int, wire: str | None, sharded: bool, algorithm: str) -> ExchangeCost:
         return exchange_cost(machine, nodes, settings.ranks_per_node, wire, sharded, algorithm)
 
-    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.sharded, rule.algorithm)
+    return lambda rule, nodes: cost(nodes, rule.exchange.wire, rule.traits.state is RankState.SHARDED, rule.algorithm)
 
 
 def _slower(
@@ -132,7 +133,7 @@ def _slower(
     rule, unequal = run.rule, Unequal(machine.slow_links, settings.slow_nodes).among(nodes)
     without_links = without_nodes = run.step
     if unequal.links and nodes > 1:
-        kind = rule.exchange.wire, rule.sharded, rule.algorithm
+        kind = rule.exchange.wire, rule.traits.state is RankState.SHARDED, rule.algorithm
         even = even_cost(cost, machine, nodes, settings.ranks_per_node, *kind)
         without_links = predict_run(layers, replace(machine, slow_links={}), settings, rule, nodes, even).step
     if unequal.nodes:
@@ -161,10 +162,10 @@ def inputs_of(
     samples = samples_of_rank(settings, nodes)
     computing = computing_of(layers, machine, settings.traced, samples, settings.ranks_per_node)
     played = min(ranks, MAX_PLAYED_RANKS)
-    update = update_seconds(machine, settings) * (played / ranks if rule.sharded else 1)
+    update = update_seconds(machine, settings) * (played / ranks if rule.traits.state is RankState.SHARDED else 1)
     computing = slowed(replace(computing, update=update), slowest_node(settings, nodes))
     sizes = [layer.parameter_bytes for layer in layers if layer.parameters]
-    if rule.sharded:  # the sum of flags besides the two that were priced
+    if rule.traits.state is RankState.SHARDED:  # the sum of flags besides the two that were priced
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     buckets, clip = partial(buckets_of, sizes), settings.clip
     return PredictionInputs(rule, computing, buckets, cost, True, played, clip, settings.layer_norms, nodes=nodes)
@@ -220,7 +221,7 @@ def _planned_step(
         words,
         StepShares(whole, communication, update, communicating, run.inputs.cost, _loading(machine, settings, nodes)),
         memory,
-        memory.weights / run.rule.period,
+        memory.weights / run.rule.traits.period,
         setting.overlap,
         setting.bucket_bytes,
         exchange.schedule,

@@ -16,6 +16,7 @@ from unisono.plan.machines import MachineFacts
 from unisono.plan.trace import TracedLayer
 from unisono.plan.unequal import Unequal
 from unisono.rules import BaseRule
+from unisono.step.rule import Members
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def check_settings(layers: Sequence[TracedLayer], machine: MachineFacts, setting
     if not any(layer.parameters for layer in layers):
         raise UsageError("the model has no parameters, so there is nothing to exchange: plan another")
     for words, rule in settings.rules.items():
-        if rule.asynchronous:
+        if rule.traits.members is Members.SERVERS:
             raise UsageError(
                 f"rule {words} has no step that all ranks make together, so it is not predicted: plan bsp, sharded, "
                 "local_sgd or diloco, or measure a short run of it"

@@ -19,9 +19,9 @@ from unisono.plan.exchange_cost import COLLECTIVES_OF_A_SHARD, network_of, place
 from unisono.plan.machines import MachineFacts
 from unisono.plan.simulated_schedule import simulate_schedule
 from unisono.rules import BaseRule
-from unisono.rules.base import AUTO
 from unisono.schedules import find, names
 from unisono.step.costs import Cost
+from unisono.step.rule import AUTO, RankState
 from unisono.wires import encoded_share
 
 SIMULATED = "simulated"
@@ -91,7 +91,7 @@ def with_simulated(
 def charged(rule: BaseRule, cost: Cost, seconds: Mapping[int, float]) -> dict[int, float]:
     """Return the seconds of a bucket's collectives from those of an allreduce, as `cost`, the line of that rule's
     exchanges, is charged: the all-gathers of a sharded rule are not encoded, and its flags have a latency as well."""
-    if not rule.sharded:
+    if rule.traits.state is not RankState.SHARDED:
         return dict(seconds)
     share = encoded_share(rule.exchange.wire)
     of_allreduce = cost.latency * 2 / COLLECTIVES_OF_A_SHARD

@@ -188,7 +188,10 @@ class TrainingLoop:
             if metrics is not None:
                 run_directory.add_metrics(folder, metrics)
             progress = {"epoch": point.epoch, "done": point.done, "loss": loss, "data": self.feed.fingerprint}
-            progress |= {"seconds": time.perf_counter() - self.begun, "reducer": trainer.reducer.choice.state()}
+            progress |= {
+                "seconds": time.perf_counter() - self.begun,
+                "reducer": trainer.reducer.programs.tuning.state(),
+            }
             save(folder / run_directory.CHECKPOINTS, Checkpoint(point.step, weights, optimizer, progress))
 
         with trainer.span("write" if self.world.rank == 0 else "wait for rank 0", "checkpoint"):

@@ -102,11 +102,11 @@ class RunForesight:
 
     def _seal_search(self, done: int) -> None:
         reducer = self.trainer.reducer
-        if not self._pending or reducer.choice.state() is None:
+        if not self._pending or reducer.programs.tuning.state() is None:
             return
         self._pending = False
         self._searched, self._counters = max(0, self._made - 1), read_counters()
-        choice = reducer.choice.by_trials
+        choice = reducer.programs.tuning.choice
         if choice is not None:
             how = f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.home / LOG})"
             self.log(f"the first {self._searched} steps tuned {how}{choice.doubt and f'; {choice.doubt}'}")
@@ -172,9 +172,9 @@ class RunForesight:
         skip, rule = self._searched + WARMUP_STEPS, self.trainer.reducer.rule
         found = None
         if self._kept:
-            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
+            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.traits.period)
         if found is None:
-            self.detail(f"no measurement: {reason_without_measurement(rule.period, skip)}")
+            self.detail(f"no measurement: {reason_without_measurement(rule.traits.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)

@@ -14,7 +14,7 @@ from unisono.errors import UsageError
 from unisono.foresight.ledger import check_appendable
 from unisono.models import user_network
 from unisono.plan.split import describe_borders
-from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.rules.asynchronous import has_servers
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.plan import AUTO
 from unisono.training import run_directory
@@ -93,11 +93,11 @@ def _train(
         world.call_on_root(lambda: check_appendable(ledger))
     before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
     rule = make_rule(recipe)
-    if replay is not None and not rule.asynchronous:
+    if replay is not None and not has_servers(rule):
         raise UsageError(f"--replay {replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again")
     share, lines = bind_cores(world)
     lines += [describe_precision(recipe, world), *describe_unused(recipe.rule)]
-    workers = rule if isinstance(rule, BaseAsynchronousRule) else None
+    workers = rule if has_servers(rule) else None
     layers = plan_of(recipe, world.size)
     timeline = None if trace is None else Timeline(world)
     observe = None if timeline is None else timeline.add
@@ -167,7 +167,7 @@ def _train_together(
     with ProgressDisplay(world.rank == 0, recipe.training.epochs, verbose=verbose, log_file=log_file) as display:
         for note in notes:
             display.log(note)
-        trainer.reducer.choice.log_with(display.log, display.detail)
+        trainer.reducer.programs.log_with(display.log, display.detail)
         foresight = RunForesight(recipe, world, feed, trainer, home, display.log, display.detail, ledger)
         foresight.begin(machine, point.step)
         run = TrainingLoop(recipe, world, feed, trainer, home, display, point, begun - point.seconds, foresight)

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from unisono.step import operations as op
-from unisono.step.clock import TaskSpan
-from unisono.step.tracks import tracks
+from unisono.step.clock import TaskSpan, tracks
 from unisono.training.timeline.lanes import PREDICTED, TimelineSpan
 
 KIND = "predicted"

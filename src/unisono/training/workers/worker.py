@@ -21,7 +21,7 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
 from unisono.asynchronous.serving import RunState
 from unisono.data.feed import Feed
-from unisono.reducer.server_links import ServerLinks
+from unisono.reducer.family_passes import ServerLinks
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step.program import Step
@@ -77,12 +77,12 @@ class Worker:
             snapshot.loss,
             snapshot.known,
         )
-        self.trainer.reducer.choice.resume(snapshot.step)
+        self.trainer.reducer.programs.resume(snapshot.step)
 
     def begin_at(self, state: RunState) -> None:
         """Begin at the centre, with the number of steps and the samples of all workers that a server knows."""
         self.steps, self.known = state.workers[self.number].step, state.samples
-        self.trainer.reducer.choice.resume(self.steps)
+        self.trainer.reducer.programs.resume(self.steps)
 
     def run(self) -> int:
         """Train until the servers order to stop, then end the run with them. Return the exit code."""
@@ -118,7 +118,7 @@ class Worker:
         loss = self.trainer.step(inputs, labels)
         if exchanges:
             with self.trainer.span("wait for replies", "waiting"):
-                self.trainer.reducer.pending.wait_for_replies()
+                self.trainer.reducer.runner.wait_for_replies()
             self.samples, self.loss = 0, 0.0
             self._obey(self.exchange.reply, header)
         self.steps += 1

@@ -13,12 +13,10 @@ from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage
-from unisono.reducer.exchanging_pass import ExchangingPass
-from unisono.reducer.pass_of_rule import AppliedBy, pass_of
-from unisono.reducer.sharded_pass import ShardedPass
+from unisono.reducer.family_passes import AppliedBy, ExchangingPass, ShardedPass, pass_of
 from unisono.rules import BSP, EASGD, BaseRule, Sharded
 from unisono.step.layout import Bucket, Layout, Updates
-from unisono.step.rule_memory import RuleMemory
+from unisono.step.replica import RuleMemory
 
 
 class Allocator:
@@ -33,7 +31,7 @@ def made(rule: BaseRule, step: Any = None, exchange: Any = None) -> BackwardPass
     memory = BucketMemory(parameters, Allocator())  # type: ignore[arg-type]
     buckets = [Bucket(one.nbytes, one.parameters) for one in memory.lay_out((0,), 64).buckets]
     parts = memory, Buffers(torch.nn.Identity()), Layout(2, 1, tuple(buckets)), ControlMessage()
-    return pass_of(rule, parts, step, 1, KEPT, exchange)
+    return pass_of(rule.traits.state, parts, step, 1, KEPT, exchange)
 
 
 KEPT = RuleMemory()

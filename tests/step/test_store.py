@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
-from unisono.step.keys import key_numbers, pair_keys
+from unisono.step.store import key_numbers, pair_keys
 
 ONE, OTHER = torch.zeros(1), torch.zeros(2)
 

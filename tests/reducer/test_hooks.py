@@ -1,17 +1,62 @@
-"""Parameters are NaN until they are waited for, so a read without a wait is detected."""
+"""Hooks of a model: gradients that are complete, and parameters that are waited for when they are read."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from unisono.reducer.wait_on_access import WaitOnAccess, wait_on_access
+from unisono.reducer.hooks import WaitOnAccess, register_hooks, wait_on_access
+
+
+class Record:
+    """Receiver of complete gradients."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+
+    def mark_ready(self, number: int, last: bool) -> None:
+        self.calls.append((number, last))
+
+
+def test_each_complete_gradient_is_reported_once() -> None:
+    model, record = torch.nn.Linear(2, 2), Record()
+    handles = register_hooks(list(model.parameters()), record.mark_ready)
+    (model(torch.ones(1, 2)).sum() + model(torch.zeros(1, 2)).sum()).backward()
+    assert sorted(record.calls) == [(0, True), (1, True)]
+    for handle in handles:
+        handle.remove()
+    model(torch.ones(1, 2)).sum().backward()
+    assert len(record.calls) == 2
+
+
+def test_hooks_of_the_program_that_follow_are_seen() -> None:
+    model, record = torch.nn.Linear(2, 2), Record()
+    model.weight.register_post_accumulate_grad_hook(lambda _: None)
+    register_hooks(list(model.parameters()), record.mark_ready)
+    model.bias.register_post_accumulate_grad_hook(lambda _: None)
+    model(torch.ones(1, 2)).sum().backward()
+    assert sorted(record.calls) == [(0, True), (1, False)]
+
+
+def test_they_do_not_keep_the_receiver_alive() -> None:
+    model, record = torch.nn.Linear(2, 2), Record()
+    register_hooks(list(model.parameters()), record.mark_ready)
+    reference = weakref.ref(record)
+    gc.disable()
+    try:
+        del record
+        assert reference() is None
+    finally:
+        gc.enable()
+    model(torch.ones(1, 2)).sum().backward()
 
 
 class Late:

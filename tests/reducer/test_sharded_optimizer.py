@@ -14,9 +14,10 @@ from unisono.optimizers.segments import Segment
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage
+from unisono.reducer.family_passes import ShardedPass
+from unisono.reducer.reducer import Reducer
 from unisono.reducer.scattered_gradient import ScatteredGradient
-from unisono.reducer.sharded_pass import ShardedPass
-from unisono.reducer.user_optimizer import UserOptimizer
+from unisono.reducer.sharded_optimizer import ShardedOptimizer
 from unisono.step.layout import Bucket, Layout
 
 
@@ -30,15 +31,22 @@ class Allocator:
 class Runner:
     """Runner whose program may wait for the optimizer's step."""
 
-    def __init__(self) -> None:
-        self.last: ShardedPass | None = None
-        self.awaits_step, self.steps = False, 0
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self.parameters, self.last = parameters, None
+        self.awaits_step, self.steps, self.waits = False, 0, list[None]()
 
-    def end_step(self) -> None:
+    def wait(self) -> None:
+        self.waits.append(None)
+
+    def finish_step(self) -> None:
+        if not self.awaits_step:
+            return
         self.awaits_step = False
         self.steps += 1
-        if self.last is not None:
-            self.last.agree_on_step(SimpleNamespace(allreduce=lambda _: None))
+        self.last.agree_on_step(SimpleNamespace(allreduce=lambda _: None))
+        self.wait()
+        if (error := self.last.step_error(("a", "b"))) is not None:
+            raise error
 
 
 class Rank:
@@ -48,11 +56,20 @@ class Rank:
         self.parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
         self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
         self.lay_out((1, 0))
-        self.runner, self.waits = Runner(), list[None]()
-        self.programs = SimpleNamespace(layout=lambda: self.layout, layer_norms=True)
+        self.runner = Runner(self.parameters)
         collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
-        rooms: tuple[Any, ...] = (self.memory, collectives, self.programs, self.runner)
-        self.optimizer = UserOptimizer(*rooms, lambda: self.waits.append(None), ("a", "b"))
+        self.programs = SimpleNamespace(
+            memory=self.memory, collectives=collectives, layout=lambda: self.layout, layer_norms=True
+        )
+        self.structure = SimpleNamespace(names=("a", "b"))
+        self.sharded: ShardedOptimizer | None = None
+
+    shard: Any = Reducer.shard
+
+    @property
+    def optimizer(self) -> ShardedOptimizer:
+        assert self.sharded is not None
+        return self.sharded
 
     def lay_out(self, order: tuple[int, ...], largest: int = 16) -> None:
         buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out(order, largest).buckets]
@@ -75,23 +92,23 @@ class Rank:
 def test_state_is_kept_for_the_segments_of_the_buckets() -> None:
     rank = Rank()
     optimizer = rank.sgd()
-    rank.optimizer.shard(optimizer, own_loop=False)
+    rank.shard(optimizer, own_loop=False)
     assert rank.programs.layer_norms is False
-    assert rank.optimizer.sharded is not None
-    sharded = rank.optimizer.sharded
+    assert rank.sharded is not None
+    sharded = rank.sharded
     assert sorted(one.number for one in sharded._segments) == [0, 1]
-    rank.optimizer.shard(optimizer, own_loop=False)
-    assert rank.optimizer.sharded is sharded
+    rank.shard(optimizer, own_loop=False)
+    assert rank.sharded is sharded
 
 
 def test_another_optimizer_takes_the_place_of_the_first() -> None:
     rank = Rank()
     first, second = rank.sgd(), rank.sgd()
-    rank.optimizer.shard(first, own_loop=False)
-    rank.optimizer.shard(second, own_loop=False)
-    assert rank.waits == [None]
-    assert rank.optimizer.sharded is not None
-    assert rank.optimizer.sharded.optimizer is second
+    rank.shard(first, own_loop=False)
+    rank.shard(second, own_loop=False)
+    assert rank.runner.waits == [None]
+    assert rank.sharded is not None
+    assert rank.sharded.optimizer is second
     with pytest.raises(UsageError, match="shards of its state alone"):
         first.step()
     rank.optimizer.release()
@@ -101,27 +118,25 @@ def test_another_optimizer_takes_the_place_of_the_first() -> None:
 
 def test_shards_follow_the_buckets() -> None:
     rank = Rank()
-    rank.optimizer.follow_layout()
-    assert rank.optimizer.sharded is None
-    rank.optimizer.shard(rank.sgd(), own_loop=False)
-    assert rank.optimizer.sharded is not None
-    before = [one.number for one in rank.optimizer.sharded._segments]
+    rank.shard(rank.sgd(), own_loop=False)
+    assert rank.sharded is not None
+    before = [one.number for one in rank.sharded._segments]
     rank.lay_out((0, 1))
-    rank.optimizer.follow_layout()
-    assert [one.number for one in rank.optimizer.sharded._segments] == before[::-1]
+    rank.sharded.lay_out()
+    assert [one.number for one in rank.sharded._segments] == before[::-1]
 
 
 def test_the_program_continues_with_a_step_of_the_users_loop() -> None:
     rank = Rank()
     optimizer = rank.sgd()
-    rank.optimizer.shard(optimizer, own_loop=True)
+    rank.shard(optimizer, own_loop=True)
     begun = rank.begin()
     rank.optimizer.hide_gradients(begun)
     assert isinstance(rank.parameters[0].grad, ScatteredGradient)
     assert rank.parameters[1].grad is None
     optimizer.step()
     assert isinstance(rank.parameters[0].grad, ScatteredGradient)
-    assert (rank.runner.steps, rank.waits) == (1, [None])
+    assert (rank.runner.steps, rank.runner.waits) == (1, [None])
     for key in rank.layout.keys:
         begun.update_shard(key)
         begun.unpack_shards(key)
@@ -131,22 +146,22 @@ def test_the_program_continues_with_a_step_of_the_users_loop() -> None:
 
 def test_a_step_that_was_left_out_updates_nothing() -> None:
     rank = Rank()
-    rank.optimizer.shard(rank.sgd(), own_loop=True)
+    rank.shard(rank.sgd(), own_loop=True)
     begun = rank.begin()
-    rank.optimizer.finish_step()
+    rank.runner.finish_step()
     assert rank.runner.steps == 1
     for key in rank.layout.keys:
         begun.update_shard(key)
         begun.unpack_shards(key)
     assert rank.parameters[0].tolist() == [1.0] * 4
-    rank.optimizer.finish_step()
+    rank.runner.finish_step()
     assert rank.runner.steps == 1
 
 
 def test_gradients_are_set_aside_after_the_closure_of_a_step() -> None:
     rank, seen = Rank(), list[Any]()
     optimizer = rank.sgd()
-    rank.optimizer.shard(optimizer, own_loop=True)
+    rank.shard(optimizer, own_loop=True)
 
     def closure() -> float:
         optimizer.zero_grad()
@@ -165,6 +180,7 @@ def test_gradients_are_set_aside_after_the_closure_of_a_step() -> None:
 
 def test_a_failed_pass_leaves_no_placeholder() -> None:
     rank = Rank()
+    rank.shard(rank.sgd(), own_loop=True)
     failed = rank.begin()
     failed.discard()
     rank.optimizer.hide_gradients(failed)
@@ -194,7 +210,7 @@ def stale(parameter: torch.nn.Parameter) -> None:
 def test_changes_of_grad_before_a_step(change: Callable[[torch.nn.Parameter], None], message: str | None) -> None:
     rank = Rank()
     optimizer = rank.sgd()
-    rank.optimizer.shard(optimizer, own_loop=True)
+    rank.shard(optimizer, own_loop=True)
     begun = rank.begin()
     rank.optimizer.hide_gradients(begun)
     change(rank.parameters[0])
@@ -214,20 +230,19 @@ def test_changes_of_grad_before_a_step(change: Callable[[torch.nn.Parameter], No
 def test_a_second_step_and_one_without_a_pass_are_refused() -> None:
     rank = Rank()
     optimizer = rank.sgd()
-    rank.optimizer.shard(optimizer, own_loop=True)
+    rank.shard(optimizer, own_loop=True)
     optimizer.step()  # without a gradient it changes nothing
     rank.optimizer.hide_gradients(rank.begin())
     optimizer.step()
     with pytest.raises(UsageError, match=r"parameter a has a gradient that no backward pass since the last"):
         optimizer.step()
     rank.optimizer.release()
-    assert rank.parameters[0].grad is None
 
 
 def test_a_hook_that_was_added_later_is_refused() -> None:
     rank = Rank()
     optimizer = rank.sgd()
-    rank.optimizer.shard(optimizer, own_loop=True)
+    rank.shard(optimizer, own_loop=True)
     optimizer.register_step_pre_hook(lambda *_: None)
     rank.optimizer.hide_gradients(rank.begin())
     with pytest.raises(UsageError, match="SGD has hooks on its step"):

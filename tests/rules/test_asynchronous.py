@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.rules import BSP, EASGD
-from unisono.step.arrivals import programs_of, random_arrivals
+from unisono.rules.asynchronous import random_arrivals
 from unisono.step.layout import even_layout
+from unisono.step.matching import play_in_random_order
 from unisono.step.program import Step
-from unisono.step.random_order import play_in_random_order
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 1 << 20))
@@ -25,7 +25,7 @@ def test_every_exchange_is_served_once(exchanges: list[int], servers: int, seed:
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 1 << 20))
 def test_no_order_deadlocks(workers: int, servers: int, seed: int) -> None:
     steps = [Step(number) for number in range(4)]
-    programs = programs_of(EASGD(servers=servers), even_layout(workers + servers, servers + 1), steps, seed)
+    programs = EASGD(servers=servers).programs(even_layout(workers + servers, servers + 1), steps, seed)
     ran = list[int]()
     play_in_random_order(programs, lambda together: ran.append(len(together)), seed)
     assert sum(ran) == sum(map(len, programs))
@@ -33,4 +33,4 @@ def test_no_order_deadlocks(workers: int, servers: int, seed: int) -> None:
 
 def test_other_rules_have_a_program_for_each_rank() -> None:
     layout, steps = even_layout(3, 2), [Step(0), Step(1)]
-    assert programs_of(BSP(), layout, steps)[2] == (*BSP()(Step(0), 2, layout), *BSP()(Step(1), 2, layout))
+    assert BSP().programs(layout, steps)[2] == (*BSP()(Step(0), 2, layout), *BSP()(Step(1), 2, layout))
