@@ -79,15 +79,10 @@ def simulate(
     routes = Routes(every, placement, network, uneven)
     play = Play(every, routes, network, in_flight, eager, np.array(uneven.starts(placement)), max_exact_flows)
     play.run()
-    return summary(play)
-
-
-def summary(play: Play) -> Simulated:
-    """Return the result of a play that has run."""
     return Simulated(
         play.now,
-        len(play.every.nbytes) * play.every.pieces,
-        *play.routes.busiest(play.every),
+        len(every.nbytes) * every.pieces,
+        *routes.busiest(every),
         play.steps,
         play.resolution,
         tuple(play.ends().tolist()),

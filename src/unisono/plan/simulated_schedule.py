@@ -1,9 +1,7 @@
 """Simulated time of a schedule on nodes that are not there, in the pieces in which a call sends it.
 
-up to 2,048 ranks    all messages flow by flow                                   `network/simulate.py`
-above                halving: one piece flow by flow, others at its links' pace  `network/first_piece.py`
-                     ring: in closed form                                        `network/ring_walk.py`
-                     others: refused
+up to 2,048 ranks    all messages flow by flow     `network/simulate.py`
+above                refused: `unisono price` answers there
 """
 
 from __future__ import annotations
@@ -12,17 +10,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono.choosing.pace import pace_of
-from unisono.network import EVEN, Network, NetworkError, Simulated, Uneven, simulate
+from unisono.network import EVEN, NetworkError, Uneven, simulate
 from unisono.network.critical_path import Cause, Delay
-from unisono.network.first_piece import simulate_first_piece
-from unisono.network.ring_walk import simulate_ring
 from unisono.plan.collective_costs import ELEMENT_BYTES, CollectiveCase
-from unisono.schedules import find
 
 EAGER_BYTES = 1 << 16
 """Largest message in bytes that is sent before its receiver asks for it."""
 
-MAX_PLAYED_RANKS = 2048
+MAX_SIMULATED_RANKS = 2048
 """Largest number of ranks all of whose messages are played."""
 
 
@@ -67,44 +62,20 @@ def _places(delays: Sequence[Delay]) -> str:
 def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Uneven = EVEN) -> ScheduleSimulation:
     """Return the simulated time of a schedule, in the pieces in which a call of `nbytes` bytes sends it.
 
-    Above 2,048 ranks, allreduces along `halving` are simulated by their first piece, and those along `ring` in closed
-    form. Raises NetworkError for other schedules of so many ranks, and for too many messages.
+    Raises NetworkError for more than 2,048 ranks, and for too many messages.
     """
     placement, algorithm = case.placement, case.algorithm(name)
+    if placement.ranks > MAX_SIMULATED_RANKS:
+        raise NetworkError(
+            f"{placement.ranks:,} ranks are too many to simulate; the limit is {MAX_SIMULATED_RANKS:,}: "
+            "`unisono price` takes more"
+        )
     program = algorithm(0, placement.ranks)
     by_node, share = program.landing_remote is not None, case.share
     length = -(-nbytes // ELEMENT_BYTES)
     pace = pace_of(program, placement.ranks, length, ELEMENT_BYTES, case.table.network, ELEMENT_BYTES * share, by_node)
     whole = case.collective == "all_to_all"  # it is sent in one piece
     piece_bytes = case.chunk_bytes(nbytes) or 1 if whole else ELEMENT_BYTES * pace.chunk_length
-    network, eager = case.network(by_node), int(EAGER_BYTES / share)
-    if placement.ranks > MAX_PLAYED_RANKS:
-        done = _simulate_many(case, name, network, nbytes, piece_bytes, pace.in_flight, eager, uneven)
-    else:
-        payload = case.chunk_bytes(nbytes)
-        done = simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
+    network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(nbytes)
+    done = simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
     return ScheduleSimulation(name, done.seconds, done.ends, done.delays, done.resolution < 1e-6)
-
-
-def _simulate_many(
-    case: CollectiveCase,
-    name: str,
-    network: Network,
-    nbytes: int,
-    piece_bytes: int,
-    in_flight: int,
-    eager: int,
-    uneven: Uneven,
-) -> Simulated:
-    placement, allreduce = case.placement, case.collective == "allreduce"
-    if name == "ring" and allreduce and nbytes <= placement.ranks * piece_bytes:
-        return simulate_ring(placement, network, nbytes, eager, uneven)
-    forms = find(name, placement).allreduce_forms
-    if forms is None or not allreduce:
-        raise NetworkError(
-            f"{case.collective} along {name} is simulated for {MAX_PLAYED_RANKS:,} ranks at most, not for "
-            f"{placement.ranks:,}; more are for allreduces along halving, halving/round-robin, and ring in one piece"
-        )
-    return simulate_first_piece(
-        case.algorithm(name), forms, placement, network, nbytes, piece_bytes, in_flight, eager, uneven
-    )
