@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cache, partial
 from math import ceil
 
+from benchmarks.seeds.cache_blocks import CacheLimits, search
+from benchmarks.seeds.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
+from benchmarks.seeds.data_parallelism import exchanged_bytes
 from benchmarks.seeds.figure import SeedFigure
 from benchmarks.seeds.groups import LayerShape, hybrid_bytes, whole_groups
 from benchmarks.seeds.networks import classes_of, convolutions_of, flops_of, layers_of
+from benchmarks.seeds.overlap import Layer, Machine, least_samples, max_nodes
+from benchmarks.seeds.register_blocks import forward_efficiency, grad_weight_efficiency
 
-from unisono.plan.cache_blocks import CacheLimits, search
-from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
-from unisono.plan.data_parallelism import exchanged_bytes
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.overlap import Layer, Machine, least_samples, max_nodes
-from unisono.plan.register_blocks import forward_efficiency, grad_weight_efficiency
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_row import RunPlan
 from unisono.plan.scaling import epoch_seconds
