@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.network.critical_path import Delay, critical_path
-from unisono.network.links import Network
+from unisono.network.links import EVEN, Network, Uneven
 from unisono.network.play import MAX_EXACT_FLOWS, Play
 from unisono.network.routes import Routes
 from unisono.network.traffic import traffic
-from unisono.network.uneven import EVEN, Uneven
 from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm
 
