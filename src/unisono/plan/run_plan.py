@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from unisono.plan.bottleneck import slow_link
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import (
     Candidate,
@@ -39,7 +38,7 @@ from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import held_bytes, least_step
 from unisono.plan.planned_run import PlannedRun, check_run
 from unisono.plan.rank_memory import rank_memory
-from unisono.plan.run_row import RunPlan, row_of
+from unisono.plan.run_row import RunPlan, row_of, slow_link
 from unisono.plan.split import gradient_bytes, sent_of, with_splits
 from unisono.plan.split_plan import WITH_SPLITS, memory_with, split_inputs
 from unisono.step.costs import Cost
