@@ -124,7 +124,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     [
         ("name = 3", "name = 3"),
         ('name = "x"\n[nodes]', "nodes is not one of assumed, collective, decoding, disk, efficiency, link"),
-        ('name = "x"\n[node]\ncore = 3', "node.core is not one of cores, accelerators"),
+        ('name = "x"\n[node]\ncore = 3', "memory_bandwidth; did you mean cores?"),
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),
         ('name = "x"\nnode = 3', "node = 3; it is a table of cores"),

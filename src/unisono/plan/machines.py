@@ -26,8 +26,9 @@ or not below a field's `least`; texts are not empty, and one of a field's `one_o
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
     """
     known = {"name", *TABLES, *REASONS, *ROWS, "slow_links"}
     if unknown := sorted(set(tables) - known):
-        raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}")
+        raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}{_nearest(unknown[0], known)}")
     name = tables.get("name", "")
     if not isinstance(name, str) or not name:
         raise UsageError(f"name = {name!r}; it is text, such as a processor and a network")
@@ -238,7 +239,7 @@ def parse_table(table: str, kind: type[Any], values: Any) -> Any:
     if not isinstance(values, Mapping):
         raise UsageError(f"{table} = {values!r}; it is a table of {', '.join(known)}")
     if unknown := [key for key in values if key not in known]:
-        raise UsageError(f"{table}.{unknown[0]} is not one of {', '.join(known)}")
+        raise UsageError(f"{table}.{unknown[0]} is not one of {', '.join(known)}{_nearest(unknown[0], known)}")
     return kind(**{key: _parse_value(f"{table}.{key}", known[key], value) for key, value in values.items()})
 
 
@@ -266,6 +267,11 @@ def parse_factors(table: str, values: Any) -> dict[int, float]:
         if not _is_number(value) or not 1 <= value < float("inf"):
             raise UsageError(f'{table}."{key}" = {value!r}; it is a factor of 1 or more')
     return {int(key): float(value) for key, value in values.items()}
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parse_value(name: str, field: Field[Any], value: Any) -> Any:
