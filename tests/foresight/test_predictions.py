@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.foresight.entries import RUN
 from tests.plan.test_choose import NETWORK, ask, at, loads
-from tests.plan.test_run_plan import MACHINE, SETTINGS, network
+from tests.plan.test_run_plan import MACHINE, network
+from tests.plan.test_run_plan import RUN as PLANNED
 
 from unisono.foresight.predictions import planned_prediction, program_of, tuned_prediction
 from unisono.plan.choose import PredictionInputs, candidates, predicted
@@ -23,9 +24,9 @@ MIB = 1 << 20
 @pytest.mark.parametrize("rule", [BSP(), Sharded(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
-    settings = replace(SETTINGS, rules={"this": rule}, nodes=(nodes,), ranks_per_node=2)
-    (plan,) = plan_run(network(), MACHINE, settings)
-    found = planned_prediction(network(), MACHINE, settings, RUN)
+    run = replace(PLANNED, rule=rule, nodes=nodes, ranks_per_node=2)
+    (plan,) = plan_run(run, (nodes,))
+    found = planned_prediction(run, RUN)
     assert found.sealed == "before the first step"
     assert found.step == pytest.approx(plan.step)
     parts = found.parts

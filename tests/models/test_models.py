@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from unisono.models import MODELS, make_network
+from unisono.models import MODELS, input_shape, make_network
 from unisono.models.small_convnet import SmallConvnet
 
 
@@ -96,3 +96,10 @@ def test_a_name_is_of_the_registry_or_user_defined(tmp_path: Path) -> None:
     assert isinstance(make_network("small_convnet", "", 10, 1), SmallConvnet)
     own = make_network("table_nets:flat", str(tmp_path), 10, 3)
     assert (own.in1_features, own.in2_features) == (10, 3)
+
+
+def test_shapes_of_samples() -> None:
+    assert input_shape("vgg16") == (3, 224, 224)
+    assert input_shape("overfeat_fast") == (3, 231, 231)
+    assert input_shape("resnet50", 64) == (3, 64, 64)
+    assert input_shape("cd_dnn", 64) == (440,)

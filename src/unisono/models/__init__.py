@@ -39,6 +39,21 @@ MODELS = Registry(
 """Networks that a recipe can name. Each is made from numbers of classes and channels: colour channels of an image,
 numbers of an audio window, or tokens of a window of text."""
 
+SHAPES = {
+    "overfeat_fast": (3, 231, 231),
+    "small_convnet": (1, 8, 8),
+    **{f"resnet{layers}": (3, 32, 32) for layers in CIFAR_LAYERS},
+    "cd_dnn": (440,),
+    "gpt_small": (128,),
+}
+"""Shape of a sample, for networks that do not take images of 224 x 224."""
+
+
+def input_shape(name: str, size: int = 0) -> tuple[int, ...]:
+    """Return the shape of a network's samples, as in its paper, or with images of `size` x `size` pixels."""
+    shape = SHAPES.get(name, (3, 224, 224))
+    return (shape[0], size, size) if size and len(shape) > 1 else shape
+
 
 def user_network(name: str, folder: str) -> UserFunction:
     """Return the reference to a function that makes a network, as named in a recipe."""

@@ -89,8 +89,6 @@ class PredictionInputs(NamedTuple):
     """Largest norm of all gradients together, for which updates wait."""
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
-    simulated: Mapping[int, float] = MappingProxyType({})
-    """Seconds of an allreduce of these bytes, where they were simulated."""
     nodes: int = 1
     """Number of nodes that the ranks are on."""
     groups: Mapping[tuple[int, ...], Cost] = MappingProxyType({})
@@ -218,7 +216,7 @@ def predicted(
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding, halves, end_ratio)
-    costs = Costs(layout, computing, inputs.cost, inputs.simulated, inputs.groups, durations)
+    costs = Costs(layout, computing, inputs.cost, inputs.groups, durations)
     return Candidate(setting, predict(rule, costs), rule, costs)
 
 

@@ -59,8 +59,6 @@ class Costs:
     layout: Layout
     computing: Computing
     collective: Cost
-    simulated: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of an allreduce of these bytes of gradients, where they are known by themselves."""
     groups: Mapping[tuple[int, ...], Cost] = field(default_factory=dict)
     """Cost of an allreduce of some ranks, where it differs from that of all."""
     activations: tuple[Duration, ...] = ()
@@ -75,9 +73,6 @@ class Costs:
         if group is not None and group.ranks in self.groups:
             cost = self.groups[group.ranks]
             return Duration(cost.seconds(nbytes), nbytes * cost.per_byte)
-        seconds = self.simulated.get(int(nbytes))
-        if seconds is not None:
-            return Duration(seconds, max(0.0, seconds - self.collective.latency))
         return Duration(self.collective.seconds(nbytes), nbytes * self.collective.per_byte)
 
     @cached_property

@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from unisono.data.feed import Feed
 from unisono.data.order import steps_of
@@ -30,9 +29,8 @@ from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
-from unisono.plan.trace import trace
 from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
-from unisono.training.planned_run import TRACED_SAMPLES, example_of, network_of, run_of, settings_of
+from unisono.training.planned_run import PlanRecipe, SampleRecipe, planned_run
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
@@ -138,13 +136,11 @@ class RunForesight:
         if facts.ranks % facts.nodes:
             return f"{facts.ranks} ranks do not spread evenly over {facts.nodes} nodes"
         try:
-            run = run_of(self.recipe)
-            with torch.random.fork_rng(devices=[]):
-                shape = tuple(self.feed.blank(1).shape[1:])
-                network = network_of(run, shape, self.feed.classes)
-                layers = trace(network, example_of(network, shape, TRACED_SAMPLES))
-            settings = settings_of(run, (facts.nodes,), facts.ranks // facts.nodes, TRACED_SAMPLES)
-            sealed = planned_prediction(layers, found, settings, facts)
+            shape = "x".join(map(str, self.feed.blank(1).shape[1:]))
+            samples = SampleRecipe(shape, self.feed.classes, self.feed.samples)
+            planned = PlanRecipe(**vars(self.recipe), samples=samples)
+            run = planned_run(planned, found, facts.nodes, facts.ranks // facts.nodes)
+            sealed = planned_prediction(run, facts)
         except (
             UsageError,
             RuntimeError,

@@ -39,7 +39,7 @@ class PlannedData(NamedTuple):
 
 
 def data_of(recipe: DataRecipe) -> PlannedData:
-    """Return the data of a recipe; of a pack that is not on this machine, its form in memory alone.
+    """Return the data of a recipe; without a name, or of a pack that is not here, their form in memory alone.
 
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
     """
@@ -49,6 +49,8 @@ def data_of(recipe: DataRecipe) -> PlannedData:
         copies=0 if recipe.storage == "replicated" else recipe.groups,
     )
     if not recipe.pack:
+        if not recipe.name:
+            return PlannedData(facts)
         if recipe.name not in BUILTIN_DATASETS:
             raise RecipeError(f"data.name = {recipe.name!r}; there are {', '.join(BUILTIN_DATASETS)}")
         data = BUILTIN_DATASETS[recipe.name]()

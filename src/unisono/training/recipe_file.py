@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.errors import RecipeError
 from unisono.training.keys import change, parse
@@ -27,8 +27,16 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
 """Values of older recipes, and their current names."""
 
 
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+
+
 def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """Return the recipe in a file, with `changes` of the form key=value (`training.epochs=3`) applied.
+    """Return the recipe in a file, with `changes` of the form key=value (`training.epochs=3`) applied, as `read_as`."""
+    return read_as(Recipe, path, changes)
+
+
+def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> AnyRecipe:
+    """Return the recipe of this kind in a file, with `changes` applied.
 
     The folder of a network or rule of your own becomes an absolute path, so that a resumed run finds it again.
     Raises RecipeError naming the file or the change, the key, and for an unknown key the nearest one.
@@ -39,10 +47,7 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
-    recipe = parse_recipe(content, str(path))
-    for wanted in changes:
-        change(content, renamed_change(wanted))
-        recipe = parse_recipe(content, f"--set {wanted}")
+    recipe = changed_recipe(kind, content, str(path), changes)
     for table in ("model", "rule"):
         if is_user_function((found := getattr(recipe, table)).name):
             beside = (
@@ -50,6 +55,15 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
             )  # nobody's code is beside packaged recipes
             folder = (beside / found.folder).resolve()
             recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
+    return recipe
+
+
+def changed_recipe(kind: type[AnyRecipe], content: dict[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
+    """Return the recipe of this kind in the tables of `source`, with `changes` applied, also to the tables."""
+    recipe = parse(kind, renamed(content), source)
+    for wanted in changes:
+        change(content, renamed_change(wanted))
+        recipe = parse(kind, renamed(content), f"--set {wanted}")
     return recipe
 
 

@@ -1,12 +1,12 @@
 """Blocks: the fast search against all sizes of all loops."""
 
 import pytest
+from benchmarks.seeds.cache_blocks import CacheBlock, CacheLimits, search, search_all
+from benchmarks.seeds.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
-from unisono.plan.cache_blocks import CacheBlock, CacheLimits, search, search_all
-from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 
 C5 = ConvolutionLoops(512, 1024, (12, 12), (3, 3))
 THREAD = CacheLimits(128 << 10)

@@ -3,10 +3,10 @@
 from fractions import Fraction
 
 import pytest
+from benchmarks.seeds.supernodes import rank_order_seconds, round_robin_seconds
 
 from unisono.network import Network, NetworkError, price
 from unisono.placement import regular
-from unisono.plan.supernodes import rank_order_seconds, round_robin_seconds
 from unisono.schedules import find
 
 BETA = Fraction(1, 12 * 10**9)

@@ -1,15 +1,15 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from unisono.errors import UsageError
-from unisono.plan.register_blocks import (
+from benchmarks.seeds.register_blocks import (
     E5_V3,
     CoreIssue,
     forward_efficiency,
     grad_weight_channels,
     grad_weight_efficiency,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.errors import UsageError
 
 
 def cycle_by_cycle(sums: int, kernel: tuple[int, int], core: CoreIssue) -> float:

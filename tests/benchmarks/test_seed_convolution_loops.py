@@ -1,7 +1,7 @@
 import pytest
+from benchmarks.seeds.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 
 from unisono.errors import UsageError
-from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 
 C5 = ConvolutionLoops(512, 1024, (12, 12), (3, 3))
 

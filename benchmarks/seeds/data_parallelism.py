@@ -16,7 +16,7 @@ Worked example: C5 of OverFeat-FAST, 12x12 outputs: 1.5 * 144 = 216 FLOPs a byte
 
 from __future__ import annotations
 
-from unisono.plan.convolution_loops import FLOAT32_BYTES, ConvolutionLoops
+from benchmarks.seeds.convolution_loops import FLOAT32_BYTES, ConvolutionLoops
 
 PASSES = 3
 """Passes of a layer in a step: forward, gradient of the inputs, gradient of the weights."""

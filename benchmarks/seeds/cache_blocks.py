@@ -28,9 +28,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from benchmarks.seeds.convolution_loops import FLOAT32_BYTES, ConvolutionLoops
 
 from unisono.errors import UsageError
-from unisono.plan.convolution_loops import FLOAT32_BYTES, ConvolutionLoops
 
 
 class CacheBlock(NamedTuple):

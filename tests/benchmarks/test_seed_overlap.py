@@ -1,10 +1,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
-
-from unisono.plan.overlap import (
+from benchmarks.seeds.overlap import (
     Layer,
     Machine,
     bubbles,
@@ -13,6 +10,8 @@ from unisono.plan.overlap import (
     summed_bubbles_efficiency,
     worst_bubble_efficiency,
 )
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 UNIT = Machine(1, 1)
 

@@ -1,10 +1,9 @@
 import pytest
+from benchmarks.seeds.convolution_loops import ConvolutionLoops
+from benchmarks.seeds.data_parallelism import exchanged_bytes, flops_per_byte, step_flops
+from benchmarks.seeds.overlap import Layer, Machine, least_samples
 from hypothesis import given
 from hypothesis import strategies as st
-
-from unisono.plan.convolution_loops import ConvolutionLoops
-from unisono.plan.data_parallelism import exchanged_bytes, flops_per_byte, step_flops
-from unisono.plan.overlap import Layer, Machine, least_samples
 
 C5 = ConvolutionLoops(512, 1024, (12, 12), (3, 3))
 
